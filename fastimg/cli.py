@@ -37,6 +37,7 @@ _COMMANDS: dict[str, type] = {
     "predict": config.Predict,
     "embed": config.Embed,
     "export": config.Export,
+    "search": searching.Search,
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
@@ -218,6 +219,14 @@ def _export(settings: config.Export, _console: Console) -> int:
     return export(settings, terminal.console())
 
 
+def _search(settings: searching.Search, console: Console) -> int:
+    from fastimg.search.command import search
+
+    _imported()
+    search(settings, terminal.console(), console)
+    return 0
+
+
 def _bench(settings: benchconfig.Bench, console: Console) -> int:
     from fastimg.bench.benchmark import bench
 
@@ -280,6 +289,10 @@ def _signal_code(signal: int) -> int:
 def _parse(command: str, arguments: list[str]) -> Any:
     """The settings that the arguments of a command ask for. Raises UsageError."""
     kind = _COMMANDS[command]
+    if command == "search" and "--" in arguments:  # what stands behind is train's
+        place = arguments.index("--")
+        given = parse(command, kind, arguments[:place], _COMMANDS)
+        return kind(**given, shared=tuple(arguments[place + 1 :]))
     given = parse(command, kind, arguments, _COMMANDS)
     if kind is not config.Train:
         return kind(**given)
@@ -326,6 +339,7 @@ _RUN: Mapping[str, Callable[[Any, Console], int]] = {
     "predict": _predict,
     "embed": _embed,
     "export": _export,
+    "search": _search,
     "bench": _bench,
     "doctor": _doctor,
     "recipe": _recipe,

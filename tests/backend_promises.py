@@ -8,11 +8,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fastimg.loaders import CenterCrop, LoaderConfig, RandomResizedCrop
 from fastimg.loaders.backends.selection import open_source
+from fastimg.loaders.order import Sampling
 
 SIZE = 32
 RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=36)
@@ -47,6 +49,16 @@ class OfEveryBackend:
         assert other.epoch == 1 and other.unreadable == other.rerouted == {} and other.wait_seconds > 0
         native.close()
         other.close()
+
+    def test_a_sampling_draws_the_native_loaders_samples(self, data: Any, backend: Any, open_loader: Open) -> None:
+        """With how often each came before in the epoch, and divided among ranks."""
+        options = {"sampling": Sampling(np.arange(len(data)) + 1.0), "rank": 1, "world_size": 2}
+        drawn = []
+        for each in ("native", backend):
+            with contextlib.closing(open_loader(each, data, **options)) as loader:
+                drawn.append([(batch.keys.tolist(), batch.weight.tolist()) for batch in loader])
+        assert drawn[0] == drawn[1]
+        assert any(key >= 1 << 32 for keys, _ in drawn[0] for key in keys)
 
     def test_a_state_moves_from_one_backend_to_another(
         self, data: Any, backend: Any, open_loader: Open, read_pixels: Open

@@ -77,7 +77,7 @@ def _work(job: _Job, first: int, last: int) -> None:
         _normalise(source, table, target, first, last)
     else:
         scratch = _scratch(source.shape[1:], target.dtype)
-        words, magnitudes = plan.words.numpy(), plan.magnitudes.numpy()
+        words, magnitudes = plan.words.numpy(), plan.magnitudes.contiguous().numpy()  # one layout, compiled once
         _images(source, words, magnitudes, table, target, fill, first, last, *scratch)
 
 

@@ -109,8 +109,9 @@ def contrast_table(mean: int, magnitude: float, step: Any) -> None:
 def statistics_tables(op: int, counts: Any, lut: Any, mapped: bool, step: Any) -> None:
     """`ops.lookup` from the histograms counts[0] [768]; levels go through lut [768] first."""
     if mapped:
-        counts[1] = counts[0]
-        counts[0] = 0
+        for entry in range(768):  # numba compiles an assignment of rows for two seconds
+            counts[1, entry] = counts[0, entry]
+            counts[0, entry] = 0
         for entry in range(768):
             counts[0, (entry & 768) + lut[entry]] += counts[1, entry]
     for channel in range(0, 768, 256):

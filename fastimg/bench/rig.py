@@ -94,9 +94,12 @@ def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks
 
 
 def chosen(config: Train, part: DatasetPart) -> ChosenTargets:
-    """What a training would learn: the targets that the data names, else the class, also where there is only one."""
+    """What a training would learn: the targets that the data names, else the class, also where there is only one.
+
+    Those of the whole split: a few of its images need not have every target.
+    """
     if names_targets(part.dataset):
-        return selection.choose(config, config.data or Path(), part)
+        return selection.choose(config, config.data or Path(), replace(part, indices=None))
     return selection.of_labels(config, part.dataset)
 
 

@@ -171,7 +171,7 @@ class Eval:  # more than 12 fields: a flag each
     """auto, cpu, cuda or cuda:N."""
     plot: Path | None = None
     """Write the plot of the confusion matrix to this file. Default: confusion-SPLIT.png next to the checkpoint.
-    mistakes.csv and mistakes.png, the most confident mistakes, are written to the same folder."""
+    mistakes-SPLIT.csv and mistakes-SPLIT.png, the most confident mistakes, are written to the same folder."""
     json: bool = False
     """Print the result as JSON."""
 

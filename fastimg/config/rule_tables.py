@@ -553,3 +553,9 @@ BENCH: tuple[Rule, ...] = (
     *LOADER,
     *(Range(name, _at_least(1), "1 or more") for name in ("batch_size", "img_size", "repeats", "images")),
 )
+
+SEARCH: tuple[Rule, ...] = (
+    Range("trials", _at_least(1), "1 or more"),
+    Range("jobs", _at_least(1), "1 or more"),
+    Range("seed", _at_least(0), "0 or more"),
+)

@@ -17,7 +17,6 @@ from fastimg.loaders.backends.selection import MissingBackend, check_installed, 
 from fastimg.loaders.backends.settings import Backend, Reading
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
-from fastimg.loaders.containers.targets import LABEL
 from fastimg.loaders.crop import Crop, Interpolation
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.folders.folder import Level
@@ -127,8 +126,7 @@ def open_parts(
 
 def names_targets(dataset: Dataset) -> bool:
     """Whether the data declares targets, which a sample may lack; otherwise it has a class, and needs it."""
-    columns = dataset.targets
-    return len(columns) > 1 or columns[0].target.kind != "class" or columns[0].target.name != LABEL
+    return dataset.targets[0].declared
 
 
 def _open_fold(path: Path, split: str, classes: Level | None, fold: Fold) -> tuple[DatasetPart, DatasetPart]:

@@ -7,6 +7,7 @@ from fastimg.config.commands import Train
 from fastimg.data.datasets import chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders.decoders.arrays import MULTIPLE
+from fastimg.models.input_size import once
 from fastimg.models.registry import Model, Preprocessing
 
 from .encoder import shape_of, why_not
@@ -36,7 +37,7 @@ def choose(config: Train, model: Model, preprocessing: Preprocessing) -> tuple[s
 
 def shape(model: Model, preprocessing: Preprocessing) -> tuple[int, ...]:
     """The shape of an embedding."""
-    return shape_of(model, _example(model, preprocessing))
+    return once(model, ("embedding", preprocessing), lambda: shape_of(model, _example(model, preprocessing)))
 
 
 def _example(model: Model, preprocessing: Preprocessing) -> torch.Tensor:
@@ -59,7 +60,7 @@ def _reason(config: Train, model: Model, preprocessing: Preprocessing) -> str:
         return "--progressive changes the images from epoch to epoch"
     if config.tta:
         return "--tta also evaluates mirror images, for which no embeddings are cached"
-    return why_not(model, _example(model, preprocessing))
+    return once(model, ("why not", preprocessing), lambda: why_not(model, _example(model, preprocessing)))
 
 
 def _names_kornia(config: Train) -> bool:

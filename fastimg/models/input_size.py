@@ -1,6 +1,10 @@
-"""Check that a model accepts images of a size, and reads all of their pixels."""
+"""Check that a model accepts images of a size, and reads all of their pixels.
 
-from typing import NamedTuple
+A process that trains many times remembers what passes over blank inputs have shown.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -10,6 +14,27 @@ from fastimg.errors import UsageError, reason_of
 from .registry import Model
 
 _MIN_PATCH = 4  # pixels of stride; a smaller stride is that of an ordinary convolution, which may drop a row
+
+_T = TypeVar("_T")
+_shown: dict[Any, Any] | None = None  # None: every model is asked anew
+
+
+def remember() -> None:
+    """From here on `once` asks each model once in this process, however often it is built."""
+    global _shown
+    _shown = {}
+
+
+def once(model: Model, what: object, find: Callable[[], _T]) -> _T:
+    """What a pass over a blank input shows of a model, which does not depend on its weights."""
+    if _shown is None:
+        return find()
+    weights = sum(parameter.numel() for parameter in model.module.parameters())
+    key = (model.arch, repr(model.kwargs), model.blurpool, model.head, model.classifier, weights, what)
+    if key not in _shown:
+        _shown[key] = find()
+    found: _T = _shown[key]
+    return found
 
 
 class _Patches(NamedTuple):
@@ -34,6 +59,10 @@ def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
 
     Raises UsageError if the model does not accept that size, or its patches would leave out rows and columns.
     """
+    once(model, ("input", size, num_classes, flag), lambda: _check_input(model, size, num_classes, flag))
+
+
+def _check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
     was_training = model.module.training
     stem = _stem(model.module)
     ignored: list[int] = []

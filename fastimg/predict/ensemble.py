@@ -1,11 +1,12 @@
 """`fastimg eval RUN RUN ... DATA`: the score of each run, their mean and deviation, and what they predict together.
 
 Runs over folds held out different samples: each sample is then predicted by the run that did not see it, which is the
-out-of-fold score. Where all runs may be evaluated on the same samples, the ensemble is the mean of their probabilities.
+out-of-fold score. Where all runs may be evaluated on the same samples, the ensemble is the mean of their probabilities,
+and of the numbers that they predict.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from statistics import mean, stdev
@@ -13,48 +14,60 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fastimg.config.commands import Eval
-from fastimg.config.intent import BATCH
 from fastimg.config.rule_tables import EVAL
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import (
-    check_backend,
-    check_classes,
-    check_labels,
-    check_readable,
-    chosen_backend,
-    worker_count,
-)
+from fastimg.data.datasets import check_backend, check_classes, chosen_backend
 from fastimg.data.provenance import Selection, select
-from fastimg.errors import UsageError, UserError
-from fastimg.loaders import list_splits
+from fastimg.data.read_back import read_back
+from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders import Dataset, list_splits
+from fastimg.loaders.containers.targets import LABEL, Target, TargetColumn
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, start
 from fastimg.system.terminal import print_table, say
+from fastimg.train.metrics import Meter
+from fastimg.train.tasks.classification import ClassTask
+from fastimg.train.tasks.joint import Tasks
+from fastimg.train.tasks.lookup import truth
+from fastimg.train.tasks.restored import averaged
+from fastimg.train.tasks.score import shown
 from fastimg.wording import plural
 
 from . import inference
-from .evaluation import same_classes
+from .evaluated_part import opened
+from .target_evaluation import columns_of
 
 _TEST = "test"
-_MEANS = ("top1", "balanced_accuracy", "loss")
+_ROWS = 4096  # samples that are scored at once
 
 Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleScore:
-    """What one run, or several together, predict of some samples. Accuracies are fractions, the loss is in nats."""
+    """What one run, or several together, predict of some samples.
+
+    scores: as --metric names them: `top1` of a class alone, else `age.mae`. Accuracies are fractions, losses in nats.
+    present: how many samples have each target, by its name; empty for a class alone.
+    """
 
     part: str  # which samples, in words
     images: int
-    top1: float
-    balanced_accuracy: float
-    loss: float
+    scores: dict[str, float]
+    present: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the scores beside the other fields."""
+        fields: dict[str, Any] = asdict(self)
+        del fields["scores"]
+        return fields | self.scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +82,7 @@ class RunScore(EnsembleScore):
 
 @dataclass(frozen=True, kw_only=True)
 class RunsEvaluation:
-    """Several runs on one dataset: the keys of --json. `deviation` is that of the sample (n - 1)."""
+    """Several runs on one dataset. `mean` and `deviation`, that of the sample (n - 1), are of scores that all have."""
 
     data: str
     split: str
@@ -80,39 +93,86 @@ class RunsEvaluation:
     ensemble: EnsembleScore | None  # where samples are predicted by all
     test: EnsembleScore | None  # the ensemble on the test split, for runs over folds
 
+    def as_dict(self) -> dict[str, Any]:
+        """The keys of --json."""
+        together = {"out_of_fold": self.out_of_fold, "ensemble": self.ensemble, "test": self.test}
+        return {
+            **asdict(self),
+            "runs": [run.as_dict() for run in self.runs],
+            **{name: None if score is None else score.as_dict() for name, score in together.items()},
+        }
+
 
 class Together:
-    """Sums of probabilities over runs [N, C], for the samples of one split."""
+    """Sums over runs of probabilities, and of numbers in their own units [N, outputs], for the samples of one split."""
 
-    def __init__(self, labels: npt.NDArray[np.int64], classes: int) -> None:
-        self.labels = labels
-        self.sums: Doubles = np.zeros((len(labels), classes))
-        self.count = np.zeros(len(labels), np.int64)
+    def __init__(self, columns: Sequence[TargetColumn], outputs: int) -> None:
+        self.columns = columns
+        self.sums: Doubles = np.zeros((len(columns[0]), outputs))
+        self.count = np.zeros(len(columns[0]), np.int64)
 
-    def add(self, ids: npt.NDArray[np.int64], probabilities: Doubles) -> None:
-        """What one run predicts of the samples `ids` [B]: probabilities [B, C]."""
-        self.sums[ids] += probabilities
+    def add(self, ids: Ints, outputs: Doubles) -> None:
+        """What one run predicts of the samples `ids` [B]: outputs [B, outputs]."""
+        self.sums[ids] += outputs
         self.count[ids] += 1
 
-    def score(self, chosen: npt.NDArray[np.bool_], part: str) -> EnsembleScore | None:
-        """The mean probabilities against the labels, of the `chosen` samples [N]; None if there are none."""
-        if not chosen.any():
+    def score(self, tasks: Tasks, chosen: npt.NDArray[np.bool_], part: str) -> EnsembleScore | None:
+        """The means against the targets, of the `chosen` samples [N]; None if there are none."""
+        ids = np.flatnonzero(chosen)
+        if not len(ids):
             return None
-        shares = self.sums[chosen] / self.count[chosen][:, None]
-        return EnsembleScore(part=part, **_scores(shares, self.labels[chosen]))
+        return EnsembleScore(part=part, **scored(tasks, self.columns, ids, self.sums[ids] / self.count[ids][:, None]))
 
 
-def _scores(probabilities: Doubles, labels: npt.NDArray[np.int64]) -> dict[str, Any]:
-    hits = probabilities.argmax(axis=1) == labels
-    counts = np.bincount(labels)
-    recalls = np.bincount(labels, weights=hits)[counts > 0] / counts[counts > 0]
-    own = np.maximum(probabilities[np.arange(len(labels)), labels], 1e-38)
+def scored(tasks: Tasks, columns: Sequence[TargetColumn], ids: Ints, outputs: Doubles) -> dict[str, Any]:
+    """`images`, `scores` and `present` of what is predicted of the samples `ids` [B]: outputs [B, outputs]."""
+    host = torch.device("cpu")
+    own = [task.column(column) for task, column in zip(tasks.all, columns, strict=True)]
+    meter = Meter(tasks, host, whole=True)
+    for at in range(0, len(ids), _ROWS):
+        rows = slice(at, at + _ROWS)
+        logits = torch.from_numpy(tasks.logits_of(outputs[rows])).float()
+        truths = [truth(column, ids[rows], host) for column in own]
+        meter.add(logits, tasks.evaluation_losses(logits, truths), truths, torch.ones(len(logits)))
+    score = meter.read(Ranks(0, 1, 1, host, None))
+    names = (
+        tasks.metrics[1:] if len(tasks.all) > 1 else tasks.metrics
+    )  # a sum of losses says nothing that theirs do not
+    values = {name: score.value(name) for name in names}
     return {
-        "images": len(labels),
-        "top1": float(hits.mean()),
-        "balanced_accuracy": float(recalls.mean()),
-        "loss": float(-np.log(own).mean()),
+        "images": score.samples,
+        "scores": {name: value for name, value in values.items() if value is not None},
+        "present": {} if tasks.single is not None else meter.present(),
     }
+
+
+class RunsTogether:
+    """What runs predict of each split, one run after the other."""
+
+    def __init__(self) -> None:
+        self.splits: dict[str, Together] = {}
+        self._first: Tasks | None = None
+        self._stated: list[tuple[dict[str, Any], ...]] = []
+
+    def expect(self, config: Eval, engine: inference.Inference, tasks: Tasks) -> None:
+        """The next run is this one. Raises UserError if it predicts other targets than the first."""
+        self._first = self._first or tasks
+        if _targets(tasks) != _targets(self._first):
+            raise UserError(
+                f"{config.checkpoint}: predicts {tasks.schema()}, and the first run {self._first.schema()}; name runs "
+                "with the same targets"
+            )
+        self._stated.append(engine.card.targets)
+
+    def add(self, split: str, columns: Sequence[TargetColumn], ids: Ints, outputs: Doubles) -> None:
+        """What the run predicts of samples of a split."""
+        self.splits.setdefault(split, Together(columns, outputs.shape[1])).add(ids, outputs)
+
+    @property
+    def tasks(self) -> Tasks:
+        """Those of the mean of all runs."""
+        assert self._first is not None
+        return self._first if self._first.single is not None else averaged(self._stated)
 
 
 def evaluate_runs(config: Eval, out: Console, err: Console) -> RunsEvaluation:
@@ -125,114 +185,138 @@ def evaluate_runs(config: Eval, out: Console, err: Console) -> RunsEvaluation:
     if twice := next((run for number, run in enumerate(config.runs) if run in config.runs[:number]), None):
         raise UsageError(f"eval: {twice} is given twice; name each run once")
     runs: list[RunScore] = []
-    sums: dict[str, Together] = {}
+    together = RunsTogether()
     with start(config.device) as ranks:
         for run in config.runs:
-            runs.append(_evaluate(replace(config, checkpoint=run, data=config.dataset, more=()), sums, ranks, err))
-    splits = [split for split in sums if split != _TEST] or [_TEST]
+            runs.append(_evaluate(replace(config, checkpoint=run, data=config.dataset, more=()), together, ranks, err))
+    splits = [split for split in together.splits if split != _TEST] or [_TEST]
     if len(splits) > 1:
         raise UserError(
             f"{config.dataset}: the runs are evaluated on different splits ({', '.join(splits)}); choose one with "
             "--split"
         )
-    result = _together(config, splits[0], runs, sums)
+    result = _result(config, splits[0], runs, together)
     if config.json:
-        print(json.dumps(asdict(result)))
+        print(json.dumps(result.as_dict()))
     else:
         _print(result, out)
     return result
 
 
-def _evaluate(config: Eval, sums: dict[str, Together], ranks: Ranks, err: Console) -> RunScore:
-    """The score of one run; what it predicts is added to `sums`. Over folds, it predicts the test split too."""
+def _evaluate(config: Eval, together: RunsTogether, ranks: Ranks, err: Console) -> RunScore:
+    """The score of one run; what it predicts is added to the others. Over folds, it predicts the test split too."""
     engine = inference.load(
         config.checkpoint, ranks.device, choose_precision(ranks.device, config.amp, "auto"), config.tta
     )
-    if engine.tasks is not None:
-        raise UserError(
-            f"{config.checkpoint}: predicts several targets, or numbers or labels, which are not averaged over runs; "
-            "evaluate one run at a time"
-        )
     history = engine.card.trained_on
     own = select(config.data, config.split, history, config.classes, held_out=True)
-    score = _predicted(config, engine, own, sums, ranks)
+    score = _predicted(config, engine, own, together, ranks, first=True)
     folds = history and history[0].fold is not None and config.split is None
     if folds and own.split != _TEST and _TEST in list_splits(config.data, config.classes):
-        _predicted(config, engine, select(config.data, _TEST, history, config.classes), sums, ranks)
+        _predicted(config, engine, select(config.data, _TEST, history, config.classes), together, ranks)
     say(err, f"evaluated   {config.checkpoint}: {score.part}")
     return score
 
 
 def _predicted(
-    config: Eval, engine: inference.Inference, selection: Selection, sums: dict[str, Together], ranks: Ranks
+    config: Eval,
+    engine: inference.Inference,
+    selection: Selection,
+    together: RunsTogether,
+    ranks: Ranks,
+    first: bool = False,
 ) -> RunScore:
-    """What a run predicts of a selection: its score, and in `sums` its probabilities."""
-    backend = chosen_backend(config.loader)
-    workers = worker_count(config.workers, ranks)
-    batch_size = config.batch_size or BATCH[ranks.device.type]
+    """What a run predicts of a selection, the first or the second one of it: its score; its outputs are added."""
     with closing(selection.dataset) as dataset:
-        inference.check_content(engine, dataset, config.data)
-        same_classes(engine.card.classes, dataset, config)
-        check_labels(config.data, selection.split, dataset, len(engine.card.classes), "name another split with --split")
-        check_readable(backend, config.data, dataset)
-        together = sums.setdefault(selection.split, Together(dataset.labels, len(engine.card.classes)))
-        arguments = (batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices)
-        with closing(engine.loader(dataset, *arguments)) as loader:
-            ids, shares = [], []
-            for batch, (weight, probabilities) in engine.read(loader, lambda batch, found: (batch.weight, found)):
+        found, loader = opened(config, engine, selection, ranks)
+        with closing(loader):
+            tasks, columns = _scored_targets(config, engine, dataset, found)
+            if first:
+                together.expect(config, engine, tasks)
+            ids, outputs = [np.zeros(0, np.int64)], list[Doubles]()
+            answers = ((batch.ids.tolist(), (batch.weight, logits)) for batch, logits in engine.logits(loader))
+            for batch, (weight, logits) in read_back(answers):
                 ids.append(np.array(batch)[weight > 0])
-                shares.append(probabilities[weight > 0].astype(np.float64))
-        if not sum(map(len, ids)):
+                outputs.append(tasks.outputs_of(logits[weight > 0]))
+        chosen = np.concatenate(ids)
+        if not len(chosen):
             raise UserError(f"{config.data}: none of the samples of {selection.origin} could be decoded")
-        chosen, found = np.concatenate(ids), np.concatenate(shares)
-        together.add(chosen, found)
+        predicted = np.concatenate(outputs)
+        together.add(selection.split, columns, chosen, predicted)
         return RunScore(
             checkpoint=str(config.checkpoint),
             part=selection.origin,
             trained_on=selection.trained_on,
             warning=selection.warning,
             unreadable=len(loader.unreadable),
-            **_scores(found, dataset.labels[chosen]),
+            **scored(tasks, columns, chosen, predicted),
         )
 
 
-def _together(config: Eval, split: str, runs: list[RunScore], sums: dict[str, Together]) -> RunsEvaluation:
-    own = sums[split]
+def _scored_targets(
+    config: Eval, engine: inference.Inference, dataset: Dataset, tasks: Tasks | None
+) -> tuple[Tasks, list[TargetColumn]]:
+    """The tasks of a run and their columns; without `tasks` the checkpoint's classes, which are the data's labels."""
+    if tasks is not None:
+        return tasks, columns_of(config, tasks, dataset)
+    target = Target(name=LABEL, kind="class", classes=engine.card.classes)
+    column = TargetColumn.of_classes(dataset.labels, target.classes)
+    return Tasks.one_class(ClassTask(target=target, outputs=len(target.classes))), [column]
+
+
+def _targets(tasks: Tasks) -> Sequence[object]:
+    """What is predicted; the name of a class alone makes no difference."""
+    return tasks.classes if tasks.single is not None else [task.target for task in tasks.all]
+
+
+def _result(config: Eval, split: str, runs: list[RunScore], together: RunsTogether) -> RunsEvaluation:
+    own, tasks = together.splits[split], together.tasks
     alone, shared = own.count == 1, own.count == len(runs)
-    values = {name: [getattr(run, name) for run in runs] for name in _MEANS}
-    test = sums.get(_TEST) if split != _TEST else None
-    words = f"of {len(runs)} runs: the mean of their probabilities"
+    values = {
+        name: [run.scores[name] for run in runs] for name in runs[0].scores if all(name in run.scores for run in runs)
+    }
+    test = together.splits.get(_TEST) if split != _TEST else None
+    words = f"of {len(runs)} runs: the mean of their {'probabilities' if tasks.single is not None else 'outputs'}"
+    held_out = f"{split}, each by the one run that held it out"
     return RunsEvaluation(
         data=str(config.dataset),
         split=split,
         runs=runs,
         mean={name: mean(each) for name, each in values.items()},
         deviation={name: stdev(each) for name, each in values.items()},
-        out_of_fold=None if shared.any() else own.score(alone, f"{split}, each by the one run that held it out"),
-        ensemble=own.score(shared, f"{split}, {words}"),
-        test=test.score(test.count == len(runs), f"{_TEST}, {words}") if test is not None else None,
+        out_of_fold=None if shared.any() else own.score(tasks, alone, held_out),
+        ensemble=own.score(tasks, shared, f"{split}, {words}"),
+        test=test.score(tasks, test.count == len(runs), f"{_TEST}, {words}") if test is not None else None,
     )
 
 
 def _print(result: RunsEvaluation, out: Console) -> None:
-    table = Table()
-    table.add_column("run", overflow="fold")
-    for column in ("top-1", "balanced", "loss", "images"):
-        table.add_column(column, justify="right")
-    for run in result.runs:
-        table.add_row(Text(run.checkpoint), *_cells(asdict(run)), f"{run.images:,}")
-    table.add_section()
-    table.add_row("mean", *_cells(result.mean), "")
-    table.add_row("deviation", *_cells(result.deviation), "")
-    print_table(out, table, f"{result.data} ({result.split})")
+    for target in result.runs[0].present or [""]:
+        _print_table(result, target, out)
     for name, score in (("out of fold", result.out_of_fold), ("ensemble", result.ensemble), ("ensemble", result.test)):
         if score is not None:
-            top1, balanced, loss = _cells(asdict(score))
-            images = plural(score.images, "image")
-            say(out, f"{name}  top-1 {top1}  balanced accuracy {balanced}  loss {loss}  ({images}; {score.part})")
+            told = "  ".join(f"{metric} {shown(metric, value)}" for metric, value in score.scores.items())
+            say(out, printable(f"{name}  {told}  ({plural(score.images, 'image')}; {score.part})"))
     for warning in dict.fromkeys(run.warning for run in result.runs if run.warning is not None):
         say(out, f"warning: {warning}", style="yellow")
 
 
-def _cells(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    return f"{values['top1']:.2%}", f"{values['balanced_accuracy']:.2%}", f"{values['loss']:.4f}"
+def _print_table(result: RunsEvaluation, target: str, out: Console) -> None:
+    """The runs' scores of one target; "" is a class alone."""
+    every = dict.fromkeys(name for run in result.runs for name in run.scores)
+    names = [name for name in every if name.rpartition(".")[0] in ("", target)]
+
+    def cells(scores: Mapping[str, float]) -> Iterable[str]:
+        return (shown(name, scores[name]) if name in scores else "" for name in names)
+
+    table = Table()
+    table.add_column("run", overflow="fold")
+    for name in names:
+        table.add_column(name.rpartition(".")[2], justify="right")
+    table.add_column("images", justify="right")
+    for run in result.runs:
+        table.add_row(Text(run.checkpoint), *cells(run.scores), f"{run.present.get(target, run.images):,}")
+    table.add_section()
+    table.add_row("mean", *cells(result.mean), "")
+    table.add_row("deviation", *cells(result.deviation), "")
+    print_table(out, table, f"{result.data} ({result.split}){f', {printable(target)}' if target else ''}")

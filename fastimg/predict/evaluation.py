@@ -17,32 +17,22 @@ from rich.text import Text
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from fastimg.config.commands import Eval
-from fastimg.config.intent import BATCH
 from fastimg.config.rule_tables import EVAL
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import (
-    check_backend,
-    check_classes,
-    check_labels,
-    check_readable,
-    chosen_backend,
-    worker_count,
-)
-from fastimg.data.provenance import Selection, select
+from fastimg.data.datasets import check_backend, check_classes, chosen_backend
+from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import Batch, BatchSource, Dataset
-from fastimg.loaders.containers.content import singular
+from fastimg.loaders import Batch, BatchSource
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.reporting.confusion import plot_confusion
-from fastimg.train.tasks.joint import Tasks
-from fastimg.train.tasks.restored import restored
 from fastimg.train.tasks.score import shows_top5, zero_recall
 from fastimg.wording import plural, with_flags
 
 from . import inference
+from .evaluated_part import EvaluatedPart, opened, report_unreadable, stated
 from .mistakes import MistakeFiles, Predictions, write_mistakes
 from .target_evaluation import TargetEvaluation, evaluate_targets
 
@@ -58,22 +48,12 @@ class ClassScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:  # more than 12 fields: the keys of --json, which are flat
+class Evaluation(EvaluatedPart):  # more than 12 fields: the keys of --json, which are flat
     """The result over a split, or over the part of it that training held out. Accuracies are fractions.
 
     `loss` is the mean cross-entropy in nats, and `balanced_accuracy` the mean recall over the classes that have images.
-    `trained_on` says whether the model was trained on any of the images, as recorded in the checkpoint; None if
-    unknown.
     """
 
-    checkpoint: str
-    data: str
-    split: str
-    part: str  # a description: the split, or which part of it
-    trained_on: bool | None
-    warning: str | None
-    images: int
-    unreadable: int
     top1: float
     balanced_accuracy: float
     top5: float | None  # None for fewer than ten classes
@@ -99,43 +79,22 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         dataset = selection.dataset
         for remark in dataset.notes:
             say(err, with_flags(remark))
-        inference.check_content(engine, dataset, config.data)
-        tasks = _tasks(engine, dataset)
-        if tasks is None:
-            same_classes(engine.card.classes, dataset, config)
-            other = "name another split with --split"
-            check_labels(config.data, selection.split, dataset, len(engine.card.classes), other)
-        check_readable(backend, config.data, dataset)
-        texts = inference.texts_beside(engine, dataset, config.data)
-        workers = worker_count(config.workers, ranks)
-        batch_size = config.batch_size or BATCH[ranks.device.type]
-        loader = engine.loader(
-            dataset, batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices, texts
-        )
-        if backend != "native" and engine.model.text is not None:
-            raise UsageError(f"--loader {backend}: does not read texts; leave it out")
+        tasks, loader = opened(config, engine, selection, ranks)
         if backend != "native":
             say(err, f"loader: {loader.describe()}")
-        if tasks is not None:
-            file = checkpoint.find(config.checkpoint)
-            with closing(loader), closing(dataset):
+        file = checkpoint.find(config.checkpoint)
+        with closing(loader), closing(dataset):
+            if tasks is not None:
                 return evaluate_targets(config, file, engine, tasks, selection, loader, ranks, out, err)
-        try:
             found = _predictions(engine, loader, err)
-            for index, reason in list(loader.unreadable.items())[:5]:
-                say(err, f"left out {dataset.sample_name(index)}: {reason}")
-            if len(found.truth) == 0:
-                samples = plural(len(loader.unreadable), singular(dataset.content))
-                raise UserError(f"{config.data}: none of its {samples} could be decoded; see the reasons above")
-            file = checkpoint.find(config.checkpoint)
+            report_unreadable(config, dataset, loader, len(found.truth), err)
             plot = config.plot or file.parent / f"confusion-{selection.split}.png"
-            matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(engine.card.classes)))
-            remarks = _draw(matrix, engine.card.classes, selection.origin, plot)
-            mistakes = write_mistakes(found, dataset, engine.card.classes, selection.origin, plot.parent)
-        finally:
-            loader.close()
-            dataset.close()
-    result = _result(config, file, engine, selection, found, matrix, plot, mistakes, len(loader.unreadable))
+            names = engine.card.classes
+            matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
+            remarks = _draw(matrix, names, selection.origin, plot)
+            mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent)
+    part = stated(config, file, selection, loader, len(found.truth))
+    result = _result(part, names, found, matrix, plot, mistakes)
     for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
         say(err, f"{result.plot}: {remark}")
     if mistakes.undecodable:
@@ -148,30 +107,19 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
 
 
 def _result(
-    config: Eval,
-    file: Path,
-    engine: inference.Inference,
-    selection: Selection,
+    part: dict[str, Any],
+    names: tuple[str, ...],
     found: Predictions,
     matrix: npt.NDArray[np.int64],
     plot: Path,
     mistakes: MistakeFiles,
-    unreadable: int,
 ) -> Evaluation:
-    """The scores of what was predicted."""
+    """The scores of what was predicted of `part`."""
     truth, predicted = found.truth, found.predicted
-    names = engine.card.classes
     scores = precision_recall_fscore_support(truth, predicted, labels=np.arange(len(names)), zero_division=0.0)
     recalls = [(name, float(recall)) for name, recall, count in zip(names, scores[1], scores[3], strict=True) if count]
     return Evaluation(
-        checkpoint=str(file),
-        data=str(config.data),
-        split=selection.split,
-        part=selection.origin,
-        trained_on=selection.trained_on,
-        warning=selection.warning,
-        images=len(truth),
-        unreadable=unreadable,
+        **part,
         top1=float((truth == predicted).mean()),
         balanced_accuracy=float(np.mean([recall for _, recall in recalls])),
         top5=float(found.top5.mean()) if shows_top5(len(names)) else None,
@@ -188,16 +136,6 @@ def _result(
     )
 
 
-def _tasks(engine: inference.Inference, dataset: Dataset) -> Tasks | None:
-    """The targets to score, where they are not one class that all samples have, and batches with it."""
-    if not engine.card.targets:
-        return None
-    tasks = restored(engine.card.targets)
-    first = next((column for column in dataset.targets if column.target.kind == "class"), None)
-    alone = tasks.single is not None and first is not None and first.target.name == tasks.single.target.name
-    return None if alone and first is not None and first.present.all() else tasks
-
-
 def _draw(matrix: npt.NDArray[np.int64], names: Sequence[str], part: str, plot: Path) -> list[str]:
     """Draw the confusion matrix. Returns messages about what it leaves out. Raises UserError and UsageError."""
     images = int(matrix.sum())
@@ -207,23 +145,6 @@ def _draw(matrix: npt.NDArray[np.int64], names: Sequence[str], part: str, plot: 
         raise UserError(f"--plot {plot}: {error.strerror}; choose a file that can be written") from error
     except ValueError as error:  # matplotlib's message names the formats that it can write
         raise UsageError(f"--plot {plot}: {error}; give a name that ends in .png") from error
-
-
-def same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
-    """Raises UserError unless the data has the checkpoint's `classes`."""
-    if dataset.classes == classes:
-        return
-    extra = sorted(set(dataset.classes) - set(classes))
-    missing = sorted(set(classes) - set(dataset.classes))
-    parts = [
-        f"{what} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-        for what, names in (("it also has", extra), ("it lacks", missing))
-        if names
-    ]
-    raise UserError(
-        f"{config.data}: its classes differ from those of {config.checkpoint} "
-        f"({'; '.join(parts) or 'their order is another'}); evaluate on data with the classes the model was trained on"
-    )
 
 
 def _scored(batch: Batch, probabilities: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -19,7 +19,6 @@ from fastimg.train.reporting.lettering import LEFT_TO_RIGHT, Lettering, letterin
 from fastimg.train.reporting.tiles import Pixels, Tile, line_length, save_sheet
 from fastimg.wording import plural
 
-TABLE, SHEET = "mistakes.csv", "mistakes.png"
 SHOWN = 24  # mistakes on the sheet
 _COLUMNS = 6
 _SIDE = 192  # pixels
@@ -53,12 +52,15 @@ class MistakeFiles:
 
 
 def write_mistakes(
-    found: Predictions, dataset: Dataset, classes: Sequence[str], part: str, folder: Path
+    found: Predictions, dataset: Dataset, classes: Sequence[str], split: str, part: str, folder: Path
 ) -> MistakeFiles:
-    """Write mistakes.csv and, of images, mistakes.png to `folder`. Raises UserError if they cannot be written."""
+    """Write mistakes-SPLIT.csv and, of images, mistakes-SPLIT.png to `folder`.
+
+    `part` says in words what of the split was evaluated. Raises UserError if they cannot be written.
+    """
     places = found.mistakes()
     texts = dataset.content == "text"
-    table, sheet = folder / TABLE, None if texts else folder / SHEET
+    table, sheet = folder / f"mistakes-{split}.csv", None if texts else folder / f"mistakes-{split}.png"
     try:
         replace_file(table, _table(found, places, dataset, classes, texts).encode())
         if sheet is None:
@@ -96,7 +98,13 @@ def _draw(
     used = sorted({*found.truth[shown].tolist(), *found.predicted[shown].tolist()})
     names = {number: printable(classes[number]) for number in used}
     count = plural(len(places), "mistake") if len(places) else "no mistakes"
-    order = f", the {SHOWN} most confident of them" if len(places) > SHOWN else ", the most confident first" if len(places) > 1 else ""
+    order = (
+        f", the {SHOWN} most confident of them"
+        if len(places) > SHOWN
+        else ", the most confident first"
+        if len(places) > 1
+        else ""
+    )
     colours = "; red: what was predicted" if len(places) else ""
     title = f"{part}: {count} among {plural(len(found.ids), 'image')}{order}{colours}"
     letters = lettering([*names.values(), *keys, title])

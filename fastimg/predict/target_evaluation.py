@@ -25,10 +25,11 @@ from fastimg.train.tasks.score import AnyScore, TargetScores, shown
 from fastimg.wording import plural
 
 from . import inference
+from .evaluated_part import EvaluatedPart, report_unreadable, stated
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetEvaluation:
+class TargetEvaluation(EvaluatedPart):
     """The result over a split, or over the part of it that training held out: the keys of --json.
 
     targets: by name, its scores: `loss`; `top1`, `top5` and `balanced_accuracy` of a class; `map` and `f1` of several
@@ -37,14 +38,6 @@ class TargetEvaluation:
     thresholds: of several labels, by name: the probabilities from which on each is predicted, as training chose them.
     """
 
-    checkpoint: str
-    data: str
-    split: str
-    part: str
-    trained_on: bool | None
-    warning: str | None
-    images: int
-    unreadable: int
     targets: dict[str, dict[str, float]]
     present: dict[str, int]
     thresholds: dict[str, list[float]]
@@ -62,7 +55,8 @@ def evaluate_targets(
     err: Console,
 ) -> TargetEvaluation:
     """Evaluate and print. Raises UserError where the data lacks a target, or nothing could be read."""
-    lookup = TargetLookup(columns_of(config, tasks, selection.dataset))
+    columns = columns_of(config, tasks, selection.dataset)
+    lookup = TargetLookup([task.column(column) for task, column in zip(tasks.all, columns, strict=True)])
     meter = Meter(tasks, engine.device, whole=True)
     batches = engine.logits(loader)
     for batch, logits in track(
@@ -72,11 +66,14 @@ def evaluate_targets(
             truths = lookup.truths(batch)
             meter.add(logits, tasks.evaluation_losses(logits, truths), truths, batch.weight)
     score = meter.read(ranks)
-    for index, reason in list(loader.unreadable.items())[:5]:
-        say(err, f"left out {selection.dataset.sample_name(index)}: {reason}")
-    if score.samples == 0:
-        raise UserError(f"{config.data}: none of its samples could be decoded; see the reasons above")
-    result = _result(config, file, tasks, selection, loader, _by_name(tasks, score), meter)
+    report_unreadable(config, selection.dataset, loader, score.samples, err)
+    thresholds = score.thresholds if isinstance(score, TargetScores) else {}
+    result = TargetEvaluation(
+        **stated(config, file, selection, loader, score.samples),
+        targets=_by_name(tasks, score),
+        present=meter.present(),
+        thresholds={name: list(values) for name, values in thresholds.items()},
+    )
     if config.json:
         print(json.dumps(asdict(result)))
     else:
@@ -84,14 +81,16 @@ def evaluate_targets(
     return result
 
 
-def _by_name(tasks: Tasks, score: AnyScore) -> TargetScores:
-    """The scores by the targets' names, also of a class alone."""
-    if isinstance(score, TargetScores):
-        return score
-    name = tasks.all[0].target.name
-    values = {f"{name}.{metric}": score.value(metric) for metric in tasks.all[0].metrics}
-    known = {metric: value for metric, value in values.items() if value is not None}
-    return TargetScores(loss=score.loss, samples=score.samples, values=known)
+def _by_name(tasks: Tasks, score: AnyScore) -> dict[str, dict[str, float]]:
+    """The scores of each target, also of a class alone."""
+    alone = len(tasks.all) == 1
+    found: dict[str, dict[str, float]] = {}
+    for task in tasks.all:
+        prefix = "" if tasks.single is not None else f"{task.target.name}."
+        values = {name: score.value(f"{prefix}{name}") for name in task.metrics}
+        values["loss"] = score.value("loss" if alone else f"{prefix}loss")
+        found[task.target.name] = {name: value for name, value in values.items() if value is not None}
+    return found
 
 
 def columns_of(config: Eval, tasks: Tasks, dataset: Dataset) -> list[TargetColumn]:
@@ -110,39 +109,8 @@ def columns_of(config: Eval, tasks: Tasks, dataset: Dataset) -> list[TargetColum
                 f"{config.data}: its target {name} has another kind, or other classes, than that of "
                 f"{config.checkpoint}; evaluate on data with the targets that the model was trained on"
             )
-        found.append(task.column(column))
+        found.append(column)
     return found
-
-
-def _result(
-    config: Eval,
-    file: Path,
-    tasks: Tasks,
-    selection: Selection,
-    loader: BatchSource,
-    score: TargetScores,
-    meter: Meter,
-) -> TargetEvaluation:
-    own = {f"{task.target.name}.": task for task in tasks.all}
-    targets: dict[str, dict[str, float]] = {task.target.name: {} for task in tasks.all}
-    for name, value in score.values.items():
-        prefix = next(prefix for prefix in own if name.startswith(prefix) and "." not in name[len(prefix) :])
-        targets[own[prefix].target.name][name.removeprefix(prefix)] = value
-    if len(tasks.all) == 1:
-        targets[tasks.all[0].target.name]["loss"] = score.loss
-    return TargetEvaluation(
-        checkpoint=str(file),
-        data=str(config.data),
-        split=selection.split,
-        part=selection.origin,
-        trained_on=selection.trained_on,
-        warning=selection.warning,
-        images=score.samples,
-        unreadable=len(loader.unreadable),
-        targets=targets,
-        present=meter.present(),
-        thresholds={name: list(values) for name, values in score.thresholds.items()},
-    )
 
 
 def _print(result: TargetEvaluation, tasks: Tasks, out: Console) -> None:

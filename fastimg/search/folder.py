@@ -14,7 +14,6 @@ from fastimg.loaders.containers.atomic import replace_file
 
 ASKED = "search.json"
 RUNS = "runs"
-BEST = "best"
 _LOCK = "lock"
 _PATIENCE = 10.0  # seconds: the processes of a search that was killed end in a moment
 
@@ -86,14 +85,3 @@ def remember(folder: Path, asked: Mapping[str, Any]) -> None:
 
 def _told(value: Any) -> str:
     return "none" if value in (None, [], {}) else json.dumps(value).replace('"', "")
-
-
-def point(folder: Path, run: Path | None) -> None:
-    """Point FOLDER/best at a run directory, which is relative to the folder."""
-    link = folder / BEST
-    if run is None:
-        return
-    new = folder / f".{BEST}"
-    new.unlink(missing_ok=True)
-    new.symlink_to(run)
-    os.replace(new, link)

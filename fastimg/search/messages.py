@@ -6,9 +6,11 @@ from typing import Any
 
 from .records import TrialRecord
 
+TIME_OVER = "the time was over"  # how such a reason begins
+
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrialJob:
     """A trial to be run.
 
     parameters: what was drawn for it, for its record. settings: fields of Train by name, with YAML's values; data,
@@ -22,14 +24,14 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class TrialProbe:
     """To a process: can these settings train, and which metric decides?"""
 
     settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probed:
+class TrialProbed:
     """The answer: the metric; or what is wrong, and the exit code, which an internal error has none of."""
 
     metric: str | None = None
@@ -38,11 +40,15 @@ class Probed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """To a process: run this trial, whose first objective is the metric."""
+class TrialWork:
+    """To a process: run this trial, whose first objective is the metric.
 
-    job: Job
+    speed_split: the split whose samples per second at prediction are the second objective; None where there is one.
+    """
+
+    job: TrialJob
     metric: str
+    speed_split: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +61,7 @@ class Reported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class TrialVerdict:
     """The answer: whether the trial is to stop."""
 
     stop: bool
@@ -68,4 +74,4 @@ class Ended:
     record: TrialRecord
 
 
-Message = Probe | Probed | Work | Reported | Verdict | Ended
+Message = TrialProbe | TrialProbed | TrialWork | Reported | TrialVerdict | Ended

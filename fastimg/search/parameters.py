@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from fastimg.config import yaml_file
 from fastimg.config.commands import Train
@@ -89,10 +89,15 @@ def settings(drawn: Mapping[str, Any], base: Train) -> dict[str, Any]:
 
     A parameter is left out where it has no effect beside the others, as momentum beside `--opt adamw`.
     """
-    chosen = {name: _yaml_value(value, _flag(name)) for name, value in drawn.items() if value != NONE}
+    chosen = {name: _yaml_value(value, _flag(name)) for name, value in drawn.items() if not _left_out(name, value)}
     config = merged(base, chosen)
     idle = without_effect(config, TRAIN)
     return {name: value for name, value in chosen.items() if name not in idle}
+
+
+def trial_config(drawn: Mapping[str, Any], base: Train) -> Train:
+    """What a trial trains with: what was drawn for it, over the settings that all share. Raises UsageError."""
+    return merged(base, settings(drawn, base))
 
 
 def merged(base: Train, chosen: Mapping[str, Any]) -> Train:
@@ -199,9 +204,14 @@ def _range(text: str, flag: Flag, prefixes: set[str], rest: str, whole: bool) ->
     return Parameter(name=flag.field, kind=kind, low=low, high=high, step=step, log="log" in prefixes)
 
 
+def _left_out(name: str, value: Any) -> bool:
+    """Whether a choice leaves the flag at its default: `none`, where the flag has no value of that name."""
+    return bool(value == NONE) and NONE not in (word for kind in options(_flag(name).hint) for word in get_args(kind))
+
+
 def _choice(text: str, flag: Flag, word: str) -> Any:
     """A choice: a number where it is one, else the word. Raises UsageError for what the flag does not take."""
-    if word == NONE:
+    if _left_out(flag.field, word):
         return NONE
     try:
         typed = yaml_file.fitted({flag.field: _yaml_value(word, flag)}, Train)[flag.field]
@@ -241,7 +251,7 @@ def _fault(drawn: Mapping[str, Any], base: Train, name: str) -> str | None:
     """Why `train` refuses what was drawn, or why a parameter has no effect in it; None where it trains."""
     try:
         chosen = settings(drawn, base)
-        if drawn[name] != NONE and name not in chosen:
+        if not _left_out(name, drawn[name]) and name not in chosen:
             refuse(merged(base, {name: _yaml_value(drawn[name], _flag(name))}), TRAIN)
         config = merged(base, chosen)
         rules = TRAIN if config.weights is None else [rule for rule in TRAIN if isinstance(rule, Range)]

@@ -1,5 +1,6 @@
 """Processes that stay, one per device, and run one trial after the other."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -14,12 +15,13 @@ from typing import Any, Self
 
 from fastimg.errors import UsageError, UserError
 
-from .messages import Ended, Probe, Probed, Reported, Verdict, Work
-from .messages import Job as Job
+from .messages import TIME_OVER, Ended, Reported, TrialJob, TrialProbe, TrialProbed, TrialVerdict, TrialWork
 from .records import TrialRecord
 
+Job = TrialJob
+
 Report = Callable[[int, int, float], bool]  # (number, epoch, value) -> whether to stop this trial
-Runner = Callable[[Iterable[Job], Report], Iterator[TrialRecord]]  # records in the order in which trials end
+Runner = Callable[[Iterable[TrialJob], Report], Iterator[TrialRecord]]  # records in the order in which trials end
 Say = Callable[[str], None]
 _GRACE = 60.0  # seconds that a trial has for its last step and its checkpoint
 
@@ -31,9 +33,10 @@ class _Process:
     place: int
     process: "subprocess.Popen[bytes]"
     connection: Connection
-    job: Job | None = None
+    job: TrialJob | None = None
     began: float = 0.0
     asked_to_end: float | None = None
+    awaits: bool = False  # a verdict
 
 
 class TrialPool:
@@ -41,12 +44,16 @@ class TrialPool:
 
     devices: one per process: cpu, or cuda:N, where N is what CUDA_VISIBLE_DEVICES names a GPU by. metric: of the first
     objective; None for the one that `probe` finds. deadline: when running trials are asked to end, by the monotonic
-    clock. inherited: handles that the processes keep open, as the lock of the search's folder.
+    clock. speed_split: of the data, where speed is the second objective. inherited: handles that the processes keep
+    open, as the lock of the search's folder.
     """
+
+    command: Sequence[str] = (sys.executable, "-m", "fastimg.search.worker")  # what starts a process
 
     def __init__(self, devices: Sequence[str], metric: str | None, say: Say, inherited: Sequence[int] = ()) -> None:
         self.metric = metric
         self.deadline: float | None = None
+        self.speed_split: str | None = None
         self._devices = list(devices)
         self._say = say
         self._inherited = tuple(inherited)
@@ -63,8 +70,11 @@ class TrialPool:
         for each in self._processes:
             if each.job is None:
                 each.connection.close()
-            else:
-                each.process.terminate()
+                continue
+            each.process.terminate()
+            if each.awaits:  # what judges was interrupted
+                with contextlib.suppress(OSError):
+                    each.connection.send(TrialVerdict(stop=True))
         try:
             self._drain(time.monotonic() + _GRACE)
         finally:
@@ -80,12 +90,12 @@ class TrialPool:
         Raises UsageError and UserError where no trial could be run.
         """
         first = self._processes[0]
-        first.connection.send(Probe(settings=settings))
+        first.connection.send(TrialProbe(settings=settings))
         try:
             answer = first.connection.recv()
         except (EOFError, ConnectionResetError):
             raise UserError(f"search: {_death(first.process)} while it opened the data") from None
-        assert isinstance(answer, Probed)
+        assert isinstance(answer, TrialProbed)
         if answer.fault is not None:
             if answer.exit_code is None:
                 raise RuntimeError(f"in a process of the search:\n{answer.fault}")
@@ -94,7 +104,7 @@ class TrialPool:
         self.metric = answer.metric
         return answer.metric
 
-    def run(self, jobs: Iterable[Job], report: Report) -> Iterator[TrialRecord]:
+    def run(self, jobs: Iterable[TrialJob], report: Report) -> Iterator[TrialRecord]:
         """Run jobs, and give their records as they end.
 
         A job is asked for when a process is free and the records before it have been taken: it may be drawn from them.
@@ -117,16 +127,17 @@ class TrialPool:
                 return
             yield from self._ended(busy, report)
 
-    def _send(self, each: _Process, job: Job) -> None:
+    def _send(self, each: _Process, job: TrialJob) -> None:
         assert self.metric is not None
-        each.job = job
+        each.job, each.awaits = job, False
         each.began = time.monotonic()
         each.asked_to_end = None
         settings = {**job.settings, "device": "cpu" if self._devices[each.place] == "cpu" else "cuda"}
         each.connection.send(
-            Work(
-                job=Job(number=job.number, stage=job.stage, parameters=job.parameters, settings=settings),
+            TrialWork(
+                job=TrialJob(number=job.number, stage=job.stage, parameters=job.parameters, settings=settings),
                 metric=self.metric,
+                speed_split=self.speed_split,
             )
         )
 
@@ -141,7 +152,9 @@ class TrialPool:
             try:
                 message = connection.recv()
                 if isinstance(message, Reported):
-                    connection.send(Verdict(stop=report(job.number, message.epoch, message.value)))
+                    each.awaits = True
+                    connection.send(TrialVerdict(stop=report(job.number, message.epoch, message.value)))
+                    each.awaits = False
                     continue
             except (EOFError, ConnectionError):
                 yield self._buried(each, job)
@@ -151,10 +164,13 @@ class TrialPool:
             yield message.record
         self._end_overdue(busy)
 
-    def _buried(self, each: _Process, job: Job) -> TrialRecord:
+    def _buried(self, each: _Process, job: TrialJob) -> TrialRecord:
         """The record of a trial whose process has died, which is replaced."""
         reason = _death(each.process)
-        self._say(f"trial {job.number}: {reason}; another process goes on with the next trial")
+        if each.asked_to_end is not None:
+            reason = f"{TIME_OVER}, and its process ended before it could tell more"
+        else:
+            self._say(f"trial {job.number}: {reason}; another process goes on with the next trial")
         each.connection.close()
         fresh = self._start(each.place)
         each.process, each.connection, each.job = fresh.process, fresh.connection, None
@@ -199,7 +215,7 @@ class TrialPool:
                 try:
                     message = connection.recv()
                     if isinstance(message, Reported):
-                        connection.send(Verdict(stop=True))
+                        connection.send(TrialVerdict(stop=True))
                     else:
                         del left[connection]
                 except (EOFError, ConnectionError):
@@ -213,7 +229,7 @@ class TrialPool:
         if device != "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = device.removeprefix("cuda:")
         process = subprocess.Popen(
-            [sys.executable, "-m", "fastimg.search.worker", str(theirs.fileno()), self._cores(place)],
+            [*self.command, str(theirs.fileno()), self._cores(place)],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), *self._inherited),
             start_new_session=True,

@@ -28,7 +28,7 @@ _REPORTED = "reported"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StudyPlan:
     """How a study searches.
 
     sampler: tpe, random, grid or gp. pruner: hyperband, median or none. largest: by objective, whether more is better.
@@ -52,7 +52,7 @@ class Draw:
 class SearchStudy:
     """Optuna's study, asked and told by one process. Trials are numbered from 0, also over interruptions."""
 
-    def __init__(self, folder: Path, storage: str | None, plan: Plan) -> None:
+    def __init__(self, folder: Path, storage: "str | optuna.storages.BaseStorage | None", plan: StudyPlan) -> None:
         """Open the study of a folder, or begin it. Raises UsageError for a storage that cannot be opened."""
         self._plan = plan
         self._optuna = _optuna()
@@ -105,6 +105,11 @@ class SearchStudy:
     def begun(self) -> int:
         """How many trials have ended, run or wait."""
         return sum(_counts(trial) for trial in self._study.get_trials(deepcopy=False))
+
+    @property
+    def combinations(self) -> int:
+        """How many a grid has; otherwise 0."""
+        return len(self._grid)
 
     @property
     def exhausted(self) -> bool:
@@ -213,7 +218,7 @@ def _distributions(optuna: Any, parameters: Sequence[Parameter]) -> dict[str, An
     return found
 
 
-def _sampler(optuna: Any, plan: Plan, number: int) -> Any:
+def _sampler(optuna: Any, plan: StudyPlan, number: int) -> Any:
     """A sampler for one trial, whose draws do not depend on what was drawn in this process before."""
     digest = hashlib.blake2b(f"{plan.seed} {number}".encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little")

@@ -1,12 +1,13 @@
 """A process that runs one trial after the other, so that importing torch, opening and compiling are paid once.
 
-    pool  -- Work, Verdict -->  worker
-    pool  <-- Probed, Reported, Ended --  worker
+    pool  -- TrialWork, TrialVerdict -->  worker
+    pool  <-- TrialProbed, Reported, Ended --  worker
 
 It ends when the pool does, however that ends: a thread waits for the pool's end of the connection to close.
 """
 
 import contextlib
+import gc
 import math
 import os
 import queue
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from fastimg.config import yaml_file
 from fastimg.config.commands import Train
 
-from .messages import Ended, Job, Message, Probe, Probed, Reported, Verdict, Work
+from .messages import TIME_OVER, Ended, Message, Reported, TrialJob, TrialProbe, TrialProbed, TrialVerdict, TrialWork
 from .records import TrialRecord
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class _Ending:
             raise TimeOver
 
 
-class Line:
+class PoolLine:
     """The connection to the pool: messages come by a thread, which ends the process where the pool is gone."""
 
     def __init__(self, connection: Connection) -> None:
@@ -81,7 +82,7 @@ class Line:
         try:
             while True:
                 message: Message = self._connection.recv()
-                if isinstance(message, Verdict):
+                if isinstance(message, TrialVerdict):
                     self._verdicts.put(message.stop)
                 else:
                     self._asked.put(message)
@@ -95,7 +96,7 @@ def main() -> None:
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    line = Line(Connection(int(sys.argv[1])))
+    line = PoolLine(Connection(int(sys.argv[1])))
     _bind(sys.argv[2])
     serve(line, ending)
 
@@ -106,17 +107,25 @@ def _bind(cores: str) -> None:
         os.sched_setaffinity(0, map(int, cores.split(",")))
 
 
-def serve(line: Line, ending: _Ending) -> None:
+def serve(line: PoolLine, ending: _Ending) -> None:
     """Answer one message after the other."""
+    from fastimg.models.input_size import remember
+
+    remember()
+    speeds: dict[Any, float] = {}  # by what they depend on
     while True:
         message = line.asked()
-        if isinstance(message, Probe):
+        if isinstance(message, TrialProbe):
             line.send(_probed(message))
-        elif isinstance(message, Work):
-            line.send(Ended(record=run_trial(message.job, message.metric, line.judged, _train, ending)))
+            gc.freeze()  # what was imported and found out stays: `release` after each trial does not look at it again
+        elif isinstance(message, TrialWork):
+            record = run_trial(message.job, message.metric, line.judged, _train, ending)
+            if message.speed_split is not None and record.state == "complete":
+                record = _with_speed(record, message.job, message.speed_split, speeds)
+            line.send(Ended(record=record))
 
 
-def _probed(probe: Probe) -> Probed:
+def _probed(probe: TrialProbe) -> TrialProbed:
     """Whether trials can be run at all, and by which metric."""
     from fastimg.errors import UserError
     from fastimg.loaders import DataError
@@ -124,17 +133,17 @@ def _probed(probe: Probe) -> Probed:
     from .probing import metric_of
 
     try:
-        return Probed(metric=metric_of(_config(probe.settings)))
+        return TrialProbed(metric=metric_of(_config(probe.settings)))
     except UserError as error:
-        return Probed(fault=str(error), exit_code=error.exit_code)
+        return TrialProbed(fault=str(error), exit_code=error.exit_code)
     except DataError as error:
-        return Probed(fault=str(error), exit_code=1)
+        return TrialProbed(fault=str(error), exit_code=1)
     except Exception:  # noqa: BLE001 - the pool raises it: a bug report needs its traceback
-        return Probed(fault=traceback.format_exc(), exit_code=None)
+        return TrialProbed(fault=traceback.format_exc(), exit_code=None)
 
 
 def run_trial(
-    job: Job,
+    job: TrialJob,
     metric: str,
     judged: Callable[[Reported], bool],
     train: Training,
@@ -166,7 +175,7 @@ def run_trial(
     try:
         result = train(_config(settings), watch)
     except TimeOver:
-        reason = "the time was over before its first step"
+        reason = f"{TIME_OVER} before its first step"
     except Exception as error:  # noqa: BLE001 - told as the reason
         reason = _reason(error)
     finally:
@@ -175,7 +184,7 @@ def run_trial(
         validations = dict(_validations(folder / name)) or validations
         epochs = f"{result.epochs} epoch{'' if result.epochs == 1 else 's'}"
         if result.signal:
-            reason = f"the time was over after {epochs}"
+            reason = f"{TIME_OVER} after {epochs}"
         elif unpromising:
             reason = f"not promising after {epochs}"
     best = best_of(validations, metric)
@@ -195,6 +204,20 @@ def run_trial(
         epochs=max(validations, default=0) if result is None else result.epochs,
         run=Path(folder.name) / name if (folder / name).exists() else None,
     )
+
+
+def _with_speed(record: TrialRecord, job: TrialJob, split: str, speeds: dict[Any, float]) -> TrialRecord:
+    """With samples per second at prediction as the second objective; models of one kind are measured once."""
+    from fastimg.train.checkpoints.format import MODEL, read_card
+
+    from .speed import prediction_speed
+
+    run = Path(job.settings["output"]) / job.settings["name"]
+    card = read_card(run / "best" / MODEL)
+    kind = (card.arch, repr(card.kwargs), card.preprocessing.val_size)
+    if kind not in speeds:
+        speeds[kind] = round(prediction_speed(run, Path(job.settings["data"]), split, job.settings["device"]), 1)
+    return replace(record, values=(*record.values, speeds[kind]))
 
 
 def best_of(validations: Mapping[int, Mapping[str, float]], metric: str) -> Mapping[str, float] | None:

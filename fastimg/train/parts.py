@@ -123,8 +123,10 @@ def resident(config: Train, preprocessing: Preprocessing, ranks: Ranks, parts: P
     if not config.dry_run:
         for images in held:
             images.load()
-        count = plural(sum(map(len, held)), "image")
-        say(console, f"resident    {count} read and decoded in {sum(images.seconds for images in held):.1f} s")
+        failed = sum(len(images.unreadable) for images in held)
+        count = plural(sum(map(len, held)) - failed, "image")
+        others = f"; {failed:,} could not be decoded" if failed else ""
+        say(console, f"resident    {count} read and decoded in {sum(images.seconds for images in held):.1f} s{others}")
     return parts
 
 

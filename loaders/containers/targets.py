@@ -8,7 +8,7 @@ name of a class, a list of labels, or a number.
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -58,17 +58,22 @@ class TargetColumn:
         labels, the int32 indices of all samples one after the other [M], ascending within a sample.
     ends: int64 [N], where each sample's labels end in `values`, for `multilabel` only.
     present: bool [N]. A sample with an empty list of labels has its target; one without a list does not.
+    declared: whether the data names the target, which samples may then lack; not so a folder's or a column's class.
     """
 
     target: Target
     values: npt.NDArray[Any]
     present: npt.NDArray[np.bool_]
     ends: npt.NDArray[np.int64] | None = None
+    declared: bool = True
 
     @classmethod
-    def of_classes(cls, labels: npt.NDArray[np.int64], classes: Sequence[str], name: str = LABEL) -> "TargetColumn":
-        """The classes of samples: `labels` int64 [N], -1 where there is none."""
-        return cls(target=Target(name=name, kind="class", classes=tuple(classes)), values=labels, present=labels >= 0)
+    def of_classes(
+        cls, labels: npt.NDArray[np.int64], classes: Sequence[str], name: str | None = None
+    ) -> "TargetColumn":
+        """The classes of samples: `labels` int64 [N], -1 where there is none. Without a name they are not declared."""
+        target = Target(name=name or LABEL, kind="class", classes=tuple(classes))
+        return cls(target=target, values=labels, present=labels >= 0, declared=name is not None)
 
     @classmethod
     def of_numbers(cls, numbers: npt.NDArray[np.float64], name: str) -> "TargetColumn":
@@ -114,10 +119,10 @@ class TargetColumn:
     def select(self, indices: npt.NDArray[np.int64]) -> "TargetColumn":
         """The column of the samples `indices`, in that order."""
         if self.ends is None:
-            return TargetColumn(target=self.target, values=self.values[indices], present=self.present[indices])
+            return replace(self, values=self.values[indices], present=self.present[indices])
         rows = [self.labels_of(index) for index in indices.tolist()]
-        return TargetColumn(
-            target=self.target,
+        return replace(
+            self,
             values=np.concatenate([np.zeros(0, np.int32), *rows]),
             present=self.present[indices],
             ends=np.cumsum([len(row) for row in rows], dtype=np.int64),

@@ -177,9 +177,9 @@ def test_a_million_samples_are_fast_and_take_eight_bytes_each():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert order.nbytes == 8_000_000 and peak < 13_000_000  # the rest does not grow with n, except for the blocks
-        began = time.perf_counter()
+        began = time.thread_time()
         epoch_order(1_000_000, 0, 1, policy)
-        assert time.perf_counter() - began < 1  # 15 ms on an idle core
+        assert time.thread_time() - began < 1  # of the processor: 15 ms
 
 
 def test_too_many_samples_for_a_key():

@@ -1,4 +1,4 @@
-"""Large datasets open quickly, and memory, threads and files stay constant after the first epochs."""
+"""No Python loop over the samples of a large dataset; memory, threads and files stay constant after the first epochs."""
 
 import gc
 import hashlib
@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-import time
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -97,25 +96,11 @@ def test_no_python_loop_over_samples_before_the_first_batch(tmp_path, encode, co
     paths = {n: make(tmp_path / f"{n}.beton", n) for n in (small, large)}
     for n, path in paths.items():
         assert first_batch(path) == n  # derives the compact index
+        assert container == "beton" or (path / "train.fidx").stat().st_size < 33 * n + 1000
     for order in ORDERS:
         for part in (False, True):
             lines = [lines_executed(partial(first_batch, path, order, part)) for path in paths.values()]
             assert lines[1] - lines[0] < 500, (order, part, lines)  # for 38,000 additional samples
-
-
-def test_opening_a_large_dataset_is_fast(tmp_path, encode):
-    folder = shards(tmp_path / "shards", encode(), 80_000)
-    began = time.perf_counter()
-    open_dataset(folder).close()
-    derived = time.perf_counter() - began
-    assert (folder / "train.fidx").stat().st_size < 33 * 80_000
-    for order in ORDERS:
-        began = time.perf_counter()
-        first_batch(folder, order)
-        assert time.perf_counter() - began < 2  # 0.1 s on an idle machine
-    began = time.perf_counter()
-    open_dataset(folder).close()
-    assert time.perf_counter() - began < derived / 5
 
 
 @pytest.fixture

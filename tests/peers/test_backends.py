@@ -264,7 +264,7 @@ def test_training_and_evaluation(folder, beton, backend, tmp_path, capsys, monke
     monkeypatch.setenv("COLUMNS", "300")
     source = str(beton if backend == "ffcv" else folder)
     flags = ["--arch", "test_resnet", "--img-size", "32", "--batch-size", "4", "--workers", "2", "--epochs", "2"]
-    flags += ["--no-amp", "--output", str(tmp_path), "--name", "run", "--loader", backend]
+    flags += ["--no-amp", "--output", str(tmp_path), "--name", "run", "--loader", backend, "--sampler", "balanced"]
     assert run(["train", source, *flags]) == 0
     said = capsys.readouterr()
     assert f"{backend}, " in said.out + said.err and "2 threads, crop boxes drawn by" in said.out + said.err

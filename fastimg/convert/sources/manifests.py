@@ -8,7 +8,7 @@ strings. The values of other columns are kept with each sample.
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     else:
         classes, numbers = number_classes(labels)
         listed.relabel(numbers)
-    remarks = (*header_remarks, *judged, *paths.remarks(listed, labels))
+    remarks = (*header_remarks, *judged, *paths.remarks(listed, classes))
     entries = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
     used = f"{src}: path from column {path_column!r}{labels_from(label_column, columns)}"
     used += f", split from {split_column!r}" if split_column is not None else ""
@@ -161,7 +161,7 @@ class _Paths:
         self._hashes.append(hash(path))
         return path, 0
 
-    def remarks(self, listed: Entries, labels: list[str]) -> list[str]:
+    def remarks(self, listed: Entries, classes: Sequence[str]) -> list[str]:
         """Sentences for the user. Raises DataError if none of the files exist."""
         src = self._src
         remarks = []
@@ -184,7 +184,7 @@ class _Paths:
             rows.setdefault(listed[index].path, []).append(index)
         repeated = {path: group for path, group in rows.items() if len(group) > 1}
         indices = (index for group in repeated.values() for index in group)
-        names = {index: labels[label] if (label := listed[index].label) >= 0 else "no label" for index in indices}
+        names = {index: classes[label] if (label := listed[index].label) >= 0 else "no label" for index in indices}
         differing = [group for group in repeated.values() if len({names[index] for index in group}) > 1]
         if repeated:
             first = (differing or list(repeated.values()))[0]

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastimg.errors import UserError
@@ -14,10 +14,11 @@ _LABELLED = ("top1", "top5", "balanced_accuracy")  # metrics of data whose only 
 class HeadDraws:
     """Settings of a classifier, drawn near those that did well. The first are those that `train` chooses itself.
 
-    In memory: a search that goes on tells it the same trials again.
+    In memory: a search that goes on tells it the same trials again. `given`: what the user has set for all trials,
+    which is not drawn.
     """
 
-    def __init__(self, rate: float, seed: int, metric: str) -> None:
+    def __init__(self, rate: float, seed: int, metric: str, given: Collection[str] = ()) -> None:
         self._optuna: Any = _library()
         kinds = self._optuna.distributions
         self._space = {
@@ -28,7 +29,9 @@ class HeadDraws:
         }
         usual = {"lr": rate, "weight_decay": 0.05, "smoothing": 0.1, "head": "linear"}
         if metric not in _LABELLED:  # smoothing has no effect on numbers, and changes the loss of the rest
-            del self._space["smoothing"], usual["smoothing"]
+            given = {*given, "smoothing"}
+        self._space = {name: values for name, values in self._space.items() if name not in given}
+        usual = {name: value for name, value in usual.items() if name not in given}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna's, of what it calls experimental
             sampler = self._optuna.samplers.TPESampler(

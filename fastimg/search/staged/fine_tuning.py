@@ -5,6 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fastimg.config.commands import Train
+from fastimg.config.rule_tables import TRAIN
+from fastimg.config.rules import Excludes, Range
+from fastimg.config.yaml_file import fitted
 from fastimg.search.pool import Job
 from fastimg.search.records import TrialRecord
 from fastimg.system.progress import duration
@@ -53,7 +57,7 @@ def entrants(encoders: Sequence[Measured], heads: Mapping[str, TrialRecord], tri
             start["weights"] = trials.run_of(head)
             start |= {name: head.settings[name] for name in ("smoothing", "head") if name in head.settings}
         column = []
-        for varied in variations(candidate.tuned, trials.data.content == "text", measured.learning_rate):
+        for varied in _possible(measured, start, trials):
             arm = Arm(
                 encoder=candidate.name,
                 parameters=varied,
@@ -64,6 +68,20 @@ def entrants(encoders: Sequence[Measured], heads: Mapping[str, TrialRecord], tri
             column.append(Entrant(arm=arm, settings={**start, **varied}, tuned=candidate.tuned))
         columns.append(column)
     return interleaved(columns)
+
+
+def _possible(measured: Measured, start: Mapping[str, Any], trials: Trials) -> list[dict[str, Any]]:
+    """The variations of an encoder that `train` takes, beside what the user has set for all trials."""
+    shared = trials.asked.shared
+    found: list[dict[str, Any]] = []
+    tuned, text = measured.candidate.tuned, trials.data.content == "text"
+    for varied in variations(tuned, text, measured.learning_rate):
+        left = {name: value for name, value in varied.items() if name not in shared}
+        config = Train(**fitted({**start, **shared, **left}, Train))
+        faults = [rule.fault(config) for rule in TRAIN if isinstance(rule, Range | Excludes)]
+        if left not in found and not any(faults):
+            found.append(left)
+    return found
 
 
 def _standing(measured: Measured, heads: Mapping[str, TrialRecord], trials: Trials) -> tuple[float, float]:

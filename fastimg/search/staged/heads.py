@@ -43,7 +43,8 @@ def chosen(encoders: Sequence[Measured], trials: Trials, budget: float) -> list[
 def search_heads(encoders: Sequence[Measured], trials: Trials, until: float) -> dict[str, TrialRecord]:
     """The best trial of each encoder that has one. Ends at `until`, by the journal's clock, or when enough is tried."""
     names = {each.candidate.name: each for each in encoders}
-    draws = {name: HeadDraws(each.head_rate, trials.asked.seed, trials.metric) for name, each in names.items()}
+    asked = trials.asked
+    draws = {name: HeadDraws(each.head_rate, asked.seed, trials.metric, asked.shared) for name, each in names.items()}
     heights: dict[str, list[float]] = {name: [] for name in names}
     needs = {name: embedding_seconds(each, trials) + _FIRST_TRIAL for name, each in names.items()}
     best: dict[str, TrialRecord] = {}

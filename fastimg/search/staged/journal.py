@@ -33,13 +33,14 @@ class Journal:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
         limit: Callable[[float], None] = lambda _: None,
+        began: float | None = None,
     ) -> None:
         self.until = math.inf
         self._limit = limit
         self._path = folder / JOURNAL
         self._runner = runner
         self._clock = clock
-        self._since = clock()
+        self._since = clock() if began is None else began
         self._spent = 0.0  # seconds of the earlier searches, as far as they have been read again
         self._ended: dict[str, tuple[float, TrialRecord]] = {}
         self._numbers: dict[str, int] = {}

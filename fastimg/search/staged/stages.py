@@ -46,9 +46,15 @@ class Workers(Protocol):
 
 
 def search_by_stages(
-    asked: StagedSearch, workers: Workers, say: Say, clock: Callable[[], float] = time.monotonic
+    asked: StagedSearch,
+    workers: Workers,
+    say: Say,
+    clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
 ) -> Leaderboard:
     """Find the best model within a time. Writes the leaderboard, and FOLDER/best, also where it is interrupted.
+
+    The time counts from `began`, by the clock; by default from now.
 
     Raises UsageError for a time that is too short for one trial, with what is needed, and where no trial ends well.
     """
@@ -57,7 +63,7 @@ def search_by_stages(
     def limit(seconds: float) -> None:
         workers.deadline = clock() + seconds
 
-    journal = Journal(asked.folder, workers.run, clock, limit)
+    journal = Journal(asked.folder, workers.run, clock, limit, began)
     data = candidates.facts(asked.data, asked.shared, asked.seed)
     trials = Trials(asked, data, journal, say)
     say(_data_told(data))
@@ -67,7 +73,7 @@ def search_by_stages(
         measured = _measure(found, trials)
         _refuse_short(measured, trials)
         _stages(measured, trials)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         write(_board(trials), asked.folder)
         raise
     board = _board(trials)
@@ -85,16 +91,17 @@ def _stages(measured: Sequence[Measured], trials: Trials) -> None:
     parts = shares(bool(frozen), bool(affordable([Arm(encoder="", seconds=cheapest)], tuning)))
     whole = trials.left()
     heads: dict[str, TrialRecord] = {}
+    if "fine-tuning" not in parts:
+        trials.say(
+            f"fine-tuning left out: an epoch takes about {duration(cheapest)} here, which leaves no time to compare; "
+            "all of the time is for classifiers"
+        )
     if "heads" in parts:
         budget = whole * parts["heads"]
         frozen = embeddable(frozen, trials, budget) or [min(frozen, key=lambda each: embedding_seconds(each, trials))]
         trials.say(heads_told(frozen, trials, budget))
         heads = search_heads(frozen, trials, trials.journal.now() + budget)
     if "fine-tuning" not in parts:
-        trials.say(
-            f"fine-tuning left out: an epoch takes about {duration(cheapest)} here, which leaves no time to compare; "
-            "all of the time is for classifiers"
-        )
         return
     budget = trials.left() * parts["fine-tuning"] / (parts["fine-tuning"] + parts["final"])
     best = _fine_tune(measured, heads, trials, budget)
@@ -172,9 +179,12 @@ def _board(trials: Trials) -> Leaderboard:
     folder = trials.asked.folder
     top = [described(row, folder) for row in rows[:TOP]]
     speeds: dict[tuple[str, int], float] = {}
+    took = 0.0
     for row in top:
-        if row.kind not in speeds and trials.journal.now() < trials.asked.seconds:
+        before = trials.journal.now()
+        if row.kind not in speeds and (not speeds or before + took < trials.asked.seconds):
             speeds[row.kind] = _speed(row, trials)
+            took = max(took, trials.journal.now() - before)
     top = [replace(row, images_per_second=speeds.get(row.kind)) for row in top]
     return Leaderboard(metric=trials.metric, rows=[*ordered(top, trials.metric), *rows[TOP:]], pruned=reasons(records))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastimg.errors import UsageError
 from fastimg.search.pool import Job
 from fastimg.search.records import TrialRecord
 from fastimg.train.tasks.score import lower_is_better, shown
@@ -15,6 +16,11 @@ from .journal import Journal
 from .rungs import StageName
 
 Say = Callable[[str], None]
+# Settings of Train that the stages choose: a rung is a number of epochs at a rate that does not depend on it.
+CHOSEN = (
+    *("freeze", "freeze_epochs", "cache_embeddings", "epochs", "duration", "max_time", "patience", "progressive"),
+    *("sched", "warmup", "warmup_epochs", "warmup_fraction", "decay", "decay_epochs", "decay_rate", "min_lr"),
+)
 RESERVE = 0.04  # of the time: for the leaderboard, which measures how fast models predict
 
 
@@ -43,6 +49,10 @@ class Trials:
     """Trials of one search: made, run and compared."""
 
     def __init__(self, asked: StagedSearch, data: DataFacts, journal: Journal, say: Say) -> None:
+        for name in CHOSEN:
+            if name in asked.shared:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"search: {flag} is what the stages choose; leave it out, or search with --param")
         self.asked = asked
         self.data = data
         self.journal = journal

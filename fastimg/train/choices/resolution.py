@@ -97,7 +97,7 @@ def resolve(
         weights=config.weights.resolve() if config.weights else None,
         output=config.output.resolve(),
         val_split=validation.split if validation else None,
-        val_fraction=validation.held_out if validation else 0.0,
+        val_fraction=_held_out(config, validation),
         order_window=config.order_window or WINDOW,
         decode="gpu" if config.decode == "gpu" else "cpu",
         train_crop_size=None if config.progressive else pre.train_size,
@@ -149,6 +149,13 @@ def resolve(
         patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
+
+
+def _held_out(config: Train, validation: DatasetPart | None) -> float | None:
+    """The share of the training split that validates; None where a split or a fold does."""
+    if validation is None:
+        return 0.0
+    return validation.held_out if config.fold is None else None
 
 
 def views(config: Train) -> int:

@@ -1,7 +1,7 @@
 """What a run prints after its last step: samples that were left out, a table, how to resume."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +22,6 @@ from fastimg.train.choices import step_rates
 from fastimg.train.choices.machine_profile import device_name
 from fastimg.train.patience import deciding, stopped
 from fastimg.train.run import Run
-from fastimg.train.tasks.joint import Tasks
 from fastimg.train.tasks.score import TargetScores, shows_top5, zero_recall
 from fastimg.train.tasks.score import shown as shown_score
 from fastimg.wording import agreeing, plural
@@ -41,9 +40,11 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     progress = run.progress
     records = rundir.read_log(setup.directory)
     if records:
-        notes = _curve_notes(setup.config, setup.tasks)
-        file = setup.directory / rundir.CURVES
-        plot_curves(records, setup.optimisation.steps_per_epoch, notes, file)
+        steps_per_epoch = setup.optimisation.steps_per_epoch
+        metric = deciding(setup.config, setup.tasks)
+        if setup.tasks.single is None and metric == "loss":
+            metric = next(name for name in setup.tasks.metrics if not name.endswith("loss"))
+        file = draw_curves(setup.directory, setup.config, metric, records, steps_per_epoch)
         if run.accounting.trackers is not None and file.exists():
             run.accounting.trackers.picture(file)
     names = {id(setup.data.loader): "training", id(setup.data.val_loader): "validation"}
@@ -151,11 +152,17 @@ def _print_unreadable(console: Console, what: str, loader: BatchSource, count: i
         console.print(f"  ... and {count - 5:,} more", highlight=False)
 
 
-def _curve_notes(config: Train, tasks: Tasks) -> CurveNotes:
+def draw_curves(
+    directory: Path, config: Train, metric: str, records: Sequence[dict[str, Any]], steps_per_epoch: int
+) -> Path:
+    """Draw what a run has logged, with a metric beside the loss. Returns the file."""
+    file = directory / rundir.CURVES
+    plot_curves(records, steps_per_epoch, _curve_notes(config, metric), file)
+    return file
+
+
+def _curve_notes(config: Train, metric: str) -> CurveNotes:
     """What is drawn, and why training's loss and accuracy cannot be compared directly with validation's."""
-    metric = deciding(config, tasks)
-    if tasks.single is None and metric == "loss":
-        metric = next(name for name in tasks.metrics if not name.endswith("loss"))
     mixed = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
     kind = loss_kind(config)
     names = {"cross-entropy": "", "bce": "binary cross-entropy", "focal": "focal loss", "asymmetric": "asymmetric loss"}

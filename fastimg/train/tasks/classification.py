@@ -128,6 +128,11 @@ class ClassTask:
         probabilities: npt.NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True)
         return probabilities
 
+    def logits_of(self, outputs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """See Task. Logarithms."""
+        logits: npt.NDArray[np.float64] = np.log(np.maximum(outputs, 1e-38))
+        return logits
+
 
 def hard(truth: Truth) -> torch.Tensor:
     """Classes [B]; of soft ones, the one with the largest share."""

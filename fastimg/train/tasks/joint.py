@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -15,6 +17,8 @@ from fastimg.wording import plural
 from .classification import ClassTask
 from .score import AnyScore, Score, TargetScores, shown, shows_top5
 from .task import Counted, Task, Truth
+
+_Float = TypeVar("_Float", np.float32, np.float64)
 
 
 class Losses(NamedTuple):
@@ -156,6 +160,19 @@ class Tasks:
         if len(self.all) == 1:
             return (logits,)
         return tuple(logits[:, part] for part in self.slices)
+
+    def outputs_of(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """Logits [N, outputs] as people read them, side by side: see Task."""
+        own = self._columns(logits)
+        return np.concatenate([task.outputs_of(part) for task, part in zip(self.all, own, strict=True)], axis=1)
+
+    def logits_of(self, outputs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Logits [N, outputs] with these `outputs_of`."""
+        own = self._columns(outputs)
+        return np.concatenate([task.logits_of(part) for task, part in zip(self.all, own, strict=True)], axis=1)
+
+    def _columns(self, values: npt.NDArray[_Float]) -> list[npt.NDArray[_Float]]:
+        return [values] if len(self.all) == 1 else [values[:, part] for part in self.slices]
 
     def mixed(self, truths: Sequence[Truth], mixture: Mixture | None) -> tuple[Truth, ...]:
         """The targets of mixed samples."""

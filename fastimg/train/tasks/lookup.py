@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fastimg.augment.plan import to_device
@@ -20,11 +22,15 @@ class TargetLookup:
 
     def truths(self, batch: Batch) -> tuple[Truth, ...]:
         """The targets of a batch, on its device. No sync."""
-        return tuple(Truth(batch.targets) if column is None else _rows(column, batch) for column in self.columns)
+        device = batch.inputs.device
+        return tuple(
+            Truth(batch.targets) if column is None else truth(column, batch.ids.numpy(), device)
+            for column in self.columns
+        )
 
 
-def _rows(column: TargetColumn, batch: Batch) -> Truth:
-    values, present = column.rows(batch.ids.numpy())
-    device = batch.inputs.device
+def truth(column: TargetColumn, ids: npt.NDArray[np.int64], device: torch.device) -> Truth:
+    """One target of the samples `ids` [B], on a device. No sync."""
+    values, present = column.rows(ids)
     there = None if present.all() else to_device(torch.from_numpy(present), device)
     return Truth(to_device(torch.from_numpy(values), device), there)

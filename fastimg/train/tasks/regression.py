@@ -85,3 +85,8 @@ class NumberTask:
         """See Task. Numbers in their own units."""
         numbers: npt.NDArray[np.float64] = logits.astype(np.float64) * self.std + self.mean
         return numbers
+
+    def logits_of(self, outputs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """See Task. Standardised numbers."""
+        logits: npt.NDArray[np.float64] = (outputs - self.mean) / self.std
+        return logits

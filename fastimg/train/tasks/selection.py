@@ -295,7 +295,7 @@ def _same(data: Path, column: TargetColumn, val_part: DatasetPart) -> TargetColu
 
 def _renamed(other: TargetColumn, column: TargetColumn) -> TargetColumn:
     """The column with all of the training split's classes, of which it has the first ones."""
-    return TargetColumn(target=column.target, values=other.values, present=other.present, ends=other.ends)
+    return replace(other, target=column.target)
 
 
 def _check_metric(

@@ -95,6 +95,12 @@ class MultilabelTask:
         probabilities: npt.NDArray[np.float64] = torch.from_numpy(logits).double().sigmoid().numpy()
         return probabilities
 
+    def logits_of(self, outputs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """See Task. Log odds."""
+        inside = np.clip(outputs, 1e-38, 1.0 - 1e-16)
+        logits: npt.NDArray[np.float64] = np.log(inside) - np.log1p(-inside)
+        return logits
+
 
 class LabelCounter:
     """Keeps the logits and labels of a whole validation on the device: average precision ranks all samples.

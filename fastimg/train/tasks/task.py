@@ -120,6 +120,9 @@ class Task(Protocol):
     def outputs_of(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Logits [N, w] as people read them: probabilities [N, w], or numbers in their own units [N, 1]."""
 
+    def logits_of(self, outputs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Logits [N, w] with these `outputs_of`: of means over several models, for scoring."""
+
 
 class NothingMore:
     """The counter of a task whose sums tell everything."""

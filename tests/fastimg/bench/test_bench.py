@@ -339,6 +339,32 @@ def test_converting_is_tried_if_data_is_not_tiled(cli, tmp_path, monkeypatch):
     assert [one.name for one in tmp_path.iterdir()] == ["data"]  # nothing is left behind
 
 
+def test_data_with_several_targets(cli, tmp_path, encode, monkeypatch):
+    """The stages, the step with all heads and, with --full, what is tried. No image of the epoch need have a target."""
+    rows = ["path,kind,tags,age"]
+    for i in range(12):
+        (tmp_path / f"{i}.jpg").write_bytes(encode(seed=i))
+        rows.append(f"{i}.jpg,{'abc'[i % 3] if i % 5 else ''},{'x|y' if i % 2 else 'x'},{i / 2 if i < 2 else ''}")
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    targets = ("--target", "kind", "--target", "tags:multilabel", "--target", "age:number", "--tile", "off")
+    assert cli("convert", tmp_path / "t.csv", tmp_path / "D", *targets).code == 0
+    built = []
+    seconds = bench.step_seconds
+    monkeypatch.setattr(bench, "step_seconds", lambda rig: built.append(rig.run.setup) or seconds(rig))
+    ran = cli("bench", tmp_path / "D", *SMALL, "--json")
+    assert ran.code == 0, ran.err
+    assert "step" in [row["stage"] for row in json.loads(ran.out)["stages"]]
+    assert built[0].tasks.schema() == "3 targets: kind (3 classes), tags (2 labels), age (a number)"
+    monkeypatch.setattr(trainbench, "real_rate", lambda one, warm, **_: len(one.loader.dataset) and 100.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: 1000.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 110.0)
+    ran = cli("bench", tmp_path / "D", *SMALL, *TRIED, "--json")
+    assert ran.code == 0, ran.err
+    assert "fastimg convert D DST, which tiles JPEGs" in [
+        one["change"] for one in json.loads(ran.out)["training"][0]["tried"]
+    ]
+
+
 def test_advice_without_gain_is_reported(cli, image_folder, monkeypatch):
     monkeypatch.setattr(trainbench, "real_rate", lambda one, warm, **_: 100.0)
     monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: 1000.0)

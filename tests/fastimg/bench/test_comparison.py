@@ -7,7 +7,6 @@ import multiprocessing
 import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import os
-import time
 
 import numpy as np
 import pytest
@@ -223,10 +222,9 @@ def test_a_loader_that_dies_or_does_not_answer(fakes, tmp_path, monkeypatch):
     monkeypatch.setattr(peer_processes, "_TIMEOUT", 0)
     with pytest.raises(PeerError, match="no answer within 0 s"):
         remote.epoch(work)
-    began = time.monotonic()
     remote.close(0)
+    assert remote._process.exitcode is not None
     remote.close()
-    assert time.monotonic() - began < 10
 
 
 def test_batches_of_the_wrong_kind_are_an_error():

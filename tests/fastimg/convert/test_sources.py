@@ -16,7 +16,7 @@ from rich.console import Console
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.convert.sources import resolve as sources
-from fastimg.convert.sources.columns import Columns
+from fastimg.convert.sources.columns import AskedTarget, Columns
 from fastimg.convert.sources.samples import Entries
 from fastimg.convert.strays import strays
 from fastimg.errors import UsageError
@@ -530,6 +530,14 @@ def test_files_in_several_rows(files):
     assert said == (
         f"{src}: 2 files are in several rows, 1 of them with different labels; 'a/2.jpg' is in rows 3 (y), 6 (x)"
     )
+    rows = ("a/1.jpg,y", "a/2.jpg,x", "b/1.jpg,x", "./a/1.jpg,y")  # classes are numbered by name, not by row
+    src = write_csv(files, "path,label", *rows)
+    for columns in (Columns(), Columns(targets=(AskedTarget("label", "class"),))):
+        assert (
+            read_source(src, columns)
+            .remarks[-1]
+            .endswith("0 of them with different labels; 'a/1.jpg' is in rows 2 (y), 5 (y)")
+        )
 
 
 def write_tar(file, image, ext="jpg"):

@@ -46,7 +46,7 @@ def table(file):
 
 def test_the_most_confident_come_first_and_ties_in_order(images, tmp_path, sheet):
     found = predictions([0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 1, 0], [0.99, 0.7, 0.9, 0.7, 0.95, float("nan")])
-    written = write_mistakes(found, images, ("cat", "犬"), "val", tmp_path)
+    written = write_mistakes(found, images, ("cat", "犬"), "val", "val", tmp_path)
     rows = table(written.table)
     assert [row["key"] for row in rows] == ["4.jpg", "2.jpg", "1.jpg", "3.jpg", "5.jpg"]
     assert rows[1] == {
@@ -65,7 +65,7 @@ def test_the_most_confident_come_first_and_ties_in_order(images, tmp_path, sheet
 def test_an_image_that_cannot_be_decoded_is_grey(images, tmp_path, sheet):
     """Another loader may have been able to decode it."""
     found = predictions([0] * 6, [0, 0, 1, 1, 0, 0], [0.9] * 6)
-    assert write_mistakes(found, images, ("a", "b"), "val", tmp_path).undecodable == 1
+    assert write_mistakes(found, images, ("a", "b"), "val", "val", tmp_path).undecodable == 1
     tiles = sheet[0][0][0]
     assert tiles[0].pixels.std() > 0 and tiles[1].pixels.std() == 0
 
@@ -73,7 +73,7 @@ def test_an_image_that_cannot_be_decoded_is_grey(images, tmp_path, sheet):
 def test_the_size_of_a_sheet_is_limited(images, tmp_path, sheet, monkeypatch):
     monkeypatch.setattr(mistakes, "SHOWN", 2)
     found = predictions([0] * 6, [1, 1, 1, 0, 0, 0], [0.9, 0.8, 0.7, 1.0, 1.0, 1.0])
-    written = write_mistakes(found, images, ("a", "b"), "val", tmp_path)
+    written = write_mistakes(found, images, ("a", "b"), "val", "val", tmp_path)
     assert len(table(written.table)) == 3 and [len(row) for row in sheet[0][0]] == [2]
     assert "3 mistakes among 6 images, the 2 most confident of them" in sheet[0][1]
 
@@ -81,7 +81,7 @@ def test_the_size_of_a_sheet_is_limited(images, tmp_path, sheet, monkeypatch):
 @pytest.mark.parametrize("wrong", [0, 4])
 def test_the_picture_opens(wrong, images, tmp_path):
     found = predictions([0] * 6, [1] * wrong + [0] * (6 - wrong), [0.9] * 6)
-    written = write_mistakes(found, images, ("a", "$b$"), "val", tmp_path)
+    written = write_mistakes(found, images, ("a", "$b$"), "val", "val", tmp_path)
     with Image.open(written.sheet) as picture:
         assert np.asarray(picture.convert("L")).std() > 0
         if wrong == 0:
@@ -92,16 +92,16 @@ def test_eval_writes_them_next_to_the_confusion_matrix(trained, tmp_path, cli):
     ran = cli("eval", trained.run, trained.images, "--plot", tmp_path / "plot.png", "--json", "--no-amp")
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
-    assert told["mistakes"] == str(tmp_path / "mistakes.csv")
-    assert told["mistakes_sheet"] == str(tmp_path / "mistakes.png") and (tmp_path / "mistakes.png").is_file()
+    assert told["mistakes"] == str(tmp_path / "mistakes-val.csv")
+    assert told["mistakes_sheet"] == str(tmp_path / "mistakes-val.png") and (tmp_path / "mistakes-val.png").is_file()
     matrix = np.array(told["confusion"])
-    rows = table(tmp_path / "mistakes.csv")
+    rows = table(tmp_path / "mistakes-val.csv")
     assert len(rows) == matrix.sum() - matrix.trace()
     pairs = [(int(row["true_index"]), int(row["predicted_index"])) for row in rows]
     assert all(pairs.count((t, p)) == matrix[t, p] for t in range(3) for p in range(3) if t != p)
 
 
 def test_an_unwritable_folder_is_a_one_line_error(trained, tmp_path, cli):
-    (tmp_path / "mistakes.csv").mkdir()
+    (tmp_path / "mistakes-val.csv").mkdir()
     ran = cli("eval", trained.run, trained.images, "--plot", tmp_path / "plot.png")
     assert ran.code == 1 and "choose a folder that can be written" in ran.err and "Traceback" not in ran.err

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -63,13 +64,23 @@ def test_every_rank_has_every_value_and_keys_are_removed(
 
 
 def test_it_waits_longer_than_its_timeout_for_a_live_rank(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_exchange, "BEAT", 0.05)
-    monkeypatch.setattr(rank_exchange, "PATIENCE", 0.8)
+    """By a clock that goes on by two beats at each look, once both ranks have given a sign of life."""
+    monkeypatch.setattr(rank_exchange, "BEAT", 0.01)
+    monkeypatch.setattr(rank_exchange, "PATIENCE", 0.1)
     first, second = meet(2)
-    late = threading.Timer(2.5, lambda: first.gather("late"))
-    late.start()
-    assert second.gather("early") == ["late", "early"]
-    late.join()
+    now, came = [time.monotonic()], []
+
+    def sleep(seconds: float) -> None:
+        before = second._store.multi_get(second._alive)
+        while set(before) & set(second._store.multi_get(second._alive)):
+            time.sleep(0.001)
+        now[0] += 2 * rank_exchange.BEAT
+        if now[0] > began + 5 * rank_exchange.PATIENCE and not came:
+            came.extend(first.gather("late"))
+
+    began = now[0]
+    monkeypatch.setattr(rank_exchange, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    assert second.gather("early") == came == ["late", "early"]
 
 
 def test_a_rank_without_heartbeats_is_lost(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +91,7 @@ def test_a_rank_without_heartbeats_is_lost(meet: Meet, monkeypatch: pytest.Monke
     began = time.monotonic()
     with pytest.raises(LostRankError, match="rank 0 has given no sign of life for 1 seconds") as caught:
         second.gather("")
-    assert 0.7 < time.monotonic() - began < 20
+    assert time.monotonic() - began > 0.7
     assert lost_contact(caught.value) == str(caught.value)
 
 
@@ -94,10 +105,8 @@ def test_a_rank_that_never_came_is_lost(meet: Meet, monkeypatch: pytest.MonkeyPa
 def test_a_failing_rank_is_noticed_at_once(meet: Meet, connect: Callable[[str], PrefixStore]) -> None:
     failures = connect("failures")
     threading.Timer(0.2, lambda: failures.add("failed", 1)).start()
-    began = time.monotonic()
-    with pytest.raises(LostRankError, match="it failed"):
+    with pytest.raises(LostRankError, match="it failed"):  # and not that it has given no sign of life
         meet(2)[1].gather("")
-    assert time.monotonic() - began < rank_exchange.PATIENCE / 2
 
 
 def test_a_process_that_slept_itself_has_patience(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,12 +64,38 @@ def posts(tmp_path_factory):
     return root / "shards"
 
 
+@pytest.fixture(scope="module")
+def several(posts, tmp_path_factory):
+    """The posts with a mood, topics and a number of words, each missing for some: as pairs, and as texts alone."""
+    root = tmp_path_factory.mktemp("several")
+    with (posts.parent / "posts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for place, row in enumerate(rows):
+        words = row["caption"].split()
+        row["image"] = row["image"] and str(posts.parent / row["image"])
+        row["mood"] = "" if place % 5 == 0 else row["label"]
+        row["topics"] = "" if place % 7 == 0 else json.dumps([word for word in ("film", "seen") if word in words])
+        row["length"] = "" if place % 6 == 0 else len(words) / 2
+    targets = ("mood", "topics:multilabel", "length:number")
+    for name, left_out in (("pairs", ("label",)), ("texts", ("label", "image"))):
+        written = [row for row in rows if "image" not in left_out or row["caption"]]
+        with (root / f"{name}.csv").open("w", newline="") as file:
+            table = csv.DictWriter(file, [key for key in rows[0] if key not in left_out], extrasaction="ignore")
+            table.writeheader()
+            table.writerows(written)
+        command = Convert(src=root / f"{name}.csv", dst=root / name, text_column="caption", target=targets)
+        convert(command, Console(file=io.StringIO()))
+    return root
+
+
 @pytest.fixture
 def train(cli, bert, posts, tmp_path):
     """`train("name", *flags)`: what a training said. What is kept is kept in `cache`."""
 
-    def run(name, *flags, code=0, data=posts, text=("--text-arch", f"hf:{bert}")):
-        own = ("--arch", "test_resnet", "--img-size", "32", "-b", "14", "--epochs", "2", "--lr", "0.01", "-j", "1")
+    resnet = ("--arch", "test_resnet", "--img-size", "32")
+
+    def run(name, *flags, code=0, data=posts, image=resnet, text=("--text-arch", f"hf:{bert}")):
+        own = (*image, "-b", "14", "--epochs", "2", "--lr", "0.01", "-j", "1")
         where = ("--log-interval", "1", "-o", tmp_path / "runs", "--name", name)
         where += ("--cache-dir", tmp_path / "cache") if text or "backbone" in flags else ()
         ran = cli("train", data, *own, *text, "--no-amp", "--smoothing", "0", *where, *flags)
@@ -180,6 +206,8 @@ def test_the_checkpoint_rebuilds_both_encoders(train, tmp_path, cli, posts, bert
         pair = json.loads(file.metadata()["fastimg"])["pair"]
     assert pair["arch"] == f"hf:{bert}" and pair["combiner"] == "concat" and pair["text"]["length"] == 16
     train("more", "--weights", tmp_path / "runs/run", text=())  # both encoders, from the checkpoint
+    ran = cli("eval", tmp_path / "runs/run", tmp_path / "runs/more", posts, "--json", "--no-amp")
+    assert json.loads(ran.out)["ensemble"]["images"] == 24
     ran = cli("export", tmp_path / "runs/run", "--output", tmp_path / "x.onnx")
     assert ran.code == 2 and "a model of images and texts" in ran.err
     ran = cli("embed", posts, tmp_path / "out", "--weights", tmp_path / "runs/run")
@@ -225,3 +253,25 @@ def test_a_missing_input_does_not_influence_the_logits(combiner):
     assert same.tolist() == [False, True, False]
     same = (model(image, text, present) == model(image, torch.randn(3, 4) + 3, present)).all(dim=1)
     assert same.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("data", ["texts", "pairs"])
+def test_several_targets(train, weights, cli, several, bert, posts, tmp_path, data):
+    """Kept embeddings train as fresh ones do; eval and predict tell what the last validation told of each target."""
+    flags = ("--freeze", "backbone", "--opt", "sgd", "--epochs", "1", "--metric", "topics.map")
+    own = {"image": ("--arch", f"hf:{bert}"), "text": ()} if data == "texts" else {}
+    if data == "pairs":
+        flags += ("--no-aug",)
+    train("kept", *flags, "--cache-dtype", "fp32", data=several / data, **own)
+    train("fresh", *flags, "--cache-embeddings", "off", data=several / data, **own)
+    one, other = weights("kept"), weights("fresh")
+    assert {name for name in one if not torch.allclose(one[name], other[name], atol=1e-4)} == set()
+    run = tmp_path / "runs/kept"
+    (validated,) = (record for record in rundir.read_log(run) if record["kind"] == "val")
+    told = json.loads(cli("eval", run, several / data, "--no-amp", "--json").out)
+    assert set(told["targets"]) == {"mood", "topics", "length"} and told["images"] == validated["samples"]
+    for name, scores in told["targets"].items():
+        assert scores == pytest.approx({metric: validated[f"{name}.{metric}"] for metric in scores}, rel=1e-3, abs=1e-5)
+    image = (posts.parent / "val0.jpg",) if data == "pairs" else ()
+    answer = json.loads(cli("predict", run, *image, "--text", "a good film", "--no-amp", "--json").out)
+    assert set(answer["targets"]) == {"mood", "topics", "length"} and answer["error"] is None

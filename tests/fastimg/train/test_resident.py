@@ -118,6 +118,7 @@ def test_unreadable_images_are_named_in_the_summary(make_image_folder, cli, tmp_
     flags = ("train", folder, *FAST, "--val-fraction", "0", "--resident", "--output", tmp_path)
     ran = cli(*flags)
     assert ran.code == 0 and "1 training image could not be decoded" in ran.out + ran.err, ran.err
+    assert "23 images read and decoded in " in ran.out and "; 1 could not be decoded" in ran.out
     ran = cli(*flags, "--on-error", "fail")
     assert ran.code == 1 and "red/000.jpg: " in ran.err and "repair or remove it" in ran.err
 

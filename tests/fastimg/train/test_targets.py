@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from fastimg.cli import run
+from fastimg.config.recipes import RECIPES
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.train.checkpoints import run_directory as rundir
@@ -141,9 +143,52 @@ def test_one_class_of_several_targets_trains_as_a_class_does(train: Any, tmp_pat
     assert [each["name"] for each in own["targets"]] == ["colour"] and "targets" not in alone
 
 
+def test_resident_images_keep_their_targets(train: Any, tmp_path: Path) -> None:
+    """Of a held-out part too, whose images are kept under other numbers than their ids."""
+    flags = ("--fold", "1/3", "--stratify", "--log-interval", "1", "--metric", "wave.mae")
+    for name, more in (("disk", ()), ("kept", ("--resident",))):
+        train(*flags, *more, name=name)
+    assert_same(tmp_path / "disk", tmp_path / "kept")
+    assert validations(tmp_path / "disk") == validations(tmp_path / "kept")
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_every_recipe_takes_several_targets(recipe: str, declared: Any, trained: Any, cli: Any, tmp_path: Path) -> None:
+    """With a smaller model that begins with random weights, and smaller crops."""
+    declared(columns)
+    arch = {"finetune-vit": "test_vit", "cifar-fast": "fastimg/airnet"}.get(recipe, "test_resnet")
+    small = ("--arch", arch, "--img-size", "32", "-b", "8", "--epochs", "1", "--workers", "1", "--no-amp")
+    if recipe.startswith("finetune"):
+        small += ("--no-pretrained",)
+    if arch == "fastimg/airnet":
+        small += ("--model-kwargs", "width=4")
+    ran = cli("train", trained.images, "--recipe", recipe, *small, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    assert "colour.top1" in validations(tmp_path / "run")[-1]
+
+
 def test_a_class_that_is_missing_for_some_samples(train: Any, tmp_path: Path) -> None:
     train("--targets", "colour", "--metric", "colour.top1")
     assert validations(tmp_path / "run")[0]["samples"] == 10  # two of twelve have no colour
+
+
+def test_a_declared_label_alone_may_be_missing(trained: Any, fast: Any, cli: Any, tmp_path: Path) -> None:
+    """`--target label` is a target that samples may lack."""
+    rows = ["path,split,label"]
+    for path in sorted(trained.images.glob("*/*/*")):
+        rows.append(f"{path},{path.parts[-3]},{'' if path.stem == '1' else path.parts[-2]}")
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    assert cli("convert", tmp_path / "t.csv", tmp_path / "D", "--target", "label").code == 0
+    flags = (*fast, "--no-aug", "-o", tmp_path, "--log-interval", "1")
+    for name in ("one", "two"):
+        assert cli("train", tmp_path / "D", *flags, "--name", name).code == 0
+    assert validations(tmp_path / "one")[0]["samples"] == 9
+    told = json.loads(cli("eval", tmp_path / "one", tmp_path / "D", "--json", "--no-amp", "-j", "1").out)
+    assert told["present"] == {"label": 9} and told["targets"]["label"]["loss"] == pytest.approx(
+        validations(tmp_path / "one")[0]["loss"], rel=1e-4
+    )
+    both = json.loads(cli("eval", tmp_path / "one", tmp_path / "two", tmp_path / "D", "--json", "-j", "1").out)
+    assert both["ensemble"]["images"] == 9
 
 
 def test_classes_and_labels_are_mixed(declared: Any, tmp_path: Path, cli: Any, trained: Any, fast: Any) -> None:
@@ -246,6 +291,43 @@ def test_eval_tells_what_the_last_validation_told(learned: Path, trained: Any, d
     assert ran.code == 1 and "has no target colour, which" in ran.err
 
 
+def test_runs_over_folds_are_scored_by_target(
+    train: Any, trained: Any, cli: Any, tmp_path: Path, learned: Path
+) -> None:
+    runs = [tmp_path / name for name in ("one", "two")]
+    for number, each in enumerate(runs):
+        train("--fold", f"{number}/2", "--stratify", "--seed", number, name=each.name)
+    ran = cli("eval", *runs, trained.images, "--json", "--no-amp", "-j", "1")
+    told = json.loads(ran.out)
+    one, two = told["runs"]
+    assert told["out_of_fold"]["images"] == 24 and told["ensemble"] is None
+    assert told["out_of_fold"]["present"] == {"colour": 20, "tags": 20, "wave": 20}
+    for name in ("colour.top1", "colour.loss", "tags.loss", "wave.mae"):
+        of = name.partition(".")[0]
+        values, counts = [run[name] for run in (one, two)], [run["present"][of] for run in (one, two)]
+        assert told["out_of_fold"][name] == pytest.approx(np.average(values, weights=counts), rel=1e-5), name
+        assert told["mean"][name] == pytest.approx(np.mean(values))
+        assert told["deviation"][name] == pytest.approx(np.std(values, ddof=1))
+    ran = cli("eval", *runs, trained.images, "--no-amp", "-j", "1")
+    assert "(train), colour" in ran.out and "out of fold  colour.loss" in ran.out and "mae" in ran.out
+    train("--targets", "colour", name="colour")
+    ran = cli("eval", learned, tmp_path / "colour", trained.images)
+    assert ran.code == 1 and "predicts 3 classes, and the first run 3 targets: colour (3 classes), tags (3" in ran.err
+
+
+def test_equal_runs_score_as_each_of_them(learned: Path, trained: Any, declared: Any, cli: Any, tmp_path: Path) -> None:
+    declared(columns)
+    copy = shutil.copytree(learned, tmp_path / "copy", symlinks=True)
+    flags = (trained.images, "--split", "val", "--json", "--no-amp", "-j", "1")
+    alone = json.loads(cli("eval", learned, *flags).out)
+    both = json.loads(cli("eval", learned, copy, *flags).out)
+    for name, scores in alone["targets"].items():
+        for metric, value in scores.items():
+            for told in (*both["runs"], both["ensemble"], both["mean"]):
+                assert told[f"{name}.{metric}"] == pytest.approx(value, rel=1e-5), (name, metric)
+    assert both["ensemble"]["present"] == alone["present"] and set(both["deviation"].values()) == {0}
+
+
 def test_predict_answers_for_each_target(learned: Path, trained: Any, cli: Any, tmp_path: Path) -> None:
     files = [trained.images / "val/red/0.jpg", trained.images / "none.jpg"]
     flags = ("--workers", "1", "--no-amp")
@@ -306,7 +388,8 @@ def test_weights_of_other_targets_lend_their_trunk(learned: Path, train: Any) ->
 
 @pytest.mark.slow
 def test_two_ranks_are_one(trained: Any, two_ranks: Any, cli: Any, tmp_path: Path) -> None:
-    """Of converted data, with learned variances: the same validation, thresholds and weights, up to rounding."""
+    """Of converted data, with learned variances and samples that are drawn several times: the same draws, validation,
+    thresholds and weights, up to rounding."""
     rows = ["path,split,colour,tags,wave"]
     for i in range(24):
         name = ("blue", "green", "red")[i % 3]
@@ -318,7 +401,8 @@ def test_two_ranks_are_one(trained: Any, two_ranks: Any, cli: Any, tmp_path: Pat
     targets = ("--target", "colour", "--target", "tags:multilabel", "--target", "wave:number")
     assert cli("convert", tmp_path / "t.csv", tmp_path / "D", *targets).code == 0
     flags = ("--arch", "test_vit", "--img-size", "32", "--workers", "1", "--no-amp", "--lr", "1e-3", "-o", tmp_path)
-    steps = ("--epochs", "2", "--log-interval", "1", "--target-weights", "uncertainty", "--clip-grad", "1")
+    steps = ("--epochs", "2", "--log-interval", "1", "--target-weights", "uncertainty", "--sampler", "sqrt")
+    steps += ("--clip-grad", "1")
     command = ("train", tmp_path / "D", *flags, *steps)
     assert cli(*command, "-b", "6", "--name", "one").code == 0
     two_ranks((*command, "-b", "3", "--name", "two"))

@@ -258,11 +258,11 @@ def test_large_claims_cost_nothing():
     for data in corpus():
         at = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"))
         huge = data[: at + 5] + b"\xff\xdc\xff\xdc" + data[at + 9 :]
-        began = time.perf_counter()
+        began = time.thread_time()
         made = tiles.tile(huge)
         assert made.kept in (tiles.Reason.DAMAGED, tiles.Reason.LARGE) and made.jpeg == huge
         splice(huge, (0, 0, 10, 10))
-        assert time.perf_counter() - began < 1
+        assert time.thread_time() - began < 1
 
 
 @compiled

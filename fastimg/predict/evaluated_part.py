@@ -1,0 +1,116 @@
+"""What `fastimg eval` evaluates: the part of a dataset, its loader, and what every result states about them."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fastimg.config.commands import Eval
+from fastimg.config.intent import BATCH
+from fastimg.data.datasets import check_labels, check_readable, chosen_backend, worker_count
+from fastimg.data.provenance import Selection
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders import BatchSource, Dataset
+from fastimg.loaders.containers.content import singular
+from fastimg.models.ranks import Ranks
+from fastimg.system.terminal import say
+from fastimg.train.tasks.classification import ClassTask
+from fastimg.train.tasks.joint import Tasks
+from fastimg.train.tasks.restored import restored
+from fastimg.wording import plural
+
+from .inference import Inference, check_content, texts_beside
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedPart:
+    """Which samples a checkpoint was evaluated on.
+
+    `trained_on` says whether the model was trained on any of them, as recorded in the checkpoint; None if unknown.
+    """
+
+    checkpoint: str
+    data: str
+    split: str
+    part: str  # a description: the split, or which part of it
+    trained_on: bool | None
+    warning: str | None
+    images: int
+    unreadable: int
+
+
+def stated(config: Eval, file: Path, selection: Selection, loader: BatchSource, images: int) -> dict[str, Any]:
+    """The fields of `EvaluatedPart`, after `images` samples of the loader were evaluated."""
+    return {
+        "checkpoint": str(file),
+        "data": str(config.data),
+        "split": selection.split,
+        "part": selection.origin,
+        "trained_on": selection.trained_on,
+        "warning": selection.warning,
+        "images": images,
+        "unreadable": len(loader.unreadable),
+    }
+
+
+def opened(config: Eval, engine: Inference, selection: Selection, ranks: Ranks) -> tuple[Tasks | None, BatchSource]:
+    """The targets to score, None for one class that all samples have; and the loader of the selection.
+
+    Raises UsageError and UserError for data that the checkpoint cannot be evaluated on.
+    """
+    dataset = selection.dataset
+    check_content(engine, dataset, config.data)
+    tasks = _tasks(engine, dataset)
+    if tasks is None:
+        _check_classes(engine.card.classes, dataset, config)
+        check_labels(config.data, selection.split, dataset, len(engine.card.classes), "name another split with --split")
+    backend = chosen_backend(config.loader)
+    check_readable(backend, config.data, dataset)
+    if backend != "native" and engine.model.text is not None:
+        raise UsageError(f"--loader {backend}: does not read texts; leave it out")
+    texts = texts_beside(engine, dataset, config.data)
+    workers = worker_count(config.workers, ranks)
+    batch_size = config.batch_size or BATCH[ranks.device.type]
+    return tasks, engine.loader(
+        dataset, batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices, texts
+    )
+
+
+def report_unreadable(config: Eval, dataset: Dataset, loader: BatchSource, images: int, err: Console) -> None:
+    """Name the first samples that were left out. Raises UserError if no sample is left."""
+    for index, reason in list(loader.unreadable.items())[:5]:
+        say(err, f"left out {dataset.sample_name(index)}: {reason}")
+    if images == 0:
+        samples = plural(len(loader.unreadable), singular(dataset.content))
+        raise UserError(f"{config.data}: none of its {samples} could be decoded; see the reasons above")
+
+
+def _tasks(engine: Inference, dataset: Dataset) -> Tasks | None:
+    """The targets to score, where they are not one class that all samples have, and batches with it."""
+    first = next((column for column in dataset.targets if column.target.kind == "class"), None)
+    if not engine.card.targets:
+        if first is None or not first.declared or first.present.all():
+            return None
+        target = replace(first.target, classes=engine.card.classes)
+        return Tasks.one_class(ClassTask(target=target, outputs=len(target.classes)))
+    tasks = restored(engine.card.targets)
+    alone = tasks.single is not None and first is not None and first.target.name == tasks.single.target.name
+    return None if alone and first is not None and first.present.all() else tasks
+
+
+def _check_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
+    """Raises UserError unless the data has the checkpoint's `classes`."""
+    if dataset.classes == classes:
+        return
+    extra = sorted(set(dataset.classes) - set(classes))
+    missing = sorted(set(classes) - set(dataset.classes))
+    parts = [
+        f"{what} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        for what, names in (("it also has", extra), ("it lacks", missing))
+        if names
+    ]
+    raise UserError(
+        f"{config.data}: its classes differ from those of {config.checkpoint} "
+        f"({'; '.join(parts) or 'their order is another'}); evaluate on data with the classes the model was trained on"
+    )

@@ -1,0 +1,159 @@
+"""`fastimg search`: by stages within a time, or over the values of flags."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from fastimg.config.searching import Search
+from fastimg.errors import UsageError
+from fastimg.system import terminal
+from fastimg.system.progress import duration
+from fastimg.wording import plural
+
+from .folder import locked, remember
+from .pool import TrialPool
+from .request import SearchRequest, request
+
+
+def search(settings: Search, console: Console, errors: Console) -> None:
+    """Search, print the leaderboard, and leave it in the folder. With --json all other lines go to standard error.
+
+    Raises UsageError, UserError and DataError; KeyboardInterrupt after what is known has been written.
+    """
+    asked = request(settings)
+    lines = errors if settings.json else console
+
+    def say(text: str) -> None:
+        terminal.say(lines, text)
+
+    say(f"starting    fastimg search in {asked.folder}; importing torch takes a few seconds")
+    began = time.monotonic()
+    from .leaderboard import print_board
+
+    devices = devices_of(settings.device, settings.jobs)
+    with _terminated(), ExitStack() as stack:
+        lock = stack.enter_context(locked(asked.folder))
+        remember(asked.folder, asked.remembered)
+        pool = stack.enter_context(TrialPool(devices, None, say, inherited=(lock,)))
+        if asked.seconds is not None:
+            pool.deadline = began + asked.seconds
+        board = _searched(asked, pool, say, lines, devices)
+    pruned = sum(board.pruned.values())
+    if settings.json:
+        print(json.dumps(board.as_json()))
+        return
+    print_board(board, console)
+    for reason, count in list(board.pruned.items())[:3]:
+        say(f"ended early {plural(count, 'trial')}: {reason}")
+    assert board.winner is not None
+    say(
+        f"{plural(len(board.rows), 'model')}, {plural(pruned, 'trial')} ended early, in "
+        f"{duration(time.monotonic() - began)}; the best is {asked.folder / 'best'}, whose config.yaml trains it again"
+    )
+
+
+def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, devices: list[str]) -> Any:
+    """The leaderboard, and the curves of the best run."""
+    if asked.parameters:
+        from .param_search import search_parameters
+
+        with _live(lines) as progress:
+            board = search_parameters(asked, pool, say, progress)
+    else:
+        from .staged.stages import search_by_stages
+        from .staged.trials import StagedSearch
+
+        assert asked.seconds is not None
+        settings = asked.asked
+        staged = StagedSearch(
+            data=asked.data,
+            folder=asked.folder,
+            seconds=asked.seconds,
+            shared=asked.shared,
+            metric=settings.metric,
+            archs=asked.archs,
+            weights=settings.weights,
+            device=settings.device,
+            gpu=devices[0] != "cpu",
+            seed=settings.seed,
+        )
+        board = search_by_stages(staged, pool, say)
+    if board.winner is not None:
+        _draw_curves(asked.folder / board.winner.run, board.metric)
+    return board
+
+
+def _draw_curves(run: Path, metric: str) -> None:
+    """The curves of a run that was trained without drawing them."""
+    from fastimg.config.commands import Train
+    from fastimg.config.yaml_file import load
+    from fastimg.train.checkpoints.run_directory import CONFIG, read_log
+    from fastimg.train.reporting.summary import draw_curves
+
+    records = read_log(run)
+    epoch = next((record for record in records if record["kind"] == "epoch"), None)
+    if epoch is None:
+        return
+    shown = "top1" if metric == "loss" and any("top1" in record for record in records) else metric
+    draw_curves(run, load(run / CONFIG, Train), shown, records, epoch["step"] // epoch["epoch"])
+
+
+def devices_of(device: str, jobs: int | None) -> list[str]:
+    """A device for each process: every GPU that is visible, or the CPU; as many as there are to be trials at a time.
+
+    GPUs are named as in CUDA_VISIBLE_DEVICES. Raises UsageError for a GPU that is not there.
+    """
+    names = [] if device == "cpu" else _gpus()
+    if device.startswith("cuda:"):
+        number = device.removeprefix("cuda:")
+        if not number.isdigit() or int(number) >= len(names):
+            raise UsageError(f"--device {device}: {plural(len(names), 'GPU')} can be used here; choose another device")
+        names = [names[int(number)]]
+    elif device == "cuda" and not names:
+        raise UsageError("--device cuda: no GPU can be used here; `fastimg doctor` says why")
+    elif device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {device}: give auto, cpu, cuda or cuda:N")
+    found = [f"cuda:{name}" for name in names] or ["cpu"]
+    return [found[number % len(found)] for number in range(jobs or len(found))]
+
+
+def _gpus() -> list[str]:
+    """The visible GPUs, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return visible[:count] or [str(number) for number in range(count)]
+
+
+@contextmanager
+def _live(console: Console) -> Iterator[Any]:
+    """The line that says how far the search is; only on a terminal."""
+    if not console.is_terminal:
+        yield lambda _text: None
+        return
+    with console.status("") as status:
+        yield status.update
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends a search as Ctrl-C does: trials that run save a checkpoint."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

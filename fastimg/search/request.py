@@ -1,0 +1,148 @@
+"""What `search` is asked for, checked before anything starts. Nothing here imports torch."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fastimg.config import yaml_file
+from fastimg.config.command_line.parsing import parse
+from fastimg.config.commands import Train
+from fastimg.config.rule_tables import SEARCH, TRAIN
+from fastimg.config.rules import Excludes, Range, refuse
+from fastimg.config.searching import Search
+from fastimg.config.values import durations
+from fastimg.errors import UsageError, nearest
+from fastimg.loaders.containers.datasets import refuse_no_folder
+
+from .parameters import OURS, Parameter, combinations, differing, read
+
+OBJECTIVES = ("accuracy", "speed")
+# What is searched where only a number of trials is given.
+USUAL = ("lr=log:1e-4:1e-1", "weight-decay=log:1e-5:1e-1", "smoothing=0:0.2", "aa=none,trivial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """A search that is possible, as far as its words tell.
+
+    parameters: none where stages decide what is tried. shared: settings of Train that all trials have, with YAML's
+    values. seconds: None where only the number of trials ends it.
+    """
+
+    data: Path
+    folder: Path
+    parameters: tuple[Parameter, ...]
+    shared: Mapping[str, Any]
+    trials: int | None
+    seconds: float | None
+    objectives: tuple[str, ...]
+    archs: tuple[str, ...]
+    base: Train
+    asked: Search
+
+    @property
+    def remembered(self) -> dict[str, Any]:
+        """What has to be the same when an interrupted search goes on. Its end may be another one."""
+        asked = self.asked
+        return {
+            "data": str(self.data.resolve()),
+            "param": [str(parameter) for parameter in self.parameters],
+            "arch": list(self.archs),
+            "weights": [str(path) for path in asked.weights],
+            "settings": dict(self.shared),
+            "metric": asked.metric,
+            "objective": list(self.objectives),
+            "sampler": asked.sampler if self.parameters else None,
+            "pruner": pruner_of(self) if self.parameters else None,
+            "seed": asked.seed,
+        }
+
+
+def request(asked: Search) -> SearchRequest:
+    """Check what is asked. Raises UsageError and DataError, each with a sentence."""
+    refuse(asked, SEARCH)
+    refuse_no_folder(asked.data)
+    seconds = None if asked.time is None else durations.limit(asked.time, "--time")
+    archs = tuple(name.strip() for name in (asked.arch or "").split(",") if name.strip())
+    texts = asked.param or (USUAL if asked.trials is not None else ())
+    if not texts and seconds is None:
+        raise UsageError(
+            "search: say when it ends: --time 20m finds the best model by stages; --param with --trials N searches "
+            "values of flags"
+        )
+    base = _base(asked, archs, bool(texts))
+    parameters = read(texts, base)
+    if parameters and asked.sampler == "grid":
+        list(combinations(parameters))  # refuses a range without steps
+    if parameters and asked.sampler != "grid" and asked.trials is None and seconds is None:
+        raise UsageError("search: say when it ends, by --trials N or --time 20m")
+    name = os.path.basename(os.path.abspath(asked.data)) or "data"
+    return SearchRequest(
+        data=asked.data,
+        folder=asked.output or Path("searches") / name,
+        parameters=parameters,
+        shared=as_yaml(base),
+        trials=asked.trials,
+        seconds=seconds,
+        objectives=_objectives(asked.objective),
+        archs=archs,
+        base=base,
+        asked=asked,
+    )
+
+
+def pruner_of(request: SearchRequest) -> str:
+    """What ends trials early: nothing can where there are several objectives."""
+    several = len(request.objectives) > 1
+    if several and request.asked.pruner not in (None, "none"):
+        raise UsageError(f"--pruner {request.asked.pruner}: trials with several objectives cannot be ended early")
+    return request.asked.pruner or ("none" if several else "median")
+
+
+def as_yaml(config: Train) -> dict[str, Any]:
+    """The settings that differ from their defaults, with YAML's values."""
+    values: dict[str, Any] = msgspec.to_builtins(differing(config), enc_hook=str)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> Train:
+    """The settings that all trials share: what stands behind `--`, over the file of --config. Raises UsageError."""
+    given = parse("train", Train, asked.shared, {})
+    for name in (*OURS, "device", "seed"):
+        if name in given:
+            flag = f"--{name.replace('_', '-')}"
+            ours = name in ("data", "output", "config", "metric", "device", "seed")
+            remedy = "put it in front of `--`" if ours else "a search sets it for each trial; leave it out"
+            raise UsageError(f"{'DATA' if name == 'data' else flag} stands behind `--`: {remedy}")
+    for name in ("arch", "weights"):
+        if name in given:
+            raise UsageError(f"--{name} stands behind `--`: put it in front")
+    if by_parameters:
+        if len(archs) > 1:
+            raise UsageError(f"--arch {asked.arch}: with --param one model is trained; compare with --param arch=a,b")
+        if len(asked.weights) > 1:
+            raise UsageError("--weights: with --param all trials start from one file; give one")
+        given |= {"arch": archs[0]} if archs else {}
+        given |= {"weights": asked.weights[0]} if asked.weights else {}
+    if asked.metric is not None:
+        given["metric"] = asked.metric
+    if asked.config is not None:
+        given["config"] = asked.config
+    base = yaml_file.layered(given)
+    refuse(base, TRAIN if base.weights is None else [rule for rule in TRAIN if isinstance(rule, Range | Excludes)])
+    # What a file says of one run is not for all of them; a recipe's settings are in `base` by now.
+    return replace(base, data=None, config=None, recipe=None, output=Train().output, name=None, resume=None)
+
+
+def _objectives(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in OBJECTIVES:
+            raise UsageError(f"--objective {text}: give {' or '.join(OBJECTIVES)}{nearest(name, OBJECTIVES)}")
+    if names not in (OBJECTIVES[:1], OBJECTIVES):
+        raise UsageError(f"--objective {text}: give accuracy, or accuracy,speed")
+    return names

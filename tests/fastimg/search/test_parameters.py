@@ -1,0 +1,103 @@
+"""What --param asks for: ranges, choices, and what is refused before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from fastimg.config.commands import Train
+from fastimg.errors import UsageError
+from fastimg.search.parameters import Parameter, combinations, read, settings, trial_config
+
+
+def one(text: str, **base: object) -> Parameter:
+    return read([text], Train(**base))[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lr=log:1e-4:1e-1", Parameter(name="lr", kind="number", low=1e-4, high=0.1, log=True)),
+        ("--smoothing=0:0.2", Parameter(name="smoothing", kind="number", low=0.0, high=0.2)),
+        ("wd=0:0.2:0.05", Parameter(name="weight_decay", kind="number", low=0.0, high=0.2, step=0.05)),
+        ("epochs=5:20", Parameter(name="epochs", kind="integer", low=5, high=20)),
+        ("batch_size=log:int:16:256", Parameter(name="batch_size", kind="integer", low=16, high=256, log=True)),
+        ("aa=none,trivial,rand-m9", Parameter(name="aa", kind="choice", choices=("none", "trivial", "rand-m9"))),
+        ("batch-size=16,32,auto", Parameter(name="batch_size", kind="choice", choices=(16, 32, "auto"))),
+        ("model-ema", Parameter(name="model_ema", kind="choice", choices=(True, False))),
+        ("channels-last=true,false", Parameter(name="channels_last", kind="choice", choices=(True, False))),
+        ("scale=0.08 1,0.5 1", Parameter(name="scale", kind="choice", choices=("0.08 1", "0.5 1"))),
+        ("lr-scale=none,linear", Parameter(name="lr_scale", kind="choice", choices=("none", "linear"))),
+    ],
+)
+def test_what_is_searched(text, expected):
+    parameter = one(text)
+    assert parameter == expected
+    assert one(str(parameter)) == parameter  # as it is told, it can be typed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("learning-rate=0:1", "train has no flag --learning-rate; did you mean lr?"),
+        ("smothing=0:0.2", "did you mean smoothing?"),
+        ("zzz=0:1", "`fastimg train --help-all` lists its flags"),
+        ("smoothing", "its values are missing; write smoothing="),
+        ("smoothing=0.2:0.2", "the range is empty"),
+        ("smoothing=0.2:0", "the range is empty; write 0:0.2"),
+        ("lr=log:0:0.1", "ends above 0"),
+        ("lr=log:1e-4:1e-1:0.1", "has no steps"),
+        ("smoothing=0:0.2:0.3", "a step above 0 and up to 0.2"),
+        ("epochs=1:2.5", "whole numbers"),
+        ("lr=a:b", "write a range of numbers"),
+        ("lr=int:1", "write a range of numbers"),
+        ("aa=log:1:2", "takes no numbers"),
+        ("aa=trivial", "one value is nothing to search"),
+        ("aa=trivial,trivial", "named twice"),
+        ("aa=trivial,nonsense", "with aa nonsense, train refuses it"),
+        ("smoothing=0:2", "with smoothing 2, train refuses it: --smoothing 2: give a share"),
+        ("sched=cosine,cosin", "did you mean cosine?"),
+        ("momentum=0.8:0.99", "--momentum has no effect with --opt adamw"),
+        ("output=a,b", "a search sets --output itself"),
+        ("name=a,b", "a search sets --name itself"),
+    ],
+)
+def test_what_cannot_be_searched(text, words):
+    with pytest.raises(UsageError) as refused:
+        one(text)
+    assert str(refused.value).startswith(f"--param {text.partition('=')[0]}")
+    assert words in str(refused.value)
+
+
+def test_a_flag_is_searched_once():
+    with pytest.raises(UsageError, match="--param lr: given twice"):
+        read(["lr=0.1:0.2", "lr=log:0.1:0.2"], Train())
+
+
+def test_a_parameter_that_other_choices_give_an_effect_is_searched_and_left_out_where_it_has_none():
+    parameters = read(["opt=adamw,sgd", "momentum=0.8:0.99"], Train())
+    assert [parameter.name for parameter in parameters] == ["opt", "momentum"]
+    assert settings({"opt": "sgd", "momentum": 0.9}, Train()) == {"opt": "sgd", "momentum": 0.9}
+    assert settings({"opt": "adamw", "momentum": 0.9}, Train()) == {"opt": "adamw"}
+
+
+def test_a_trial_is_what_was_drawn_over_what_all_share():
+    base = Train(arch="resnet18", aa="trivial", smoothing=0.3, weights=Path("w.safetensors"))
+    config = trial_config({"lr": 0.01, "aa": "none", "scale": "0.5 1"}, base)
+    assert (config.lr, config.scale, config.smoothing) == (0.01, (0.5, 1.0), 0.3)
+    assert (config.arch, config.weights, config.aa) == ("resnet18", Path("w.safetensors"), "trivial")
+
+
+def test_a_grid_has_every_combination():
+    parameters = read(["smoothing=0:0.2:0.1", "aa=none,trivial", "epochs=1:2"], Train())
+    drawn = list(combinations(parameters))
+    assert len(drawn) == 12
+    assert drawn[:2] == [
+        {"smoothing": 0.0, "aa": "none", "epochs": 1},
+        {"smoothing": 0.0, "aa": "none", "epochs": 2},
+    ]
+    assert {each["smoothing"] for each in drawn} == {0.0, 0.1, 0.2}
+
+
+def test_a_grid_needs_steps():
+    with pytest.raises(UsageError, match=r"--sampler grid: .*lr=log:0.0001:0.1 has no steps"):
+        list(combinations(read(["lr=log:1e-4:1e-1"], Train())))

@@ -1,0 +1,169 @@
+"""`fastimg search` over values of flags, from the command line to the folder it leaves. Trials run in this process."""
+
+import json
+import sys
+from contextlib import AbstractContextManager
+
+import pytest
+import yaml
+
+from fastimg.search.folder import locked
+from fastimg.search.probing import metric_of
+from fastimg.search.worker import _config, _train, _with_speed, run_trial
+from fastimg.train.checkpoints.run_directory import read_log
+
+BASE = ("--img-size", 32, "--batch-size", 8, "--workers", 1, "--no-amp", "--epochs", 1)
+
+
+class InThisProcess(AbstractContextManager["InThisProcess"]):
+    """A pool without processes."""
+
+    def __init__(self, devices, metric, say, inherited=()):
+        self.deadline = None
+        self.speed_split = None
+        self.devices = devices
+
+    def __exit__(self, *_):
+        pass
+
+    def probe(self, settings):
+        self.metric = metric_of(_config(settings))
+        return self.metric
+
+    def run(self, jobs, report):
+        for job in jobs:
+            record = run_trial(job, self.metric, lambda told: report(told.number, told.epoch, told.value), _train)
+            if self.speed_split is not None:
+                record = _with_speed(record, job, self.speed_split, {("test_resnet", "{}", 32): 123.0})
+            yield record
+
+
+@pytest.fixture
+def search(cli, image_folder, tmp_path, monkeypatch):
+    """`search(--param, ..., base=...)`: search in tmp_path/S."""
+    monkeypatch.setattr("fastimg.search.command.TrialPool", InThisProcess)
+    monkeypatch.setattr("fastimg.search.param_search.prediction_speed", lambda *_: 100.0)
+    monkeypatch.setattr("fastimg.train.reporting.summary.plot_curves", lambda *arguments: arguments[-1].touch())
+
+    def call(*arguments, base=BASE):
+        given = (image_folder, "--arch", "test_resnet", "-o", tmp_path / "S", "--device", "cpu", *arguments)
+        return cli("search", *given, "--", *base)
+
+    return call
+
+
+PARAM = ("--param", "lr=log:1e-4:1e-2", "smoothing=0:0.2:0.1", "aa=none,trivial")
+
+
+def test_a_search_leaves_a_study_runs_and_a_leaderboard_and_goes_on(search, cli, tmp_path):
+    folder = tmp_path / "S"
+    ran = search(*PARAM, "--trials", 2)
+    assert ran.code == 0, ran.err
+    assert "2 trials; median ends trials that are not promising; each trains on" in ran.out
+    assert "best        trial 0: " in ran.out
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["0000", "0001"]
+    board = json.loads((folder / "leaderboard.json").read_text())
+    assert [row["rank"] for row in board["trials"]] == [1, 2]
+    assert (folder / "best").resolve().name == board["trials"][0]["run"].removeprefix("runs/")
+    assert (folder / "best" / "curves.png").exists()
+    asked = json.loads((folder / "search.json").read_text())
+    assert asked["param"] == ["lr=log:0.0001:0.01", "smoothing=0:0.2:0.1", "aa=none,trivial"]
+
+    config = yaml.safe_load((folder / "best" / "config.yaml").read_text())
+    assert "resume" not in config
+    again = cli("train", "--config", folder / "best" / "config.yaml", "--output", tmp_path / "again")
+    assert again.code == 0, again.err
+    validations = [
+        [record for record in read_log(run) if record["kind"] == "val"]
+        for run in (tmp_path / "again" / config["name"], folder / "best")
+    ]
+    assert validations[0] == validations[1]
+
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")}
+    more = search(*PARAM, "--trials", 3, "--json")
+    assert more.code == 0, more.err
+    assert "goes on after 2 trials" in more.err
+    assert [row["rank"] for row in json.loads(more.out)["trials"]] == [1, 2, 3]
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+    other = search("--param", "lr=log:1e-4:1e-1", "--trials", 3)
+    assert other.code == 2
+    assert "its search began with param [lr=log:0.0001:0.01, smoothing=0:0.2:0.1, aa=none,trivial]" in other.err
+
+
+def test_accuracy_and_speed(search, tmp_path):
+    ran = search("--param", "smoothing=0,0.1", "--sampler", "grid", "--objective", "accuracy,speed", "--json")
+    assert ran.code == 0, ran.err
+    assert "2 combinations" in ran.err
+    board = json.loads(ran.out)
+    assert len(board["trials"]) == 2
+
+
+def test_trials_that_diverge_are_pruned_with_their_reason(search, tmp_path):
+    ran = search("--param", "lr=1e30,1e32", "--trials", 2, base=(*BASE, "--opt", "sgd"))
+    assert ran.code == 2
+    assert "no trial ended well; of 2 trials: the loss became" in ran.err
+    assert json.loads((tmp_path / "S" / "leaderboard.json").read_text())["trials"] == []
+
+
+def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
+    with locked(tmp_path / "S"):
+        ran = search(*PARAM, "--trials", 1)
+    assert ran.code == 1
+    assert "is searching here; wait for it, or give another --output" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--param", "lrr=0:1", "--trials", 1), "train has no flag --lrr; did you mean lr?"),
+        (("--param", "lr=0.1:0.1", "--trials", 1), "the range is empty"),
+        (("--param", "lr=log:0:1", "--trials", 1), "ends above 0"),
+        (("--param", "aa=none,x9", "--trials", 1), "train refuses it"),
+        (("--param", "lr=0.1:0.2", "--sampler", "grid"), "has no steps; give them, as in lr=0.1:0.2:0.025"),
+        (("--param", "lr=0.1:0.2"), "say when it ends, by --trials N or --time 20m"),
+        ((), "say when it ends: --time 20m"),
+        (("--param", "lr=0.1:0.2", "--trials", 0), "--trials 0: give 1 or more"),
+        (("--time", "soon"), "--time soon: give a time"),
+        (("--objective", "accuracy,size", "--time", "1m"), "give accuracy or speed"),
+        (("--objective", "speed", "--time", "1m"), "give accuracy, or accuracy,speed"),
+        (("--param", "lr=0.1:0.2", "--trials", 1, "--metric", "top9"), "--metric top9: give one of loss, top1"),
+        (("--param", "lr=0.1:0.2", "--trials", 1, "--epochs", 1), "behind `--`"),
+        (("--param", "lr=0.1:0.2", "--trials", 1, "--device", "tpu"), "--device tpu: give auto, cpu, cuda or cuda:N"),
+        (
+            ("--param", "lr=0.1:0.2", "--trials", 1, "--objective", "accuracy,speed", "--pruner", "median"),
+            "--pruner median: trials with several objectives cannot be ended early",
+        ),
+        (("--param", "lr=0.1:0.2", "--trials", 1, "--arch", "a,b"), "compare with --param arch=a,b"),
+        (("--param", "lr=0.1:0.2", "--trials", 1, "--storage", "nonsense://x"), "--storage nonsense://x: "),
+    ],
+)
+def test_bad_input_is_one_sentence(search, arguments, words):
+    ran = search(*arguments)
+    assert ran.code == 2
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        (("--name", "x"), "--name stands behind `--`: a search sets it for each trial"),
+        (("--seed", "1"), "--seed stands behind `--`: put it in front of `--`"),
+        (("elsewhere",), "DATA stands behind `--`"),
+        (("--epochs", "0"), "--epochs 0: give 1 or more"),
+        (("--nonsense",), "train has no flag --nonsense"),
+        (("--val-fraction", "0"), "nothing validates the trials"),
+    ],
+)
+def test_bad_settings_of_all_trials(search, base, words):
+    ran = search(*PARAM, "--trials", 1, base=base)
+    assert ran.code == 2
+    assert words in ran.err
+
+
+def test_without_optuna_the_extra_is_named(search, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    ran = search(*PARAM, "--trials", 1)
+    assert ran.code == 1
+    assert 'pip install "fastimg[tune]"' in ran.err
