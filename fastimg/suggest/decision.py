@@ -127,9 +127,12 @@ def _others(options: Sequence[Option], chosen: Option, survey: Survey, limit: fl
         usual = lengths(draft, survey).usual
         seconds = timing.run(survey.train, survey.val, usual)
         if draft.kind == "fine-tuning":
-            what = f"Training all of {draft.network.arch} ({plural(usual, 'epoch')}) would take about {short(seconds)}"
-            more = "remove freeze and head for it" if chosen.draft.network.arch == draft.network.arch else ""
-            notes.append(f"{what}, more than {'the time' if limit else short(PATIENCE)}{'; ' * bool(more)}{more}.")
+            there = "there is time" if limit else short(PATIENCE)
+            same = chosen.draft.network.arch == draft.network.arch
+            notes.append(
+                f"Training all of {draft.network.arch} ({plural(usual, 'epoch')}) would take about {short(seconds)}, "
+                f"longer than {there}.{' Without freeze and head in this file it is what you get.' * same}"
+            )
         elif chosen.draft.kind == "fine-tuning" and draft.network.arch == chosen.draft.network.arch:
             notes.append(
                 f"Training only a classifier on the frozen encoder would take about {short(seconds)}: "

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 
+from fastimg.loaders.containers.content import singular
 from fastimg.train.reporting.hints import LIMIT
 from fastimg.wording import plural
 
@@ -30,34 +31,35 @@ def about_machine(machine: Machine) -> Iterator[str]:
 
 
 def about_data(survey: Survey, timing: Timing, once: bool) -> Iterator[str]:
-    """What is wrong with the data, or would be read faster; `once`: by a frozen encoder, which sees each sample once."""
-    near, copies, noun = survey.near, survey.copies, survey.noun
+    """What is wrong with the data, or would be read faster; `once`: a frozen encoder reads each sample just once."""
+    near, copies, noun, each = survey.near, survey.copies, survey.noun, singular(survey.content)
     if survey.looked_at < survey.train + survey.val:
         yield f"{survey.looked_at:,} of {survey.train + survey.val:,} {noun} were looked at, drawn by chance."
     if copies.leaked:
         names = " = ".join(name for _, name in copies.across[0].names[:2])
         yield (
-            f"{copies.leaked:,} of validation have the same bytes as one of training, which makes validation too good: "
-            f"{names}. `fastimg inspect` lists them; remove them from one side."
+            f"Of validation, {plural(copies.leaked, each, 'has')} the same bytes as one of training, which makes "
+            f"validation too good: {names}. `fastimg inspect` lists them; remove them from one side."
         )
     if near.across:
         pairs = "; ".join(f"{one} and {other}" for one, other in near.examples)
         yield (
-            f"{near.across:,} of validation nearly equal one of training, which makes validation too good: {pairs}. "
-            "Remove them from one side, or keep such groups together with `fold` and `group`."
+            f"Of validation, {plural(near.across, each, 'is')} nearly the same as one of training, which makes "
+            f"validation too good: {pairs}. Remove them from one side, or keep such groups together with `fold` and `group`."
         )
     if near.within and not near.across:
         pairs = "; ".join(f"{one} and {other}" for one, other in near.examples)
-        yield f"{near.within:,} of training nearly equal another one: {pairs}."
+        yield f"Of training, {plural(near.within, each, 'is')} nearly the same as another one: {pairs}."
     if copies.within:
-        yield f"{copies.within:,} have the same bytes as another one on their side; `fastimg inspect` lists them."
+        same = plural(copies.within, each, "has")
+        yield f"{same} the same bytes as another one on its side; `fastimg inspect` lists them."
     if copies.conflicting:
-        yield f"{copies.conflicting:,} groups of copies are in several classes: one of the labels is wrong."
+        yield f"{plural(copies.conflicting, 'group')} of copies with several classes: some of the labels are wrong."
     if near.why_not:
         yield f"Only exact copies were looked for: {near.why_not}."
     if survey.unreadable:
         named = "; ".join(f"{name}: {reason}" for name, reason in survey.unreadable_names)
-        yield f"{survey.unreadable:,} cannot be read, and are left out of training: {named}."
+        yield f"Not readable, and left out of training: {plural(survey.unreadable, each)} ({named})."
     if survey.val < _TOO_SMALL:
         yield (
             f"Validation has only {survey.val:,} {noun}: its accuracy tells little. With so little data, five runs "

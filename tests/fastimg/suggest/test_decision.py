@@ -8,7 +8,7 @@ import pytest
 from fastimg.config import yaml_file
 from fastimg.errors import UserError
 from fastimg.inspect.scan import Duplicates
-from fastimg.suggest.decision import PATIENCE, ROOM, Option, decide
+from fastimg.suggest.decision import PATIENCE, Option, decide
 from fastimg.suggest.drafts import drafts, few, mirrors
 from fastimg.suggest.machine import Machine
 from fastimg.suggest.resemblance import NearCopies

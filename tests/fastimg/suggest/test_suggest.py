@@ -101,8 +101,12 @@ def test_every_setting_has_its_reason_above_it(photographs, suggest, unmeasured)
 def test_copies_between_training_and_validation_are_named(photographs, suggest, unmeasured):
     said, _ = suggest(photographs)
     notes = "\n".join(said["notes"])
-    assert "1 of validation nearly equal one of training" in notes and "again.jpg and " in notes and "3.jpg" in notes
-    assert "1 of validation have the same bytes as one of training" in notes and "copy.jpg" in notes
+    assert (
+        "Of validation, 1 image is nearly the same as one of training" in notes
+        and "again.jpg and " in notes
+        and "3.jpg" in notes
+    )
+    assert "Of validation, 1 image has the same bytes as one of training" in notes and "copy.jpg" in notes
     assert said["data"]["near"]["across"] == 1 and said["data"]["copies"]["leaked"] == 1
     assert "`hflip: 0` if they do" in notes and "fastimg convert" in notes and "only 6 images" in notes
 
@@ -200,6 +204,50 @@ def test_texts_need_an_encoder(cli, tmp_path):
             (tmp_path / "texts" / name / f"{number}.txt").write_text(f"{name} {number}")
     ran = cli("suggest", tmp_path / "texts", "-o", tmp_path / "x.yaml")
     assert ran.code == 2 and "holds texts, and no text encoder is at hand; give one" in ran.err
+
+
+def test_texts(cli, suggest, tmp_path):
+    """A BERT of random weights; what is measured is the trainer's own path, from tokens to embeddings."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = "good bad the film was seen by many".split()  # noqa: SIM905
+    engine = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(["[PAD]", "[UNK]", *words])}, unk_token="[UNK]")
+    )
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=engine, model_max_length=16, unk_token="[UNK]", pad_token="[PAD]"
+    )
+    fast.save_pretrained(tmp_path / "bert")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    transformers.BertModel(transformers.BertConfig(vocab_size=10, max_position_embeddings=16, **sizes)).save_pretrained(
+        tmp_path / "bert"
+    )
+    drawn = np.random.default_rng(0)
+    for name in words[:2]:
+        (tmp_path / "texts" / name).mkdir(parents=True)
+        for number in range(20):
+            text = " ".join([name, *drawn.choice(words[2:], 6)])
+            (tmp_path / "texts" / name / f"{number}.txt").write_text(text)
+    said, file = suggest(tmp_path / "texts", "--arch", f"hf:{tmp_path / 'bert'}")
+    assert said["kind"] == "head" and said["timing"]["encode"] > 0 and said["data"]["words"]["median"] == 7
+    assert said["settings"]["freeze"] == "backbone" and "img_size" not in said["settings"]
+    ran = cli("train", tmp_path / "texts", "--config", file, "--dry-run", "-o", tmp_path / "runs")
+    assert ran.code == 0, ran.err
+
+
+def test_several_targets(trained, cli, suggest, unmeasured, tmp_path):
+    rows = ["path,breed,age"]
+    for number, file in enumerate(sorted((trained.images / "train").rglob("*.*"))):
+        rows.append(f"{file},{file.parent.name},{number}")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    ran = cli("convert", tmp_path / "table.csv", tmp_path / "D", "--target", "breed", "--target", "age:number")
+    assert ran.code == 0, ran.err
+    said, file = suggest(tmp_path / "D")
+    assert said["data"]["targets"] == {"breed": "class", "age": "number"} and said["data"]["folder"] is False
+    assert "targets: breed (class), age (number)" in file.read_text()
+    ran = cli("train", tmp_path / "D", "--config", file, "--dry-run", "-o", tmp_path / "runs")
+    assert ran.code == 0, ran.err
 
 
 def test_memory_that_runs_out_halves_the_batch(monkeypatch):
