@@ -24,6 +24,7 @@ from fastimg.models.ranks import Ranks, start
 from fastimg.system.progress import Status
 from fastimg.system.terminal import say
 from fastimg.train.reporting.hints import LIMIT
+from fastimg.train.tasks.selection import choose
 from fastimg.wording import plural
 
 from .decision import PATIENCE, ROOM, Option, decide, lengths
@@ -47,6 +48,7 @@ def suggest(config: Suggest, out: Console, err: Console) -> Advised:
         if ranks.world_size > 1:
             raise UsageError("suggest measures a single process; start it without torchrun")
         found = survey(config, err, stack)
+        choose(Train(), config.data, found.train, found.val)  # refuses data that nothing can be learned from
         here = machine(ranks.device)
         if not config.json:
             for line in facts(found.survey):

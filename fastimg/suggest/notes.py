@@ -45,7 +45,8 @@ def about_data(survey: Survey, timing: Timing, once: bool) -> Iterator[str]:
         pairs = "; ".join(f"{one} and {other}" for one, other in near.examples)
         yield (
             f"Of validation, {plural(near.across, each, 'is')} nearly the same as one of training, which makes "
-            f"validation too good: {pairs}. Remove them from one side, or keep such groups together with `fold` and `group`."
+            f"validation too good: {pairs}. Remove them from one side, or keep such groups together with `fold` and "
+            "`group`."
         )
     if near.within and not near.across:
         pairs = "; ".join(f"{one} and {other}" for one, other in near.examples)

@@ -89,7 +89,7 @@ def test_else_its_classifier_and_the_note_says_what_the_rest_would_take():
 
 
 @pytest.mark.parametrize(
-    ("limit", "kind", "epochs"), [(40, "head", 24), (60, "fine-tuning", 2), (100_000, "fine-tuning", 20)]
+    ("limit", "kind", "epochs"), [(40, "head", 30), (60, "fine-tuning", 2), (100_000, "fine-tuning", 20)]
 )
 def test_a_time_decides_how_many_epochs(limit, kind, epochs):
     survey = data()
