@@ -85,8 +85,8 @@ def log_priors(counts: Doubles) -> Doubles:
 def read_weights(file: Path, classes: Sequence[str], flag: str) -> Doubles:
     """The number that a json object or a csv of `class,number` lines has for each of `classes` [C].
 
-    Raises UsageError for a file that is not there, and UserError for unknown and missing classes, for what is not a number
-    of 0 or more, and for a file of zeros. `flag` is for messages.
+    Raises UsageError for a file that is not there, and UserError for unknown and missing classes, for what is not a
+    number of 0 or more, and for a file of zeros. `flag` is for messages.
     """
     where = f"{flag} {file}"
     try:

@@ -36,7 +36,7 @@ class Predictions:
     losses: npt.NDArray[np.float64]  # nats
 
     def mistakes(self) -> npt.NDArray[np.int64]:
-        """The places of the mistakes, the most confident first; of equal confidence in the dataset's order, NaN last."""
+        """The places of the mistakes, the most confident first; ties are in the dataset's order, NaN last."""
         wrong = np.flatnonzero(self.truth != self.predicted)
         return wrong[np.lexsort((self.ids[wrong], -self.confidence[wrong]))]
 
@@ -98,13 +98,9 @@ def _draw(
     used = sorted({*found.truth[shown].tolist(), *found.predicted[shown].tolist()})
     names = {number: printable(classes[number]) for number in used}
     count = plural(len(places), "mistake") if len(places) else "no mistakes"
-    order = (
-        f", the {SHOWN} most confident of them"
-        if len(places) > SHOWN
-        else ", the most confident first"
-        if len(places) > 1
-        else ""
-    )
+    order = ", the most confident first" if len(places) > 1 else ""
+    if len(places) > SHOWN:
+        order = f", the {SHOWN} most confident of them"
     colours = "; red: what was predicted" if len(places) else ""
     title = f"{part}: {count} among {plural(len(found.ids), 'image')}{order}{colours}"
     letters = lettering([*names.values(), *keys, title])

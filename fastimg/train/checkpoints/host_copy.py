@@ -1,4 +1,4 @@
-"""A copy of a run's tensors in host memory: allocated once, filled while training continues, read by the thread that writes."""
+"""A copy of a run's tensors in host memory: allocated once, filled while training continues, read by the writer."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
