@@ -103,6 +103,8 @@ def measured(
     skipped: list[str] = []
     candidates = starts(config, found.survey, here)
     for number, candidate in enumerate(candidates):
+        if options and not candidate.trained:
+            break  # trained weights that are slow are worth more than random ones
         try:
             net = network(candidate, found.survey, ranks)
         except UserError as error:

@@ -65,7 +65,8 @@ def decide(options: Sequence[Option], survey: Survey, limit: float | None) -> De
     Raises UserError if the time is too short for any of them; the message says what is needed.
     """
     fitting = [option for option in options if _fits(option, survey, limit)]
-    chosen = fitting[0] if fitting else options[-1]
+    heads = [option for option in options if option.draft.kind == "head"]
+    chosen = fitting[0] if fitting else min(heads or options, key=lambda option: _least(option, survey))
     timing = chosen.timing
     draft = chosen.draft
     usual, most, why = lengths(draft, survey)
@@ -89,11 +90,15 @@ def decide(options: Sequence[Option], survey: Survey, limit: float | None) -> De
 def _fits(option: Option, survey: Survey, limit: float | None) -> bool:
     """Whether a draft makes sense within the time: fine-tuning needs a few epochs, all others one."""
     draft, timing = option
-    before, epoch = timing.before(survey.train, survey.val), timing.epoch(survey.train, survey.val)
     if limit is None:
-        return draft.kind != "fine-tuning" or before + lengths(draft, survey).usual * epoch <= PATIENCE
+        return timing.run(survey.train, survey.val, lengths(draft, survey).usual) <= PATIENCE
     least = _FEWEST if draft.kind == "fine-tuning" else 1
-    return before + least * epoch <= ROOM * limit
+    return timing.run(survey.train, survey.val, least) <= ROOM * limit
+
+
+def _least(option: Option, survey: Survey) -> float:
+    """Seconds of one epoch with all that comes before it."""
+    return option.timing.run(survey.train, survey.val, 1)
 
 
 def _part_of_an_epoch(option: Option, survey: Survey, limit: float) -> Decision:

@@ -79,7 +79,7 @@ def mirrors(survey: Survey) -> str:
 
 def _head(start: Start, network: Network, survey: Survey, machine: Machine) -> Draft:
     millions = f"{network.parameters / 1e6:.1f} million weights"
-    reason = f"training all {millions} takes longer than there is time"
+    reason = f"training all {millions} would take too long here, as is said above"
     if few(survey):
         reason = f"{survey.train:,} {survey.noun}, {survey.each:,} of a class, are too few to train {millions} on"
     once = f"the frozen encoder runs once over all {survey.noun}"

@@ -88,6 +88,14 @@ def test_else_its_classifier_and_the_note_says_what_the_rest_would_take():
     assert "5 epochs" in chosen.notes[0] and f"{PATIENCE / 60:.0f} min" in chosen.notes[0]
 
 
+def test_where_nothing_is_quick_the_quickest_classifier_is_trained():
+    survey = data(train=1_000_000)
+    slow, slower = (options(survey, tuned=1, encode=encode)[1] for encode in (0.1, 0.2))
+    assert decide([slower, slow], survey, None).option is slow
+    scratch = Option(draft("scratch", survey, Start(arch="resnet18", why="new")), timing(sample=1.0))
+    assert decide([scratch], survey, None).option is scratch
+
+
 @pytest.mark.parametrize(
     ("limit", "kind", "epochs"), [(40, "head", 30), (60, "fine-tuning", 2), (100_000, "fine-tuning", 20)]
 )
