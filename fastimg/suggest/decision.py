@@ -20,7 +20,7 @@ _FEWEST = 2  # epochs of fine-tuning, below which its schedule has no room
 _SEEN = 50_000  # samples that a network from random weights sees, at least
 
 
-class Lengths(NamedTuple):
+class EpochCounts(NamedTuple):
     """Epochs of a kind of training: the usual number, and the most that are of use."""
 
     usual: int
@@ -45,18 +45,22 @@ class Decision:
     notes: tuple[str, ...] = ()
 
 
-def lengths(draft: Draft, survey: Survey) -> Lengths:
+def lengths(draft: Draft, survey: Survey) -> EpochCounts:
     """How many epochs a draft takes."""
     settings = draft.settings()
     if draft.kind == "head":
-        return Lengths(20, 50, "an epoch on kept embeddings costs little, and after these a classifier hardly changes")
+        return EpochCounts(
+            20, 50, "an epoch on kept embeddings costs little, and after these a classifier hardly changes"
+        )
     if draft.kind == "fine-tuning":
         usual = recipes.finetune_cnn()["epochs"]
-        return Lengths(usual, 20, "as in `fastimg recipe show finetune-cnn`; trained weights need few")
+        return EpochCounts(usual, 20, "as in `fastimg recipe show finetune-cnn`; trained weights need few")
     if "recipe" in settings:
-        return Lengths(recipes.settings(settings["recipe"])["epochs"], 100, f"the recipe's, {settings['recipe']}")
+        return EpochCounts(recipes.settings(settings["recipe"])["epochs"], 100, f"the recipe's, {settings['recipe']}")
     usual = min(100, max(10, -(-_SEEN // survey.train)))
-    return Lengths(usual, 300, f"{usual * survey.train:,} {survey.noun} are seen: from random weights it takes many")
+    return EpochCounts(
+        usual, 300, f"{usual * survey.train:,} {survey.noun} are seen: from random weights it takes many"
+    )
 
 
 def decide(options: Sequence[Option], survey: Survey, limit: float | None) -> Decision:

@@ -228,7 +228,7 @@ def _length_note(network: Network, survey: Survey) -> tuple[str, ...]:
     words = survey.words
     return (
         f"The texts have {words.median:,} words in the middle, 95% of them at most {words.p95:,}. The encoder reads "
-        f"the first {network.tokens:,} tokens of each, about {int(network.tokens / 1.3):,} English words.",
+        f"the first {plural(network.tokens, 'token')} of each, about {int(network.tokens / 1.3):,} English words.",
     )
 
 

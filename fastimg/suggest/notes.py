@@ -25,8 +25,8 @@ def about_machine(machine: Machine) -> Iterator[str]:
         )
     if machine.gpus > 1:
         yield (
-            f"There are {machine.gpus} GPUs, and this is for one: `torchrun --nproc-per-node {machine.gpus} -m fastimg "
-            "train ...` uses all."
+            f"There are {plural(machine.gpus, 'GPU')}, and this is for one: `torchrun --nproc-per-node {machine.gpus} "
+            "-m fastimg train ...` uses all."
         )
 
 
