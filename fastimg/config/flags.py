@@ -179,9 +179,7 @@ def _hint(word: str, command: str, known: frozenset[str], others: Mapping[str, t
     if name in _DATA:
         return f"; give the data without a flag: `fastimg {command} DATA`"
     if command == "search" and f"--{name}" in flags_of(others["train"]):
-        return (
-            f", which belongs to train: what all trials share stands behind `--`, as in `fastimg search DATA -- {word}`"
-        )
+        return f", which belongs to train: what all trials share is behind `--`, as in `fastimg search DATA -- {word}`"
     elsewhere = [other for other, kind in others.items() if f"--{name}" in flags_of(kind)]
     if elsewhere:
         return f", which belongs to {' and '.join(elsewhere)}; `fastimg {command} --help` lists the flags of {command}"

@@ -15,7 +15,8 @@ PRUNERS = ("hyperband", "median", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Search:  # more than 12 fields: a flag each
-    """Find the best settings for a dataset: by trials, or within a time."""
+    """Find the best settings for a dataset: by trials, or within a time. Flags of `train` that all trials share stand
+    behind `--`."""
 
     data: Positional[Path]
     """Shards made by `fastimg convert`, or an image folder."""

@@ -85,7 +85,8 @@ def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, d
             gpu=devices[0] != "cpu",
             seed=settings.seed,
         )
-        board = search_by_stages(staged, pool, say)
+        assert pool.deadline is not None
+        board = search_by_stages(staged, pool, say, began=pool.deadline - asked.seconds)
     if board.winner is not None:
         _draw_curves(asked.folder / board.winner.run, board.metric)
     return board

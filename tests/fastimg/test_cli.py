@@ -15,7 +15,7 @@ from fastimg import __version__
 from fastimg import cli as command_line
 from fastimg.config import benchmarking as benchconfig
 from fastimg.config import commands as config
-from fastimg.config import flags
+from fastimg.config import flags, searching
 from fastimg.config.command_line import sections
 from fastimg.config.flag_types import command_flags
 
@@ -23,7 +23,9 @@ COMMANDS = {
     "demo": config.Demo,
     "convert": config.Convert,
     "inspect": config.Inspect,
+    "suggest": searching.Suggest,
     "train": config.Train,
+    "search": searching.Search,
     "verify": config.Verify,
     "eval": config.Eval,
     "embed": config.Embed,

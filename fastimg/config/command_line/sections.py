@@ -73,6 +73,11 @@ SECTIONS: Mapping[str, Sections] = {
         "augmentation": _AUGMENTATION,
         "output": ("json",),
     },
+    "search": {
+        "what to search": ("param", "arch", "weights", "metric", "objective", "config"),
+        "how": ("trials", "time", "sampler", "pruner", "seed", "device", "jobs"),
+        "output": ("output", "storage", "json"),
+    },
     "bench": {
         "what to measure": (
             *("quick", "full", "arch", "stages", "loaders", "threads", "tune", "no_advice", "images", "repeats"),
@@ -118,6 +123,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("fastimg train shards/ --weights FILE --freeze backbone", "train only the classifier, in seconds"),
         ("torchrun --nproc-per-node 8 -m fastimg train shards/", "one process per GPU"),
         ("fastimg train shards/ --resume", "continue after an interruption"),
+    ),
+    "search": (
+        ("fastimg search shards/ --time 20m", "the best model that is found in twenty minutes"),
+        ("fastimg search shards/ -p lr=log:1e-4:1e-1 smoothing=0:0.2 --trials 20 -- --epochs 5", "values of flags"),
     ),
     "eval": (("fastimg eval runs/NAME shards/", "the best checkpoint of a run"),),
     "predict": (("fastimg predict runs/NAME photos/ --csv classes.csv", "classify every image below a folder"),),

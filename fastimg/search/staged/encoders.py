@@ -15,9 +15,9 @@ from fastimg.config.commands import Train
 from fastimg.config.training import HF_PREFIX
 from fastimg.config.values.folds import parse as parse_fold
 from fastimg.config.yaml_file import fitted
-from fastimg.data.datasets import open_parts
+from fastimg.data.datasets import names_targets, open_parts
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import Dataset, list_splits
+from fastimg.loaders import Dataset, list_splits, open_dataset
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
 from fastimg.search.speed import model_speed
@@ -62,7 +62,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredEncoder:
     """What was measured of a candidate.
 
     rate: samples per second at prediction, without reading them. learning_rate, head_rate: those that `train` chooses
@@ -79,7 +79,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class LeftOut:
     """An encoder that is left out, and why."""
 
     name: str
@@ -91,7 +91,7 @@ class Found:
     """The encoders of a search, those that were left out, and where they are from, in a sentence."""
 
     candidates: list[Candidate] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[LeftOut] = field(default_factory=list)
     words: str = ""
 
 
@@ -105,7 +105,8 @@ def facts(data: Path, shared: Mapping[str, Any], seed: int) -> DataFacts:
     settings: dict[str, Any] = {}
     asked = config.val_split is not None or config.val_fraction is not None or config.fold is not None
     if not asked and "test" in splits and "val" not in splits:
-        settings = {"fold": "0/10"}
+        with closing(open_dataset(data, config.train_split, config.classes)) as dataset:
+            settings = {"fold": "0/10", "stratify": not names_targets(dataset)}
     config = replace(config, **settings)
     fold = None if config.fold is None else parse_fold(config.fold, config.group, config.stratify)
     parts = open_parts(data, config.train_split, config.val_split, config.val_fraction, seed, config.classes, fold)
@@ -133,16 +134,16 @@ def find(archs: Sequence[str], weights: Sequence[Path], data: DataFacts, shared:
         return _asked(archs, weights, shared)
     kept = kept_texts() if data.content == "text" else kept_images()
     words = f"weights at hand: {', '.join(each.name for each in kept)}"
-    skipped: list[Skipped] = []
+    skipped: list[LeftOut] = []
     if not kept and data.content == "images":
         wanted = PUBLISHED if gpu else PUBLISHED[:ON_CPUS]
         kept, why = fetched(wanted)
         words = f"published weights: {', '.join(each.name for each in kept)}"
         there = [each.arch for each in kept]
-        skipped = [Skipped(arch, f"could not be downloaded ({why})") for arch in wanted if arch not in there]
+        skipped = [LeftOut(arch, f"could not be downloaded ({why})") for arch in wanted if arch not in there]
     found = [_of_kept(each) for each in kept]
     fits = [(candidate, misfit(candidate, shared)) for candidate in found]
-    skipped += [Skipped(candidate.name, reason) for candidate, reason in fits if reason]
+    skipped += [LeftOut(candidate.name, reason) for candidate, reason in fits if reason]
     candidates = [candidate for candidate, reason in fits if not reason]
     if candidates:
         return Found(candidates=candidates, skipped=skipped, words=words)
@@ -174,13 +175,13 @@ def untrained(side: int) -> list[Candidate]:
 def _asked(archs: Sequence[str], weights: Sequence[Path], shared: Mapping[str, Any]) -> Found:
     """What --arch and --weights name: each file with the architecture that it states, or the first one that it fits."""
     candidates: list[Candidate] = []
-    skipped: list[Skipped] = []
+    skipped: list[LeftOut] = []
     for path in weights:
         candidate, reason = _with_weights(path, archs, shared)
         if candidate is not None:
             candidates.append(candidate)
         else:
-            skipped.append(Skipped(shown(path), reason))
+            skipped.append(LeftOut(shown(path), reason))
     covered = {str(candidate.settings["arch"]) for candidate in candidates}
     left = [arch for arch in archs if arch not in covered]
     at_hand, why = _at_hand(left)
@@ -194,7 +195,7 @@ def _asked(archs: Sequence[str], weights: Sequence[Path], shared: Mapping[str, A
         candidate = _of_kept(at_hand[arch]) if arch in at_hand else plain
         reason = misfit(candidate, shared)
         if reason:
-            skipped.append(Skipped(arch, reason))
+            skipped.append(LeftOut(arch, reason))
         else:
             candidates.append(candidate)
     if not candidates:
@@ -260,7 +261,7 @@ def built(candidate: Candidate, shared: Mapping[str, Any], classes: int) -> Mode
     )
 
 
-def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Measured:
+def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> MeasuredEncoder:
     """Build a candidate and measure it."""
     model = built(candidate, shared, classes=2)
     config = Train(**fitted({**shared, **candidate.settings}, Train))
@@ -269,7 +270,7 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
     assert base and head_base
     side = 0 if model.text is not None else model.preprocessing.val_size
     fixed = model.text is not None or not model.convolutional or "img_size" in shared
-    return Measured(
+    return MeasuredEncoder(
         candidate=candidate,
         rate=model_speed(model, device),
         parameters=sum(each.numel() for each in model.module.parameters()),
@@ -280,14 +281,14 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
     )
 
 
-def as_json(measured: Measured) -> dict[str, Any]:
+def as_json(measured: MeasuredEncoder) -> dict[str, Any]:
     """For a journal."""
     return asdict(measured)
 
 
-def from_json(plain: Mapping[str, Any]) -> Measured:
+def from_json(plain: Mapping[str, Any]) -> MeasuredEncoder:
     """The inverse of `as_json`."""
-    return Measured(**{**plain, "candidate": Candidate(**plain["candidate"])})
+    return MeasuredEncoder(**{**plain, "candidate": Candidate(**plain["candidate"])})
 
 
 def _of_kept(kept: KeptWeights) -> Candidate:

@@ -14,7 +14,7 @@ from fastimg.search.records import TrialRecord
 from fastimg.system.progress import duration
 from fastimg.wording import plural
 
-from .encoders import Measured
+from .encoders import MeasuredEncoder
 from .rungs import Arm, Rung, epoch_guess, final_epochs, interleaved, rungs, variations
 from .trials import Trials
 
@@ -39,7 +39,7 @@ class Entrant:
     full: bool = False
 
 
-def entrants(encoders: Sequence[Measured], heads: Mapping[str, TrialRecord], trials: Trials) -> list[Entrant]:
+def entrants(encoders: Sequence[MeasuredEncoder], heads: Mapping[str, TrialRecord], trials: Trials) -> list[Entrant]:
     """The arms of the best encoders in the order of their promise.
 
     Encoders whose classifier was searched start with that classifier (Kumar et al., 2022: a random one would distort
@@ -70,7 +70,7 @@ def entrants(encoders: Sequence[Measured], heads: Mapping[str, TrialRecord], tri
     return interleaved(columns)
 
 
-def _possible(measured: Measured, start: Mapping[str, Any], trials: Trials) -> list[dict[str, Any]]:
+def _possible(measured: MeasuredEncoder, start: Mapping[str, Any], trials: Trials) -> list[dict[str, Any]]:
     """The variations of an encoder that `train` takes, beside what the user has set for all trials."""
     shared = trials.asked.shared
     found: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def _possible(measured: Measured, start: Mapping[str, Any], trials: Trials) -> l
     return found
 
 
-def _standing(measured: Measured, heads: Mapping[str, TrialRecord], trials: Trials) -> tuple[float, float]:
+def _standing(measured: MeasuredEncoder, heads: Mapping[str, TrialRecord], trials: Trials) -> tuple[float, float]:
     head = heads.get(measured.candidate.name)
     return (float("-inf"), float("-inf")) if head is None else trials.place(head)
 
@@ -182,13 +182,18 @@ def announced(chosen: Sequence[Entrant], budget: float) -> str:
     """The line that announces the second stage."""
     arms = len(chosen)
     names = list(dict.fromkeys(each.arm.encoder for each in chosen))
+    if arms == 1:
+        return (
+            f"fine-tuning up to {duration(budget)}: {names[0]} with the usual settings, for an epoch; there is no time "
+            "to compare others"
+        )
     steps: list[str] = []
     for rung in rungs(arms):
         kept = f"{rung.arms} for {plural(rung.epochs, 'epoch')}"
         steps.append(kept if not steps else f"the best {kept} more")
     small = sorted({each.arm.small for each in chosen if each.arm.small is not None})
     sizes = ""
-    if small and arms > 1:
+    if small:
         sizes = f"; first with images of {', '.join(map(str, small))} pixels, since those train faster"
     return (
         f"fine-tuning up to {duration(budget)}: {plural(arms, 'setting')} of {', '.join(names)} by successive halving: "

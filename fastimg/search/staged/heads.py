@@ -9,7 +9,7 @@ from fastimg.system.progress import duration
 from fastimg.wording import plural
 
 from .drawing import HeadDraws
-from .encoders import Measured
+from .encoders import MeasuredEncoder
 from .rungs import head_epochs, next_head
 from .trials import Trials
 
@@ -18,14 +18,14 @@ _FIRST_TRIAL = 2.0  # seconds that a trial may take, before one was timed
 _SLACK = 1.25  # embedding reads and decodes, too
 
 
-def embedding_seconds(measured: Measured, trials: Trials) -> float:
+def embedding_seconds(measured: MeasuredEncoder, trials: Trials) -> float:
     """Seconds until an encoder has embedded both parts of the data."""
     return _SLACK * (trials.data.train + trials.data.val) / measured.rate
 
 
-def chosen(encoders: Sequence[Measured], trials: Trials, budget: float) -> list[Measured]:
+def chosen(encoders: Sequence[MeasuredEncoder], trials: Trials, budget: float) -> list[MeasuredEncoder]:
     """The frozen encoders that embed in the time of the stage, the cheapest first."""
-    found: list[Measured] = []
+    found: list[MeasuredEncoder] = []
     spent = 0.0
     for each in sorted(encoders, key=lambda each: embedding_seconds(each, trials)):
         needs = embedding_seconds(each, trials)
@@ -40,7 +40,7 @@ def chosen(encoders: Sequence[Measured], trials: Trials, budget: float) -> list[
     return found
 
 
-def search_heads(encoders: Sequence[Measured], trials: Trials, until: float) -> dict[str, TrialRecord]:
+def search_heads(encoders: Sequence[MeasuredEncoder], trials: Trials, until: float) -> dict[str, TrialRecord]:
     """The best trial of each encoder that has one. Ends at `until`, by the journal's clock, or when enough is tried."""
     names = {each.candidate.name: each for each in encoders}
     asked = trials.asked
@@ -75,7 +75,7 @@ def fixed(trials: Trials) -> dict[str, Any]:
     return {"freeze": "backbone", "epochs": head_epochs(trials.data.train)}
 
 
-def told(encoders: Sequence[Measured], trials: Trials, budget: float) -> str:
+def told(encoders: Sequence[MeasuredEncoder], trials: Trials, budget: float) -> str:
     """The line that announces the stage."""
     each = ", ".join(f"{m.candidate.name} in about {duration(embedding_seconds(m, trials))}" for m in encoders)
     return (

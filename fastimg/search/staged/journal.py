@@ -21,7 +21,7 @@ JOURNAL = "trials.jsonl"
 _OF_A_START = ("output", "name", "resume")  # settings that do not tell one trial from another
 
 
-class Journal:
+class TrialJournal:
     """The journal of a folder. `run` is a Runner over another one, `now` its clock, in seconds of searching.
 
     until: when running trials are to end, by that clock; `limit` is told in how many seconds that is.

@@ -18,16 +18,17 @@ from fastimg.system.progress import duration
 from fastimg.wording import plural
 
 from . import encoders as candidates
-from .encoders import Candidate, DataFacts, Measured
+from .encoders import Candidate, DataFacts, MeasuredEncoder
 from .fine_tuning import Entrant, announced, entrants, halve, train_winner
 from .heads import chosen as embeddable
 from .heads import embedding_seconds, search_heads
 from .heads import told as heads_told
-from .journal import Journal
+from .journal import TrialJournal
 from .rungs import Arm, affordable, epoch_guess, shares
 from .trials import Say, StagedSearch, Trials
 
 _LOOKING = 0.1  # of the time may go into measuring encoders
+_WORTH = 0.1  # of the time: what is left unused is then for more classifiers
 _TRIAL = 3.0  # seconds that a trial takes at least, before one was timed
 
 
@@ -63,7 +64,7 @@ def search_by_stages(
     def limit(seconds: float) -> None:
         workers.deadline = clock() + seconds
 
-    journal = Journal(asked.folder, workers.run, clock, limit, began)
+    journal = TrialJournal(asked.folder, workers.run, clock, limit, began)
     data = candidates.facts(asked.data, asked.shared, asked.seed)
     trials = Trials(asked, data, journal, say)
     say(_data_told(data))
@@ -83,7 +84,7 @@ def search_by_stages(
     return board
 
 
-def _stages(measured: Sequence[Measured], trials: Trials) -> None:
+def _stages(measured: Sequence[MeasuredEncoder], trials: Trials) -> None:
     """The three stages, each with its share of the time; what one leaves over is the next one's."""
     frozen = [each for each in measured if each.candidate.tuned]
     cheapest = min(epoch_guess(each.rate, trials.data.train, trials.data.val) for each in measured)
@@ -101,16 +102,23 @@ def _stages(measured: Sequence[Measured], trials: Trials) -> None:
         frozen = embeddable(frozen, trials, budget) or [min(frozen, key=lambda each: embedding_seconds(each, trials))]
         trials.say(heads_told(frozen, trials, budget))
         heads = search_heads(frozen, trials, trials.journal.now() + budget)
-    if "fine-tuning" not in parts:
-        return
-    budget = trials.left() * parts["fine-tuning"] / (parts["fine-tuning"] + parts["final"])
+    if "fine-tuning" in parts:
+        _tuned(measured, heads, trials, parts["fine-tuning"] / (parts["fine-tuning"] + parts["final"]))
+        if heads and trials.left() > whole * _WORTH:
+            trials.say(f"heads       goes on: nothing else fits in the {duration(trials.left())} that are left")
+            search_heads(frozen, trials, trials.end)
+
+
+def _tuned(measured: Sequence[MeasuredEncoder], heads: Mapping[str, TrialRecord], trials: Trials, share: float) -> None:
+    """The second stage, with a share of the time that is left, and the third."""
+    budget = trials.left() * share
     best = _fine_tune(measured, heads, trials, budget)
     if best is not None:
         train_winner(best, trials)
 
 
 def _fine_tune(
-    measured: Sequence[Measured], heads: dict[str, TrialRecord], trials: Trials, budget: float
+    measured: Sequence[MeasuredEncoder], heads: Mapping[str, TrialRecord], trials: Trials, budget: float
 ) -> Entrant | None:
     """The arm that did best; None where there is no time for any."""
     entered = entrants(measured, heads, trials)
@@ -135,10 +143,10 @@ def _found(trials: Trials) -> list[Candidate]:
     return found.candidates
 
 
-def _measure(found: Sequence[Candidate], trials: Trials) -> list[Measured]:
+def _measure(found: Sequence[Candidate], trials: Trials) -> list[MeasuredEncoder]:
     """Measure each encoder, the first in any case, and as many as there is time for."""
     asked = trials.asked
-    measured: list[Measured] = []
+    measured: list[MeasuredEncoder] = []
     for candidate in found:
         if measured and trials.journal.now() > asked.seconds * _LOOKING:
             trials.say(f"skipped     {candidate.name}: there is no time to measure it")
@@ -151,7 +159,7 @@ def _measure(found: Sequence[Candidate], trials: Trials) -> list[Measured]:
     return measured
 
 
-def _refuse_short(measured: Sequence[Measured], trials: Trials) -> None:
+def _refuse_short(measured: Sequence[MeasuredEncoder], trials: Trials) -> None:
     """Raises UsageError where no encoder could finish one trial."""
     needs = {each.candidate.name: _least(each, trials) for each in measured}
     name = min(needs, key=lambda each: needs[each])
@@ -165,7 +173,7 @@ def _refuse_short(measured: Sequence[Measured], trials: Trials) -> None:
     )
 
 
-def _least(each: Measured, trials: Trials) -> float:
+def _least(each: MeasuredEncoder, trials: Trials) -> float:
     """Seconds until the first trial of an encoder has ended."""
     if each.candidate.tuned:
         return embedding_seconds(each, trials) + _TRIAL

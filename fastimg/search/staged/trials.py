@@ -12,7 +12,7 @@ from fastimg.search.records import TrialRecord
 from fastimg.train.tasks.score import lower_is_better, shown
 
 from .encoders import DataFacts
-from .journal import Journal
+from .journal import TrialJournal
 from .rungs import StageName
 
 Say = Callable[[str], None]
@@ -48,7 +48,7 @@ class StagedSearch:
 class Trials:
     """Trials of one search: made, run and compared."""
 
-    def __init__(self, asked: StagedSearch, data: DataFacts, journal: Journal, say: Say) -> None:
+    def __init__(self, asked: StagedSearch, data: DataFacts, journal: TrialJournal, say: Say) -> None:
         for name in CHOSEN:
             if name in asked.shared:
                 flag = f"--{name.replace('_', '-')}"
@@ -107,8 +107,8 @@ class Trials:
             if self.height(record) > -math.inf and (self.best is None or self.place(record) > self.place(self.best)):
                 self.best = record
                 words = "  ".join(f"{name} {_short(value)}" for name, value in record.parameters.items())
-                arch = record.settings.get("arch", "")
-                self.say(f"best        trial {record.number}: {shown(self.metric, record.values[0])}  {arch}  {words}")
+                best = shown(self.metric, record.values[0])
+                self.say(f"best        trial {record.number}: {best}  {words.removeprefix('encoder ')}")
             yield record
 
     def run_of(self, record: TrialRecord) -> str:

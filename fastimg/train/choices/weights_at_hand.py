@@ -37,9 +37,10 @@ class KeptWeights:
 
 
 def kept_images() -> list[KeptWeights]:
-    """The image models whose weights are in a cache, by their names, each once."""
-    found = {kept.arch: kept for kept in (*_of_torch(), *_of_hub())}
-    return [found[arch] for arch in sorted(found)]
+    """The image models whose weights are in a cache, by their names; each model and each file once."""
+    archs = {kept.arch: kept for kept in (*_of_torch(), *_of_hub())}
+    files = {kept.file: kept for kept in archs.values()}  # of timm's names for a file of torchvision's, the last one
+    return sorted(files.values(), key=lambda kept: kept.arch)
 
 
 def kept_texts() -> list[KeptWeights]:

@@ -6,7 +6,7 @@ import pytest
 
 from fastimg.search.pool import Job
 from fastimg.search.records import TrialRecord
-from fastimg.search.staged.journal import JOURNAL, Journal
+from fastimg.search.staged.journal import JOURNAL, TrialJournal
 
 
 class Clock:
@@ -60,12 +60,12 @@ def nothing(*_):
 
 def test_trials_that_ended_are_read_and_the_next_one_runs(tmp_path):
     clock = Clock()
-    first = Journal(tmp_path, Runner(clock, die_after=2), clock)
+    first = TrialJournal(tmp_path, Runner(clock, die_after=2), clock)
     with pytest.raises(KeyboardInterrupt):
         list(first.run([job(0), job(1), job(2), job(3)], nothing))
     runner = Runner(clock)
     clock.time = 50.0  # another day
-    again = Journal(tmp_path, runner, clock)
+    again = TrialJournal(tmp_path, runner, clock)
     records = list(again.run([job(0), job(1), job(2), job(3)], nothing))
     assert [each.parameters["n"] for each in runner.ran] == [2, 3]
     assert [record.parameters["n"] for record in records] == [0, 1, 2, 3]
@@ -75,10 +75,10 @@ def test_trials_that_ended_are_read_and_the_next_one_runs(tmp_path):
 
 def test_the_clock_stands_still_until_something_runs_and_does_not_count_the_time_between(tmp_path):
     clock = Clock()
-    first = Journal(tmp_path, Runner(clock), clock)
+    first = TrialJournal(tmp_path, Runner(clock), clock)
     list(first.run([job(0)], nothing))
     clock.time += 5000
-    again = Journal(tmp_path, Runner(clock), clock)
+    again = TrialJournal(tmp_path, Runner(clock), clock)
     seen = []
     for record in again.run((job(n) for n in range(3)), nothing):
         seen.append((record.parameters["n"], again.now()))
@@ -100,19 +100,19 @@ def test_a_job_is_asked_for_after_the_records_before_it_were_taken(tmp_path):
             told.append(record)
         return [record.settings["drawn_from"] for record in told]
 
-    assert search(Journal(tmp_path, Runner(clock), clock)) == [0, 1, 2, 3]
+    assert search(TrialJournal(tmp_path, Runner(clock), clock)) == [0, 1, 2, 3]
     runner = Runner(clock)
-    assert search(Journal(tmp_path, runner, clock)) == [0, 1, 2, 3]
+    assert search(TrialJournal(tmp_path, runner, clock)) == [0, 1, 2, 3]
     assert runner.ran == []
 
 
 def test_a_line_that_a_kill_cut_off_is_a_trial_that_runs_again_in_its_own_directory(tmp_path):
     clock = Clock()
-    list(Journal(tmp_path, Runner(clock), clock).run([job(0), job(1)], nothing))
+    list(TrialJournal(tmp_path, Runner(clock), clock).run([job(0), job(1)], nothing))
     file = tmp_path / JOURNAL
     file.write_text(file.read_text()[:-20])
     runner = Runner(clock)
-    records = list(Journal(tmp_path, runner, clock).run([job(0), job(1)], nothing))
+    records = list(TrialJournal(tmp_path, runner, clock).run([job(0), job(1)], nothing))
     assert [(each.number, each.settings["name"], each.settings["resume"]) for each in runner.ran] == [
         (2, "0002", "auto")
     ]
@@ -124,20 +124,20 @@ def test_a_run_made_longer_is_another_trial_in_the_same_directory(tmp_path):
     clock = Clock()
     runner = Runner(clock)
     jobs = [job(0, epochs=1, name="ignored"), job(0, epochs=3, name="0007")]
-    list(Journal(tmp_path, runner, clock).run(jobs, nothing))
+    list(TrialJournal(tmp_path, runner, clock).run(jobs, nothing))
     assert [(each.number, each.settings["name"]) for each in runner.ran] == [(1, "ignored"), (2, "0007")]
 
 
 def test_what_was_measured_is_measured_once(tmp_path):
     clock = Clock()
-    first = Journal(tmp_path, Runner(clock), clock)
+    first = TrialJournal(tmp_path, Runner(clock), clock)
 
     def slowly():
         clock.time += 7
         return {"rate": 3.0}
 
     assert first.fact("speed", slowly) == {"rate": 3.0}
-    again = Journal(tmp_path, Runner(clock), clock)
+    again = TrialJournal(tmp_path, Runner(clock), clock)
     assert again.fact("speed", lambda: pytest.fail("measured twice")) == {"rate": 3.0}
     assert again.now() == 7
 
@@ -145,7 +145,7 @@ def test_what_was_measured_is_measured_once(tmp_path):
 def test_running_trials_are_told_how_long_they_have(tmp_path):
     clock = Clock()
     told = []
-    journal = Journal(tmp_path, Runner(clock), clock, told.append)
+    journal = TrialJournal(tmp_path, Runner(clock), clock, told.append)
     journal.until = 25.0
     list(journal.run([job(0), job(1)], nothing))
     assert told == [25.0, 25.0, 15.0]

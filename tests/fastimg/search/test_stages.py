@@ -10,7 +10,7 @@ import pytest
 from fastimg.errors import UsageError
 from fastimg.search.records import TrialRecord
 from fastimg.search.staged import stages
-from fastimg.search.staged.encoders import Candidate, DataFacts, Found, Measured, Skipped
+from fastimg.search.staged.encoders import Candidate, DataFacts, Found, LeftOut, MeasuredEncoder
 from fastimg.search.staged.trials import StagedSearch
 
 DATA = DataFacts(
@@ -27,7 +27,7 @@ DATA = DataFacts(
 
 def measured(name, rate=100.0, tuned=True, small=128):
     settings = {"arch": name, "weights": f"/w/{name}"} if tuned else {"arch": name}
-    return Measured(
+    return MeasuredEncoder(
         candidate=Candidate(name=name, settings=settings, tuned=tuned, origin="here"),
         rate=rate,
         parameters=1000,
@@ -220,7 +220,7 @@ def test_encoders_that_cannot_embed_in_time_are_skipped_and_named(search):
 
 
 def test_what_does_not_fit_is_named(search):
-    _, said, _ = search([measured("a")], skipped=[Skipped("w.pt", "not the weights of a")])
+    _, said, _ = search([measured("a")], skipped=[LeftOut("w.pt", "not the weights of a")])
     assert "skipped     w.pt: not the weights of a" in said
 
 

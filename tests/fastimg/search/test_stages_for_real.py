@@ -69,7 +69,7 @@ class InProcess:
         for job in jobs:
             self.jobs.append(job)
             record = run_trial(job, self.metric, lambda reported: False, training)
-            seconds = 95.0 if job.settings.get("freeze") else 10.0  # so that there is time for one classifier
+            seconds = {"heads": 95.0, "fine-tuning": 10.0, "final": 240.0}[job.stage]  # time for one classifier
             self.time += seconds
             yield dataclasses.replace(record, seconds=seconds)
 

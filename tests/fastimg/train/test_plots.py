@@ -8,11 +8,8 @@ import pytest
 from PIL import Image
 
 from fastimg.config.commands import Train
-from fastimg.loaders.containers.targets import Target
 from fastimg.train.reporting import plots, summary
 from fastimg.train.reporting.plots import CurveNotes, plot_curves, plot_predictions
-from fastimg.train.tasks.classification import ClassTask
-from fastimg.train.tasks.joint import Tasks
 
 
 def opens(file):

@@ -1,0 +1,56 @@
+"""A search whose trials are those of `fake_worker.py`, for a test that kills it: `killed_search.py FOLDER`.
+
+It prints a line after every step, and waits for a line before it goes on.
+"""
+
+import sys
+from pathlib import Path
+
+from fastimg.config.commands import Train
+from fastimg.search.folder import locked
+from fastimg.search.messages import TrialJob
+from fastimg.search.parameters import read
+from fastimg.search.pool import TrialPool
+from fastimg.search.study import SearchStudy, StudyPlan
+
+TRIALS = 6
+
+
+def step(words):
+    print(words, flush=True)
+    sys.stdin.readline()
+
+
+def main(folder):
+    TrialPool.command = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+    parameters = read(["lr=log:1e-4:1e-1"], Train())
+    plan = StudyPlan(parameters=parameters, sampler="random", pruner="none", largest=(True,), seed=0)
+    with locked(folder) as lock, TrialPool(["cpu"], "top1", print, inherited=(lock,)) as pool:
+        study = SearchStudy(folder, None, plan)
+        study.recover()
+
+        def jobs():
+            while study.waiting or study.begun < TRIALS:
+                draw = study.ask()
+                step(f"asked {draw.number}")
+                yield TrialJob(
+                    number=draw.number,
+                    stage="trials",
+                    parameters={"value": draw.parameters["lr"]},
+                    settings={"act": "report", "log": str(folder / "log")},
+                )
+
+        def report(number, epoch, value):
+            stop = study.report(number, epoch, value)
+            step(f"reported {number}")
+            return stop
+
+        for record in pool.run(jobs(), report):
+            study.tell(record)
+            step(f"told {record.number}")
+        for record in study.records:
+            print("record", record.number, record.values[0], flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,143 @@
+"""Which encoders a search compares: those that fit, those at hand, small ones where there are none."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from huggingface_hub import constants
+from PIL import Image
+from safetensors.torch import save_file
+
+from fastimg.errors import UsageError
+from fastimg.search.staged import encoders
+from fastimg.search.staged.encoders import DataFacts, find, from_json, measure, untrained
+from fastimg.train.choices import weights_at_hand
+from fastimg.train.choices.weights_at_hand import PUBLISHED, KeptWeights, kept_images, kept_texts
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch, tmp_path):
+    """Empty caches, and a hub that is not asked."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+
+
+@pytest.fixture
+def images(tmp_path):
+    """12 images of two classes to train on, and a test split."""
+    for split in ("train", "test"):
+        for name in ("dark", "light"):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for number in range(6):
+                shade = np.full((20, 30, 3), number + (200 if name == "light" else 0), np.uint8)
+                Image.fromarray(shade).save(tmp_path / "data" / split / name / f"{number}.png")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Weights of a small network, which say what they are of."""
+    file = tmp_path / "small.safetensors"
+    save_file(timm.create_model("test_resnet", num_classes=5).state_dict(), file, {"arch": "test_resnet"})
+    return file
+
+
+def facts(content="images", side=200):
+    return DataFacts(
+        content=content, train=10, val=2, side=side, settings={}, validation="", val_split="train", untouched=""
+    )
+
+
+def test_a_test_split_never_validates_unless_it_is_asked_to(images):
+    found = encoders.facts(images, {}, 0)
+    assert (found.settings, found.untouched, found.val_split) == ({"fold": "0/10", "stratify": True}, "test", "train")
+    assert found.train + found.val == 12 and found.side == 20
+    asked = encoders.facts(images, {"val_split": "test"}, 0)
+    assert (asked.settings, asked.untouched, asked.val) == ({}, "", 12)
+    with pytest.raises(UsageError, match="nothing validates"):
+        encoders.facts(images / "train", {"val_fraction": 0.0}, 0)
+
+
+def test_weights_go_with_the_architecture_that_they_fit(small):
+    found = find(("test_vit", "test_resnet"), (small,), facts(), {}, gpu=False)
+    assert [each.settings.get("weights") for each in found.candidates] == [str(small.resolve()), None]
+    assert [each.tuned for each in found.candidates] == [True, False]
+    assert "HF_HUB_OFFLINE" in found.candidates[1].origin
+
+
+def test_weights_that_fit_none_are_skipped_and_named(small, tmp_path):
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"nothing")
+    found = find(("test_vit",), (small, broken), facts(), {}, gpu=False)
+    assert [each.name for each in found.candidates] == ["test_vit"]
+    assert [each.reason.split(":")[0] for each in found.skipped] == [
+        f"--weights {small.resolve()}",
+        f"--weights {broken}",
+    ]
+    assert "not the weights of test_vit" in found.skipped[0].reason
+    with pytest.raises(UsageError, match=r"no encoder is left: .*not a complete safetensors file"):
+        find((), (broken,), facts(), {}, gpu=False)
+    with pytest.raises(UsageError, match=r"no encoder is left: resnett18: .*did you mean resnet18"):
+        find(("resnett18",), (), facts(), {}, gpu=False)
+
+
+def test_two_files_of_one_architecture_are_told_apart(small, tmp_path):
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(small.read_bytes())
+    names = [each.name for each in find((), (small, other), facts(), {}, gpu=False).candidates]
+    assert len(set(names)) == 2 and all(name.startswith("test_resnet (") for name in names)
+
+
+def test_weights_in_the_caches_are_at_hand(tmp_path):
+    state = timm.create_model("test_resnet", num_classes=1000).state_dict()
+    snapshot = tmp_path / "hub" / "models--timm--test_resnet.r160_in1k" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    save_file(state, snapshot / "model.safetensors")
+    (tmp_path / "hub" / "models--someone--else").mkdir()
+    (tmp_path / "torch" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "torch" / "checkpoints" / "resnet18-f37072fd.pth").write_bytes(b"weights")
+    assert [(each.arch, each.file.name) for each in kept_images()] == [
+        ("resnet18.tv_in1k", "resnet18-f37072fd.pth"),  # which torchvision publishes, too
+        ("test_resnet.r160_in1k", "model.safetensors"),
+    ]
+    found = find((), (), facts(), {}, gpu=False)
+    assert [each.name for each in found.candidates] == ["test_resnet.r160_in1k"]
+    assert [each.name for each in found.skipped] == ["resnet18.tv_in1k"]  # not a file of weights
+    assert [each.name for each in find((), (), facts(), {"img_size": 64}, gpu=False).candidates]
+
+
+def test_text_encoders_in_the_cache_are_at_hand(tmp_path):
+    whole = tmp_path / "hub" / "models--org--reader" / "snapshots" / "1"
+    whole.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (whole / name).write_text("{}")
+    (tmp_path / "hub" / "models--org--half" / "snapshots" / "1").mkdir(parents=True)
+    assert kept_texts() == [KeptWeights(f"hf:{whole}", None, "hf:org/reader")]
+
+
+def test_texts_without_an_encoder_ask_for_one():
+    with pytest.raises(UsageError, match="give one with --arch hf:NAME"):
+        find((), (), facts("text", 0), {}, gpu=False)
+
+
+def test_without_weights_small_models_are_trained_from_nothing():
+    found = find((), (), facts(side=200), {}, gpu=False)
+    assert [each.tuned for each in found.candidates] == [False, False]
+    assert [each.name for each in found.skipped] == list(PUBLISHED[: weights_at_hand.ON_CPUS])
+    assert untrained(8)[0].settings == {"arch": "fastimg/airnet"}
+    assert [each.settings["img_size"] for each in untrained(400)] == [160, 160]
+
+
+def test_published_models_are_timms():
+    assert set(PUBLISHED) <= set(timm.list_pretrained())
+
+
+def test_a_measured_encoder_survives_the_journal(small, monkeypatch):
+    monkeypatch.setattr(encoders, "model_speed", lambda *_: 12.5)
+    (candidate,) = find((), (small,), facts(), {}, gpu=False).candidates
+    measured = measure(candidate, {}, "cpu")
+    assert (measured.side, measured.small, measured.rate) == (160, 96, 12.5)
+    assert measured.learning_rate == 3e-4 and measured.head_rate == 1e-3  # what `train` chooses with batches of 64
+    assert from_json(encoders.as_json(measured)) == measured
+    assert measure(candidate, {"img_size": 64}, "cpu").small is None  # a size that was asked for stays
