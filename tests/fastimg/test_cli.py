@@ -25,7 +25,6 @@ COMMANDS = {
     "inspect": config.Inspect,
     "suggest": searching.Suggest,
     "train": config.Train,
-    "search": searching.Search,
     "verify": config.Verify,
     "eval": config.Eval,
     "embed": config.Embed,
