@@ -128,7 +128,7 @@ def equal_time(args: argparse.Namespace, data: Path, folder: Path) -> Iterator[d
             yield {
                 "seed": seed,
                 "way": way,
-                "time": args.time,
+                "budget": args.time,
                 "test_top1": judged(best, data, args.device),
                 "seconds": time.perf_counter() - began,
             }

@@ -57,6 +57,7 @@ REFUSED = {
     "export without a format": ("export", "{}/run", "--output", "{}/model.bin"),
     "bench": ("bench", "{}/tar", "--repeats", "0"),
     "inspect's flag": ("inspect", "{}/tar", "--samples", "0"),
+    "what search has no flag for": ("search", "{}/images", "--param", "lrr=0:1", "--trials", "1"),
     "convert's flag": ("convert", "{}/images", "{}/other", "--quality", "0"),
 }
 MISSING = {
@@ -67,6 +68,7 @@ MISSING = {
     "embed": ("embed", "{}/nowhere", "{}/out", "--pretrained"),
     "bench": ("bench", "{}/nowhere"),
     "verify": ("verify", "{}/nowhere"),
+    "search": ("search", "{}/nowhere", "--time", "1m"),
     "inspect": ("inspect", "{}/nowhere"),
     "convert": ("convert", "{}/nowhere", "{}/other"),
 }

@@ -18,6 +18,7 @@ from fastimg.search.pool import Job, Report, Runner
 from fastimg.search.records import TrialRecord
 
 JOURNAL = "trials.jsonl"
+OUT_OF_TIME = "the time was over"  # how the reason of a trial begins that the clock ended
 _OF_A_START = ("output", "name", "resume")  # settings that do not tell one trial from another
 
 
@@ -42,6 +43,7 @@ class TrialJournal:
         self._clock = clock
         self._since = clock() if began is None else began
         self._spent = 0.0  # seconds of the earlier searches, as far as they have been read again
+        self._cut = 0.0  # when the clock last ended a trial
         self._ended: dict[str, tuple[float, TrialRecord]] = {}
         self._numbers: dict[str, int] = {}
         self._facts: dict[str, tuple[float, Any]] = {}
@@ -51,9 +53,11 @@ class TrialJournal:
                     self._numbers[line["key"]] = line["number"]
                 case "ended":
                     self._ended[line["key"]] = (line["at"], _record(line["record"]))
+                case "cut":
+                    self._cut = line["at"]
                 case "fact":
                     self._facts[line["name"]] = (line["at"], line["value"])
-        self._replayed = not (self._ended or self._facts)
+        self._replayed = not (self._ended or self._facts or self._cut)
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -106,7 +110,10 @@ class TrialJournal:
         for record in self._runner(unknown(), report):
             yield from _taken(known)
             key = keys[record.number]
-            self._add({"kind": "ended", "key": key, "record": _plain(record)})
+            if (record.reason or "").startswith(OUT_OF_TIME):  # a search that is given more time goes on with it
+                self._add({"kind": "cut"})
+            else:
+                self._add({"kind": "ended", "key": key, "record": _plain(record)})
             self._ended[key] = (self.now(), record)
             yield record
         yield from _taken(known)
@@ -139,9 +146,8 @@ class TrialJournal:
         """From here on time passes: all that was known has been read."""
         if self._replayed:
             return
-        self._spent = max(
-            [self._spent, *(at for at, _ in self._ended.values()), *(at for at, _ in self._facts.values())]
-        )
+        ends = [at for known in (self._ended, self._facts) for at, _ in known.values()]
+        self._spent = max([self._spent, self._cut, *ends])
         self._since = self._clock()
         self._replayed = True
 

@@ -23,7 +23,7 @@ from .fine_tuning import Entrant, announced, entrants, halve, train_winner
 from .heads import chosen as embeddable
 from .heads import embedding_seconds, search_heads
 from .heads import told as heads_told
-from .journal import TrialJournal
+from .journal import OUT_OF_TIME, TrialJournal
 from .rungs import Arm, affordable, epoch_guess, shares
 from .trials import Say, StagedSearch, Trials
 
@@ -79,7 +79,9 @@ def search_by_stages(
         raise
     board = _board(trials)
     if board.winner is None:
-        raise UsageError(f"search: no trial ended well: {next(iter(board.pruned), 'none was begun')}")
+        reason = next(iter(board.pruned), "none was begun")
+        more = "; give more --time, and the search goes on" if reason.startswith(OUT_OF_TIME) else ""
+        raise UsageError(f"search: no trial ended well: {reason}{more}")
     write(board, asked.folder)
     return board
 

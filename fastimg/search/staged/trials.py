@@ -101,8 +101,11 @@ class Trials:
         }
 
     def run(self, jobs: Iterable[Job], until: float) -> Iterator[TrialRecord]:
-        """The records of trials as they end, by `until` at the latest."""
-        self.journal.until = until
+        """The records of trials as they end.
+
+        Jobs are for the time until `until`. One that takes longer than was thought has half of what comes after it.
+        """
+        self.journal.until = (until + max(until, self.end)) / 2
         for record in self.journal.run(jobs, _never):
             if self.height(record) > -math.inf and (self.best is None or self.place(record) > self.place(self.best)):
                 self.best = record

@@ -149,3 +149,18 @@ def test_running_trials_are_told_how_long_they_have(tmp_path):
     journal.until = 25.0
     list(journal.run([job(0), job(1)], nothing))
     assert told == [25.0, 25.0, 15.0]
+
+
+def test_a_trial_that_the_clock_ended_runs_again_and_its_time_counts(tmp_path):
+    clock = Clock()
+
+    def cut(jobs, report):
+        for each in jobs:
+            clock.time += 30
+            yield TrialRecord(number=each.number, stage=each.stage, state="pruned", reason="the time was over")
+
+    list(TrialJournal(tmp_path, cut, clock).run([job(0)], nothing))
+    runner = Runner(clock)
+    again = TrialJournal(tmp_path, runner, clock)
+    (record,) = again.run([job(0)], nothing)
+    assert (record.state, record.number, again.now()) == ("complete", 1, 40)

@@ -2,11 +2,14 @@
 
 import json
 import sys
+import time
 from contextlib import AbstractContextManager
 
 import pytest
 import yaml
 
+from fastimg.errors import UsageError
+from fastimg.search import command
 from fastimg.search.folder import locked
 from fastimg.search.probing import metric_of
 from fastimg.search.worker import _config, _train, _with_speed, run_trial
@@ -31,7 +34,7 @@ class InThisProcess(AbstractContextManager["InThisProcess"]):
         return self.metric
 
     def run(self, jobs, report):
-        for job in jobs:
+        for job in jobs if self.deadline is None or time.monotonic() < self.deadline else ():
             record = run_trial(job, self.metric, lambda told: report(told.number, told.epoch, told.value), _train)
             if self.speed_split is not None:
                 record = _with_speed(record, job, self.speed_split, {("test_resnet", "{}", 32): 123.0})
@@ -134,6 +137,7 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
             ("--param", "lr=0.1:0.2", "--trials", 1, "--objective", "accuracy,speed", "--pruner", "median"),
             "--pruner median: trials with several objectives cannot be ended early",
         ),
+        (("--param", "lr=0.1:0.2", "--time", "0.001s"), "--time 0.001s: too short for one trial"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--arch", "a,b"), "compare with --param arch=a,b"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--storage", "nonsense://x"), "--storage nonsense://x: "),
     ],
@@ -167,3 +171,17 @@ def test_without_optuna_the_extra_is_named(search, monkeypatch):
     ran = search(*PARAM, "--trials", 1)
     assert ran.code == 1
     assert 'pip install "fastimg[tune]"' in ran.err
+
+
+def test_every_gpu_that_is_visible_has_a_process(monkeypatch):
+    monkeypatch.setattr(command, "_gpus", lambda: ["2", "GPU-a"])
+    assert command.devices_of("auto", None) == ["cuda:2", "cuda:GPU-a"]
+    assert command.devices_of("cuda", 3) == ["cuda:2", "cuda:GPU-a", "cuda:2"]
+    assert command.devices_of("cuda:1", None) == ["cuda:GPU-a"]
+    assert command.devices_of("cpu", 2) == ["cpu", "cpu"]
+    with pytest.raises(UsageError, match="--device cuda:2: 2 GPUs can be used here"):
+        command.devices_of("cuda:2", None)
+    monkeypatch.setattr(command, "_gpus", list)
+    assert command.devices_of("auto", None) == ["cpu"]
+    with pytest.raises(UsageError, match="no GPU can be used here"):
+        command.devices_of("cuda", None)

@@ -87,7 +87,12 @@ class Workers:
         self.time += min(seconds, left)
         if seconds > left:
             return TrialRecord(
-                number=job.number, stage=job.stage, state="pruned", reason="the time was over", settings=settings
+                number=job.number,
+                stage=job.stage,
+                state="pruned",
+                reason="the time was over before its first step",
+                parameters=job.parameters,
+                settings=settings,
             )
         return TrialRecord(
             number=job.number,
@@ -211,6 +216,33 @@ def test_the_time_is_never_exceeded(search, seconds, rate):
 def test_a_time_too_short_for_one_trial_is_refused_with_what_is_needed(search):
     with pytest.raises(UsageError, match=r"--time: 0:05 is too short for one trial: .* a, needs about .* --time 20s"):
         search([measured("a", rate=100)], seconds=5)
+
+
+class Slow(Workers):
+    """Trials take three times as long as was measured."""
+
+    def trained(self, job):
+        self.time += 2 * 1000 / self.encoders[job.settings["arch"]].rate if not self.embedded else 0
+        return super().trained(job)
+
+
+def test_a_trial_that_takes_longer_than_was_thought_is_not_ended_at_once(search):
+    encoders = [measured("a")]
+    board, _, workers = search(encoders, seconds=60, workers=Slow(encoders))
+    assert board.winner.stage == "heads" and workers.time <= 60
+
+
+def test_a_trial_that_the_clock_ended_goes_on_when_there_is_more_time(search):
+    encoders = [measured("a")]
+    first = Workers(encoders)
+    first.encoders["a"] = measured("a", rate=10)  # slower than it was measured
+    with pytest.raises(UsageError, match=r"the time was over .*; give more --time, and the search goes on"):
+        search(encoders, seconds=60, workers=first)
+    second = Workers(encoders)
+    board, _, _ = search(encoders, seconds=600, workers=second)
+    assert second.jobs[0].settings == first.jobs[0].settings | {"resume": "auto"}
+    assert second.jobs[0].number == first.jobs[0].number
+    assert board.winner is not None
 
 
 def test_encoders_that_cannot_embed_in_time_are_skipped_and_named(search):

@@ -1,7 +1,8 @@
 """The trainer from a user's view: it learns, leaves a run directory, and prints its progress."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from fastimg import cli
 from fastimg.config import yaml_file as configfile
+from fastimg.config.command_line.parsing import parse
 from fastimg.config.commands import Convert, Train
 from fastimg.convert.pipeline import convert
 from fastimg.loaders.containers.beton import BetonWriter
@@ -20,6 +22,7 @@ from fastimg.loaders.containers.beton_fields import BetonField
 from fastimg.system.signals import Interrupt
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.loop import train
 
 
 def flags(data: Path, output: Path, *more: str) -> list[str]:
@@ -163,6 +166,23 @@ def test_patience_ends_a_run(image_folder: Path, tmp_path: Path) -> None:
     assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 0
     epochs = [r["epoch"] for r in rundir.read_log(tmp_path / "runs/run") if r["kind"] == "val"]
     assert 3 <= len(epochs) < 20
+
+
+def test_who_watches_a_run_may_end_it_after_a_validation(image_folder: Path, tmp_path: Path) -> None:
+    seen: dict[int, float] = {}
+
+    def watch(epochs: int, values: Mapping[str, float]) -> bool:
+        seen[epochs] = values["top1"]
+        return epochs == 2
+
+    given = parse("train", Train, [*flags(image_folder, tmp_path / "runs")[1:], "--epochs", "3"], {})
+    result = train(Train(**given), Console(quiet=True), watch=watch, summary=False)
+    assert (result.epochs, result.signal, list(seen)) == (2, 0, [1, 2])
+    assert result.run is not None
+    logged = {r["epoch"]: r["top1"] for r in rundir.read_log(result.run) if r["kind"] == "val"}
+    assert logged == seen
+    resumed = train(replace(Train(**given), resume="auto"), Console(quiet=True))
+    assert resumed.epochs == 3
 
 
 def test_a_loss_that_became_nan_stops_the_run(
