@@ -40,7 +40,8 @@ STEPS = 8
 _LONGEST = 8.0  # seconds, after which two steps are enough
 _BATCHES = 8  # in an epoch: at its start a loader has nothing ready yet
 _ENCODED = 64  # samples that a frozen encoder sees, at least, and two batches
-_VALIDATED = 64
+_VALIDATED = 32
+_SLOW = 0.05  # seconds of a sample in a step: reading it is little beside that
 _FIRST_BATCH = 16  # samples of a step on a CPU: the time of long steps grows as they do
 _LONG = 3.0  # seconds: a step that is shorter is measured with the batch that trains
 
@@ -52,7 +53,7 @@ class Timing:
     start: until the first step, without what runs once per sample. encode: of a sample, for a frozen encoder that sees
     each once. sample: of a training sample in an epoch. val: of a validation sample. save: of a checkpoint.
     batch: the samples of a step, fewer than asked for where memory ran out (`shrunk`). waits: the share of a step that
-    is spent on reading and decoding.
+    is spent on reading and decoding; 0 where that is not measured, since it is little.
     """
 
     start: float
@@ -163,7 +164,8 @@ def _measure(
         rig = Rig(run)
         train_mode(run.setup.trained)
         step = _step(run, clock)
-        waits = 0.0 if frozen else max(0.0, 1 - step_seconds(rig) / step)
+        reads_little = kept is not None or step > _SLOW * batch
+        waits = 0.0 if reads_little else max(0.0, 1 - step_seconds(rig) / step)
         return Timing(
             start=started - parts.seconds,
             encode=parts.seconds / max(1, parts.made),
@@ -183,7 +185,7 @@ def _step(run: Run, clock: Clock) -> float:
     took: list[float] = []
     first = clock()
     try:
-        while len(took) < 3 or not _enough(len(took), clock() - first):
+        while len(took) < 2 or not _enough(len(took), clock() - first):
             began = clock()
             optimiser_step(run, source, setup.config.grad_accum_steps, stream)
             synchronise(setup.ranks.device)
