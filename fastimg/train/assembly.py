@@ -159,6 +159,11 @@ def _optimisation(
         kwargs=catalogue.parsed(config.opt_kwargs),
     )
     if tasks.parameters:
+        if config.strategy == "fsdp" and blueprint.precision.dtype is torch.float16:
+            raise UsageError(
+                "--target-weights uncertainty: the variances are not sharded, as the weights are, and torch's gradient "
+                "scaler does not take both; give --amp-dtype bf16, or numbers"
+            )
         optimizer.add_param_group({"params": tasks.parameters, "weight_decay": 0.0, "lr_scale": 1.0})
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
     ema: Ema | ScheduleFreeAverage | None = None

@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F
 from fastimg.augment import Plan, Policy, apply, draw
 from fastimg.augment.ops import BINS, TRIVIAL, Op, trivial_table
 
-SIZES = [(1, 1), (1, 9), (9, 1), (2, 2), (2, 40), (3, 3), (37, 53), (53, 37), (64, 64), (224, 224), (200, 231)]
+SIZES = [(1, 1), (1, 9), (9, 1), (2, 2), (2, 40), (3, 3), (37, 53), (53, 37), (64, 64), (224, 224), (96, 131)]
 SIGNED = {name for name, (_, signed) in v2.TrivialAugmentWide._AUGMENTATION_SPACE.items() if signed}
 MAGNITUDES = [name for name in TRIVIAL if name not in ("Identity", "AutoContrast", "Equalize")]
 

@@ -1,4 +1,4 @@
-"""No Python loop over the samples of a large dataset; memory, threads and files stay constant after the first epochs."""
+"""No Python loop over the samples of a large dataset; memory, threads and files are constant after the first epochs."""
 
 import gc
 import hashlib

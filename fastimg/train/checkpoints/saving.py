@@ -50,7 +50,8 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
 
                 optimizer = setup.optimisation.optimizer
                 training = _on_host(training)
-                saved = save_sharded(setup.directory, card, module, optimizer, training, ranks, averages, files)
+                beside = setup.tasks.parameters
+                saved = save_sharded(setup.directory, card, module, optimizer, training, ranks, averages, files, beside)
                 if ranks.first:
                     for link in links:
                         checkpoint.point(setup.directory, link, saved)
@@ -176,7 +177,7 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
     if setup.config.strategy == "fsdp":
         from .sharded import load_sharded
 
-        load_sharded(saved, training, module, optimizer, setup.ranks, averages)
+        load_sharded(saved, training, module, optimizer, setup.ranks, averages, setup.tasks.parameters)
     else:
         tensors, _ = read_weights(saved / checkpoint.MODEL)
         for name, average in (averages or {}).items():

@@ -5,7 +5,7 @@ Imported only by runs with --strategy fsdp: torch's module for them takes time t
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,21 @@ def save_sharded(
     ranks: Ranks,
     averages: Mapping[str, torch.Tensor] | None = None,
     files: Mapping[str, bytes] | None = None,
+    beside: Sequence[nn.Parameter] = (),
 ) -> Path:
     """`save` for a module that FSDP2 has sharded: every rank calls it and writes its shards of the trained tensors.
 
     All nodes must see `run` under the same path, on a shared file system. No rank holds more than one whole tensor on
-    its device; rank 0 collects the model in host memory. `training` and `card` are taken from rank 0. Raises
-    OSError for shards that cannot be written.
+    its device; rank 0 collects the model in host memory. `training` and `card` are taken from rank 0. What the
+    optimiser knows of parameters `beside` the module, which every rank has whole, is saved too, they themselves are
+    not. Raises OSError for shards that cannot be written.
     """
     final = Path(ranks.broadcast(str(unused_name(run, card.step)) if ranks.first else ""))
     part = begin(final) if ranks.first else partial(final)
     ranks.barrier()
     folder = part / SHARDED
     try:
-        save_shards(_state(module, optimizer, averages), storage_writer=FileSystemWriter(folder))
+        save_shards(_state(module, optimizer, averages, beside), storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:
         raise OSError(_first_reason(error)) from error
     own = [*folder.glob(f"__{ranks.rank}_*"), *(folder.glob(".metadata") if ranks.first else ())]
@@ -73,6 +75,7 @@ def load_sharded(
     optimizer: torch.optim.Optimizer,
     ranks: Ranks,
     averages: Mapping[str, torch.Tensor] | None = None,
+    beside: Sequence[nn.Parameter] = (),
 ) -> None:
     """The inverse of `save_sharded`, in place, by any number of ranks; every rank calls it.
 
@@ -85,7 +88,7 @@ def load_sharded(
     if reported:
         raise UserError(f"{reported[0]}; resume from another checkpoint of the run")
     reader = FileSystemReader(folder)
-    parameters = dict(module.named_parameters())
+    parameters = _learning(module, beside)
     state: dict[str, Any] = {"weights": module.state_dict(), "optimizer": {}, "averages": dict(averages or {})}
     for path, stored in reader.read_metadata().state_dict_metadata.items():
         part, _, rest = path.partition(".")
@@ -108,13 +111,21 @@ def load_sharded(
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
 
 
+def _learning(module: nn.Module, beside: Sequence[nn.Parameter]) -> dict[str, nn.Parameter]:
+    """All parameters by name."""
+    return {**dict(module.named_parameters()), **{f"beside {n}": parameter for n, parameter in enumerate(beside)}}
+
+
 def _state(
-    module: nn.Module, optimizer: torch.optim.Optimizer, averages: Mapping[str, torch.Tensor] | None
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    averages: Mapping[str, torch.Tensor] | None,
+    beside: Sequence[nn.Parameter],
 ) -> dict[str, Any]:
     """What is sharded over the ranks, by name: the tensors in use, not copies."""
     states = {
         name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
-        for name, parameter in module.named_parameters()
+        for name, parameter in _learning(module, beside).items()
         if parameter in optimizer.state
     }
     return {"weights": module.state_dict(), "optimizer": states, "averages": dict(averages or {})}

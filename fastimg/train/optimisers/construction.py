@@ -1,6 +1,7 @@
 """Optimisers from their names and settings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,17 @@ from .groups import parameter_groups
 from .schedule_free import ScheduleFree
 
 Implementation = Literal["auto", "fused", "foreach"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is asked of an optimiser beside its name. `more` is handed to its class."""
+
+    lr: float
+    momentum: float | None
+    impl: Implementation
+    sharded: bool
+    more: dict[str, Any]
 
 
 def build_optimizer(
@@ -54,12 +66,13 @@ def build_optimizer(
     more = dict(kwargs or {})
     more |= {} if eps is None else {"eps": eps}
     more |= {} if betas is None else {"betas": tuple(betas)}
+    asked = _Asked(lr=lr, momentum=momentum, impl=impl, sharded=sharded, more=more)
     try:
         if opt in ("adamw", "sgd"):
-            return _tuned(opt, groups, lr, momentum, impl, sharded, more)
+            return _tuned(opt, groups, asked)
         if opt in SCHEDULE_FREE:
-            return _schedule_free(opt, groups, lr, momentum, impl, more)
-        built = _of_timm(opt, groups, lr, momentum, impl, sharded, more)
+            return _schedule_free(opt, groups, asked)
+        built = _of_timm(opt, groups, asked)
     except (ValueError, TypeError, AssertionError) as error:
         raise UsageError(f"--opt {opt}: {reason_of(error)}; see its arguments in timm's or torch's pages") from error
     if muon and not any(not group["use_fallback"] for group in groups):
@@ -67,44 +80,30 @@ def build_optimizer(
     return built
 
 
-def _tuned(
-    opt: str,
-    groups: list[dict[str, Any]],
-    lr: float,
-    momentum: float | None,
-    impl: Implementation,
-    sharded: bool,
-    more: dict[str, Any],
-) -> torch.optim.Optimizer:
+def _tuned(opt: str, groups: list[dict[str, Any]], asked: _Asked) -> torch.optim.Optimizer:
     """AdamW, or SGD with Nesterov's momentum."""
-    if opt == "sgd" and sharded and impl == "fused":
+    shards = opt == "sgd" and asked.sharded  # which torch's fused SGD does not take
+    if shards and asked.impl == "fused":
         raise UsageError("--opt-impl fused: torch has no fused SGD for sharded weights; use foreach, or --opt adamw")
-    fused = impl != "foreach" and not (opt == "sgd" and sharded)
-    how: dict[str, Any] = {"fused": fused, "foreach": not fused, **more}
+    fused = asked.impl != "foreach" and not shards
+    how: dict[str, Any] = {"fused": fused, "foreach": not fused, **asked.more}
     if opt == "sgd":
-        how = {"nesterov": momentum is not None and momentum > 0, **how}
-        return torch.optim.SGD(groups, lr=lr, momentum=momentum or 0.0, **how)
-    return torch.optim.AdamW(groups, lr=lr, **how)
+        momentum = asked.momentum or 0.0
+        return torch.optim.SGD(groups, lr=asked.lr, momentum=momentum, **{"nesterov": momentum > 0, **how})
+    return torch.optim.AdamW(groups, lr=asked.lr, **how)
 
 
-def _of_timm(
-    opt: str,
-    groups: list[dict[str, Any]],
-    lr: float,
-    momentum: float | None,
-    impl: Implementation,
-    sharded: bool,
-    more: dict[str, Any],
-) -> torch.optim.Optimizer:
+def _of_timm(opt: str, groups: list[dict[str, Any]], asked: _Asked) -> torch.optim.Optimizer:
     """One of timm's, with the arguments that its name stands for."""
     taken = catalogue.arguments(opt)
-    fused = "fused" in taken and opt != "adagrad" and not (sharded and "momentum" in taken)
+    impl = asked.impl
+    fused = "fused" in taken and opt != "adagrad" and not (asked.sharded and "momentum" in taken)
     if impl != "auto" and not (fused if impl == "fused" else "foreach" in taken):
         raise UsageError(f"--opt-impl {impl}: {opt} has no such implementation; leave it out")
-    how: dict[str, Any] = {**catalogue.implied(opt), **more}
+    how: dict[str, Any] = {**catalogue.implied(opt), **asked.more}
     if catalogue.takes_momentum(opt):
-        how["momentum"] = 0.9 if momentum is None else momentum
-        if how["momentum"] == 0 and "nesterov" not in more:
+        how["momentum"] = 0.9 if asked.momentum is None else asked.momentum
+        if how["momentum"] == 0 and "nesterov" not in asked.more:
             how.pop("nesterov", None)
     if fused and impl != "foreach":
         how["fused"] = True
@@ -113,24 +112,17 @@ def _of_timm(
     if "deterministic" in taken:  # its random numbers are then the same on all ranks
         how.setdefault("deterministic", True)
     for group in groups:  # some remember the highest rate of each group from here
-        group["lr"] = lr * group["lr_scale"]
-    return catalogue.optimizer_class(opt)(groups, lr=lr, **how)  # type: ignore[no-any-return]
+        group["lr"] = asked.lr * group["lr_scale"]
+    return catalogue.optimizer_class(opt)(groups, lr=asked.lr, **how)  # type: ignore[no-any-return]
 
 
-def _schedule_free(
-    opt: str,
-    groups: list[dict[str, Any]],
-    lr: float,
-    momentum: float | None,
-    impl: Implementation,
-    more: dict[str, Any],
-) -> torch.optim.Optimizer:
-    if impl == "fused":
+def _schedule_free(opt: str, groups: list[dict[str, Any]], asked: _Asked) -> torch.optim.Optimizer:
+    if asked.impl == "fused":
         raise UsageError(f"--opt-impl fused: {opt} has no such implementation; leave it out")
     if opt == "schedule_free_sgd":
-        return ScheduleFree(groups, lr=lr, beta=0.9 if momentum is None else momentum, **more)
-    beta, beta2 = more.pop("betas", (0.9, 0.999))
-    return ScheduleFree(groups, lr=lr, beta=beta, beta2=beta2, **more)
+        return ScheduleFree(groups, lr=asked.lr, beta=0.9 if asked.momentum is None else asked.momentum, **asked.more)
+    beta, beta2 = asked.more.pop("betas", (0.9, 0.999))
+    return ScheduleFree(groups, lr=asked.lr, beta=beta, beta2=beta2, **asked.more)
 
 
 def _outer(model: nn.Module) -> frozenset[str]:

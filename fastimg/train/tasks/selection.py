@@ -67,10 +67,6 @@ def choose(config: Train, data: Path, part: DatasetPart, val_part: DatasetPart |
         raise UsageError("--sampler has no effect: the samples have no classes; leave it out")
     _check_flags(config, tasks)
     learned = config.target_weights == UNCERTAINTY
-    if learned and config.strategy == "fsdp":
-        raise UsageError(
-            "--target-weights uncertainty: learns a variance that --strategy fsdp does not save; give numbers"
-        )
     weights = (1.0,) * len(tasks) if learned else _weights(config.target_weights, tasks)
 
     def lookup(found: Sequence[TargetColumn], of: DatasetPart) -> TargetLookup:

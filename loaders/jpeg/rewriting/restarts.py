@@ -55,7 +55,8 @@ def code_lengths(counts: Any, lengths: Any) -> None:
     """Optimal code lengths of the symbols that occur: at most 16 bits, no code of all ones (K.2)."""
     n = counts.size
     weight = np.zeros(n + 1, np.int64)
-    weight[:n] = counts
+    for i in range(n):  # numba compiles an assignment of rows for three seconds
+        weight[i] = counts[i]
     weight[n] = 1  # reserves the code of all ones
     depth = np.zeros(n + 1, np.int64)
     chain = np.full(n + 1, -1, np.int64)

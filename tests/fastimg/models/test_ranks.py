@@ -152,8 +152,8 @@ def test_what_only_rank_0_finds_wrong_is_one_line(
     assert not (tmp_path / "runs").exists()
 
 
-# Ranks that take long. In the modes "blocks" and "slow" they go on once the other one waits for them, in an exchange: each
-# writes to the folder argv[1] what it waits for. So no collective waits, which would end after the group's timeout.
+# Ranks that take long. In the modes "blocks" and "slow" they go on once the other one waits for them, in an exchange:
+# each writes what it waits for to the folder argv[1]. So no collective waits, which would end after the timeout.
 IMPATIENT = """
 import os, signal, sys, time
 from pathlib import Path

@@ -199,6 +199,24 @@ def test_resuming_from_shards_equals_an_uninterrupted_run(
         assert parameter.equal(averages[name].full_tensor())
 
 
+def test_what_learns_beside_the_module_is_resumed(alone: Ranks, tmp_path: Path) -> None:
+    """A parameter of the loss, which every rank has whole: the optimiser's moments of it."""
+
+    def fresh() -> tuple[nn.Module, nn.Parameter, torch.optim.Optimizer]:
+        module, beside = nn.Linear(3, 2), nn.Parameter(torch.zeros(2))
+        wrap(module, alone, "fsdp")
+        return module, beside, torch.optim.AdamW([{"params": [*module.parameters()]}, {"params": [beside]}], fused=True)
+
+    module, beside, optimizer = fresh()
+    (module(torch.ones(1, 3)) * beside.exp()).sum().backward()
+    optimizer.step()
+    saved = sharded.save_sharded(tmp_path, card("x"), module, optimizer, {}, alone, beside=[beside])
+    again, beside2, optimizer2 = fresh()
+    sharded.load_sharded(saved, checkpoint.load_training(saved), again, optimizer2, alone, beside=[beside2])
+    for name, value in optimizer.state[beside].items():
+        assert value.any() and torch.equal(optimizer2.state[beside2][name], value)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

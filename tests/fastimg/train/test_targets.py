@@ -405,10 +405,13 @@ def test_two_ranks_are_one(trained: Any, two_ranks: Any, cli: Any, tmp_path: Pat
     steps += ("--clip-grad", "1")
     command = ("train", tmp_path / "D", *flags, *steps)
     assert cli(*command, "-b", "6", "--name", "one").code == 0
-    two_ranks((*command, "-b", "3", "--name", "two"))
-    for mine, other in zip(validations(tmp_path / "one"), validations(tmp_path / "two"), strict=True):
-        assert {**mine, "kind": 0} == pytest.approx({**other, "kind": 0}, rel=1e-3)
-    one, two = (torch.load(tmp_path / name / "last/training.pt", weights_only=True) for name in ("one", "two"))
-    torch.testing.assert_close(one["log_variances"], two["log_variances"], rtol=1e-3, atol=1e-5)
+    shards = (*command, "-b", "3", "--strategy", "fsdp", "--name", "shards")
+    two_ranks((*command, "-b", "3", "--name", "two"), shards)
+    one = torch.load(tmp_path / "one/last/training.pt", weights_only=True)
     assert (one["log_variances"] != 0).all()
-    assert one["thresholds"]["tags"] == pytest.approx(two["thresholds"]["tags"], rel=1e-3)
+    for name in ("two", "shards"):
+        for mine, other in zip(validations(tmp_path / "one"), validations(tmp_path / name), strict=True):
+            assert {**mine, "kind": 0} == pytest.approx({**other, "kind": 0}, rel=1e-3)
+        two = torch.load(tmp_path / name / "last/training.pt", weights_only=True)
+        torch.testing.assert_close(one["log_variances"], two["log_variances"], rtol=1e-3, atol=1e-5)
+        assert one["thresholds"]["tags"] == pytest.approx(two["thresholds"]["tags"], rel=1e-3)

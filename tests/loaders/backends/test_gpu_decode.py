@@ -120,8 +120,10 @@ def same(found, expected):
 class TestInterpreted:
     __test__ = INTERPRETED
 
-    @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-    @pytest.mark.parametrize("crop", [RandomResizedCrop(size=16), CenterCrop(size=16, resize=18)])
+    @pytest.mark.parametrize(
+        ("crop", "interpolation"),
+        [(RandomResizedCrop(size=16), "bilinear"), (CenterCrop(size=16, resize=18), "bicubic")],
+    )
     def test_decoded_on_the_device(self, files, crop, interpolation):
         images = ImageDecoder(replace(crop, interpolation=interpolation))
         evaluates = isinstance(crop, CenterCrop)
