@@ -31,6 +31,7 @@ _COMMANDS: dict[str, type] = {
     "convert": config.Convert,
     "verify": config.Verify,
     "inspect": config.Inspect,
+    "suggest": searching.Suggest,
     "train": config.Train,
     "eval": config.Eval,
     "predict": config.Predict,
@@ -165,6 +166,14 @@ def _inspect(settings: config.Inspect, console: Console) -> int:
     return 0
 
 
+def _suggest(settings: searching.Suggest, console: Console) -> int:
+    from fastimg.suggest.command import suggest
+
+    _imported()
+    suggest(settings, terminal.console(), console)
+    return 0
+
+
 def _train(settings: config.Train, _console: Console) -> int:
     if ending.first_rank():
         terminal.say(terminal.console(), f"starting    fastimg {__version__}; importing torch takes a few seconds")
@@ -265,7 +274,9 @@ def _refuse(command: str, settings: Any) -> None:
 
         for run in settings.runs if command == "eval" else (settings.checkpoint,):
             find(run)
-    if command in ("train", "eval", "embed", "bench") and settings.data is not None:
+    if command == "suggest":
+        searching.check(settings)
+    if command in ("suggest", "train", "eval", "embed", "bench") and settings.data is not None:
         from .loaders.containers.datasets import refuse_no_folder
 
         refuse_no_folder(settings.dataset if command == "eval" else settings.data)
@@ -322,6 +333,7 @@ _RUN: Mapping[str, Callable[[Any, Console], int]] = {
     "convert": _convert,
     "verify": _verify,
     "inspect": _inspect,
+    "suggest": _suggest,
     "train": _train,
     "eval": _eval,
     "predict": _predict,

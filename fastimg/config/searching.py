@@ -1,10 +1,13 @@
-"""What `search` takes. Nothing here imports torch."""
+"""What `search` and `suggest` take. Nothing here imports torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from .flag_types import Positional, YamlOnly, arg
+from fastimg.errors import UsageError
+
+from .flag_types import Positional, Switch, YamlOnly, arg
+from .values.durations import limit
 
 SAMPLERS = ("tpe", "random", "grid", "gp")
 PRUNERS = ("hyperband", "median", "none")
@@ -57,3 +60,45 @@ class Search:  # more than 12 fields: a flag each
     json: bool = False
     """Print the leaderboard as JSON."""
     shared: YamlOnly[tuple[str, ...]] = ()  # flags of `train`, those behind `--`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggest:
+    """Look at a dataset and this machine, and write a configuration for `train` with a reason for every choice."""
+
+    data: Positional[Path]
+    """Shards made by `fastimg convert`, or a folder of images or texts."""
+    time: Annotated[str | None, arg(metavar="TIME")] = None
+    """How long training may take: 90s, 20m or 2h. Default: a usual number of epochs, and the file says how long they
+    take."""
+    arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
+    """The model, named as for `train`. Default: the one that --weights states; else the largest whose published weights
+    are at hand and that is fast enough here; else a small one from random weights."""
+    weights: Path | None = None
+    """Start from these weights: a file, a run, or one of its checkpoints."""
+    model_kwargs: tuple[str, ...] = ()
+    """Additional arguments of the model, as name=value."""
+    classes: Literal["top", "leaf"] | None = None
+    """For a folder of class folders, which folder names the class of a file, as for `train`."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
+    """Number of threads that look at the data, or auto for one per core."""
+    output: Annotated[Path, arg(aliases=("-o",), metavar="FILE")] = Path("suggested.yaml")
+    """The file to write."""
+    overwrite: Switch[bool] = False
+    """Replace the file if it exists."""
+    json: bool = False
+    """Print what was found, measured and chosen as JSON."""
+
+
+def check(config: Suggest) -> float | None:
+    """Refuse what the flags alone show to be wrong; returns the seconds of --time. Raises UsageError."""
+    seconds = None if config.time is None else limit(config.time, "--time")
+    if config.output.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"--output {config.output}: give a .yaml file, which train --config reads")
+    if config.output.exists() and not config.overwrite:
+        raise UsageError(f"--output {config.output}: exists already; add --overwrite, or give another file")
+    if config.model_kwargs and config.arch is None and config.weights is None:
+        raise UsageError("--model-kwargs: for which model? add --arch or --weights")
+    return seconds

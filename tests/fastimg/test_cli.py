@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": config.Demo,
     "convert": config.Convert,
     "inspect": config.Inspect,
+    "suggest": searching.Suggest,
     "train": config.Train,
     "verify": config.Verify,
     "eval": config.Eval,
