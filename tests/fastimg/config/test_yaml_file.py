@@ -153,8 +153,8 @@ def test_keys_may_be_written_like_flags(tmp_path):
         ("epochs: 3.5", "epochs: expected a whole number, not 3.5"),
         ("epochs: true", "epochs: expected a whole number, not true"),
         ("epochs: [3]", "epochs: expected a whole number, not [3]"),
-        ("lr: fast", "lr: expected a number or auto, not the text 'fast'"),
-        ("lr: nan", "lr: expected a number or auto, not the text 'nan'"),
+        ("lr: fast", "lr: expected a number or one of auto, find, not the text 'fast'"),
+        ("lr: nan", "lr: expected a number or one of auto, find, not the text 'nan'"),
         ("sched: poly", "sched: expected one of cosine, linear, step, constant, not the text 'poly'"),
         (
             "sched: steps",
