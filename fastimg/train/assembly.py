@@ -53,7 +53,7 @@ class Blueprint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class OpenBlueprint:
     """A run whose batch size and learning rate may still be open: what is searched for is tried with runs made of it.
 
     part, val_part: images, texts or tokens; `parts` may hold their embeddings.

@@ -40,7 +40,7 @@ from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
 from . import pairs, patience
-from .assembly import Blueprint, Draft, assemble
+from .assembly import Blueprint, OpenBlueprint, assemble
 from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
@@ -199,7 +199,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     if config.weights is None and not config.dry_run:  # a run that is resumed may have no checkpoint yet
         whiten(config, model, preprocessing, ranks, parts.train, console)
 
-    draft = Draft(
+    draft = OpenBlueprint(
         config=config,
         data=opened.path,
         directory=opened.directory,
@@ -228,7 +228,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     )
 
 
-def _batch_size(draft: Draft, console: Console) -> int:
+def _batch_size(draft: OpenBlueprint, console: Console) -> int:
     """The batch that was given, or for `auto` the profile's, or what a search finds."""
     config = draft.config
     assert config.batch_size is not None
