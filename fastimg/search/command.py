@@ -18,7 +18,7 @@ from fastimg.system import terminal
 from fastimg.system.progress import duration
 from fastimg.wording import plural
 
-from .folder import locked, remember
+from .folder import locked, remembered
 from .pool import TrialPool
 from .request import SearchRequest, request
 
@@ -42,7 +42,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     devices = devices_of(settings.device, settings.jobs)
     with _terminated(), ExitStack() as stack:
         lock = stack.enter_context(locked(asked.folder))
-        remember(asked.folder, asked.remembered)
+        stack.enter_context(remembered(asked.folder, asked.remembered))
         pool = stack.enter_context(TrialPool(devices, None, say, inherited=(lock,)))
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds

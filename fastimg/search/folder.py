@@ -14,6 +14,8 @@ from fastimg.loaders.containers.atomic import replace_file
 
 ASKED = "search.json"
 RUNS = "runs"
+STUDY = "study.db"
+JOURNAL = "trials.jsonl"
 _LOCK = "lock"
 _PATIENCE = 10.0  # seconds: the processes of a search that was killed end in a moment
 
@@ -68,12 +70,28 @@ def _lives(process: str) -> bool:
     return True
 
 
-def remember(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Write down what was asked. Raises UsageError where the folder's search was asked for something else."""
+@contextmanager
+def remembered(folder: Path, asked: Mapping[str, Any]) -> Iterator[None]:
+    """What is asked is written down, unless it is refused before the first trial: then the folder is as it was.
+
+    Raises UsageError where the folder's search was asked for something else.
+    """
     file = folder / ASKED
-    if not file.exists():
-        replace_file(file, (json.dumps(asked, indent=2) + "\n").encode())
+    if file.exists():
+        _compare(folder, file, asked)
+        yield
         return
+    replace_file(file, (json.dumps(asked, indent=2) + "\n").encode())
+    try:
+        yield
+    except UsageError:
+        if not (folder / RUNS).exists():
+            for name in (ASKED, STUDY, JOURNAL):
+                (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def _compare(folder: Path, file: Path, asked: Mapping[str, Any]) -> None:
     before = json.loads(file.read_text(encoding="utf-8"))
     for name in (*asked, *before):
         if before.get(name) != asked.get(name):

@@ -16,6 +16,7 @@ import msgspec
 
 from fastimg.errors import UsageError, UserError, reason_of
 
+from .folder import STUDY
 from .parameters import Parameter, combinations
 from .records import TrialRecord
 
@@ -62,7 +63,7 @@ class SearchStudy:
         with _quiet():
             try:
                 self._study = self._optuna.create_study(
-                    storage=storage or _url(folder / "study.db"),
+                    storage=storage or _url(folder / STUDY),
                     study_name="search" if storage is None else folder.resolve().name,
                     directions=directions,
                     pruner=_pruner(self._optuna, plan.pruner),

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fastimg.search.folder import JOURNAL
 from fastimg.search.pool import Job, Report, Runner
 from fastimg.search.records import TrialRecord
 
-JOURNAL = "trials.jsonl"
 OUT_OF_TIME = "the time was over"  # how the reason of a trial begins that the clock ended
 _OF_A_START = ("output", "name", "resume")  # settings that do not tell one trial from another
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from fastimg.search.folder import JOURNAL
 from fastimg.search.pool import Job
 from fastimg.search.records import TrialRecord
-from fastimg.search.staged.journal import JOURNAL, TrialJournal
+from fastimg.search.staged.journal import TrialJournal
 
 
 class Clock:

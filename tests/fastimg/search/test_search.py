@@ -142,11 +142,13 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
         (("--param", "lr=0.1:0.2", "--trials", 1, "--storage", "nonsense://x"), "--storage nonsense://x: "),
     ],
 )
-def test_bad_input_is_one_sentence(search, arguments, words):
+def test_bad_input_is_one_sentence(search, arguments, words, tmp_path):
     ran = search(*arguments)
     assert ran.code == 2
     assert words in ran.err
     assert "Traceback" not in ran.err
+    left = {path.name for path in tmp_path.glob("S/*")}
+    assert left <= {"lock"} or "runs" in left  # another search may use the folder, unless a trial had begun
 
 
 @pytest.mark.parametrize(
