@@ -16,6 +16,7 @@ ASKED = "search.json"
 RUNS = "runs"
 STUDY = "study.db"
 JOURNAL = "trials.jsonl"
+BOARD = "leaderboard.json"
 _LOCK = "lock"
 _PATIENCE = 10.0  # seconds: the processes of a search that was killed end in a moment
 
@@ -85,7 +86,7 @@ def remembered(folder: Path, asked: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except UsageError:
-        if not (folder / RUNS).exists():
+        if not (folder / RUNS).exists() and not (folder / BOARD).exists():
             for name in (ASKED, STUDY, JOURNAL):
                 (folder / name).unlink(missing_ok=True)
         raise

@@ -16,9 +16,9 @@ from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints.format import MODEL, read_card
 from fastimg.train.tasks.score import lower_is_better, shown
 
+from .folder import BOARD
 from .records import TrialRecord
 
-FILE = "leaderboard.json"
 TOP = 10  # rows that are shown
 # Settings that say where a trial was written, on what it ran, and what its columns say.
 _PLACES = frozenset(
@@ -137,7 +137,7 @@ def reasons(records: Iterable[TrialRecord]) -> dict[str, int]:
 
 def write(board: Leaderboard, folder: Path) -> None:
     """Write the file, and point FOLDER/best at the winner's run."""
-    replace_file(folder / FILE, (json.dumps(board.as_json(), indent=1) + "\n").encode())
+    replace_file(folder / BOARD, (json.dumps(board.as_json(), indent=1) + "\n").encode())
     if board.winner is None:
         return
     link = folder / ".best.new"

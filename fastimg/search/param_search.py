@@ -52,10 +52,12 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
         for record in pool.run(search.jobs(), study.report):
             search.ended(record, say, progress)
     except BaseException:
-        write(search.board(speeds=False), asked.folder)
+        if search.records:
+            write(search.board(speeds=False), asked.folder)
         raise
     board = search.board()
-    write(board, asked.folder)
+    if search.records:
+        write(board, asked.folder)
     if board.winner is None:
         raise UsageError(_nothing(asked, search.records))
     return board
