@@ -73,10 +73,14 @@ def test_nothing_to_read(tmp_path):
 def test_cold_reads_follow_dropping_from_memory(files):
     with files[0].open("rb") as file:
         why = drop(file.fileno())
-    found = sequential_read(files, cold=True)
-    assert found.bytes == 32 * MIB and found.cold == (not found.why)
-    if not why:  # if this file system supports it; others are named
-        assert found.cold
+    readings = []
+    while not readings or (len(readings) < 20 and not why and not readings[-1].cold):
+        readings.append(sequential_read(files, cold=True))
+        assert readings[-1].bytes == 32 * MIB and readings[-1].cold == (not readings[-1].why)
+    if (
+        not why
+    ):  # if this file system supports it; at times the system still holds a page: it says so, and is asked again
+        assert readings[-1].cold
 
 
 def test_a_file_that_stays_in_memory_is_not_cold(files, cannot_drop):

@@ -185,8 +185,12 @@ def test_a_region_holds_what_its_window_needs(data):
     side, bicubic, scaling = data.draw(st.integers(1, 40)), data.draw(st.booleans()), data.draw(st.booleans())
     size = side + data.draw(st.integers(0, 9)), side + data.draw(st.integers(0, 9))
     at = data.draw(st.integers(0, size[0] - side)), data.draw(st.integers(0, size[1] - side))
-    assert find_region(headers, (x, y, box_width, box_height), size, at, (side, side), bicubic, scaling, region)
+    box = (x, y, box_width, box_height)
+    fits = find_region(headers, box, size, at, (side, side), bicubic, scaling, region)
     r = region[0]
+    if not fits:  # a picture that scaling makes too narrow to cut is left to libjpeg-turbo
+        assert scaling and r["side"] < 8 and r["picture_width"] <= 4
+        return
     assert r["side"] in ((8, 4, 2, 1) if scaling else (8,))
     assert 0 <= r["left"] * r["tile_width"] <= r["x"] <= r["x"] + r["width"] <= r["right"] * r["tile_width"]
     assert 0 <= r["top"] * r["tile_height"] <= r["y"] <= r["y"] + r["height"] <= r["bottom"] * r["tile_height"]
