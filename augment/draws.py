@@ -15,7 +15,7 @@ from .named import NamedPolicy, parse
 from .ops import BINS, TRIVIAL, Op, trivial_table
 from .plan import Blurring, ChainMix, Erasing, Mixing, Plan, Warps
 from .policy import Policy, Range
-from .uniforms import Doubles, uniforms
+from .uniforms import Doubles, seed_of, uniforms
 
 _FLIP_STAGE = 0xF1
 _ROTATE_STAGE = 0xF2
@@ -31,8 +31,17 @@ BLUR_RADIUS = (0.1, 2.0)  # pixels: torchvision's and timm's range
 _JITTER = {"brightness": Op.BRIGHTNESS, "contrast": Op.CONTRAST, "saturation": Op.COLOR}
 
 
-def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, epoch: int) -> Plan:
-    """Draw the plan, on the host, for a batch of samples with these `ids` [B]."""
+def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, epoch: int, view: int = 0) -> Plan:
+    """Draw the plan, on the host, for a batch of samples with these `ids` [B].
+
+    view: which of several views of the same images this is. Each has draws of its own, independent of the others: view
+        k > 0 draws as view 0 of another seed does, which is a hash of `seed` and k.
+
+    Raises ValueError for a negative view.
+    """
+    if view < 0:
+        raise ValueError(f"view {view}: views are counted from 0")
+    seed = seed_of(seed, view)
     keys = np.asarray(ids, dtype=np.int64)
     chances = functools.partial(uniforms, seed, epoch, keys)
     flips = chances(_FLIP_STAGE, 2) < (policy.hflip, policy.vflip)

@@ -31,6 +31,11 @@ def _mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def seed_of(seed: int, view: int) -> int:
+    """The seed of view number `view` of an image: the seed itself for the first, a hash of both for the others."""
+    return seed if view == 0 else _mixed(_mixed(seed & _WORD) ^ view)
+
+
 def uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> Doubles:
     """Uniform numbers in [0, 1), [B, count]."""
     key = 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .crop import CenterCrop, RandomCrop, RandomResizedCrop
     from .decoder import Decoder
     from .decoders.images import ImageDecoder
+    from .decoders.views import View, ViewDecoder
     from .epochs import BatchSource, LoaderConfig
     from .errors import DataError, ImageError, ShardError, WorkerError
     from .loader import Loader
@@ -45,6 +46,8 @@ __all__ = [
     "RandomResizedCrop",
     "Sampling",
     "ShardError",
+    "View",
+    "ViewDecoder",
     "WorkerError",
     "list_splits",
     "open_dataset",
@@ -59,6 +62,7 @@ _MODULES = {
     **dict.fromkeys(("Batch", "Field"), "batch"),
     "Decoder": "decoder",
     "FilesDataset": "folders.folder",
+    **dict.fromkeys(("View", "ViewDecoder"), "decoders.views"),
     "ImageDecoder": "decoders.images",
     "ImageFolderLoader": "migration.image_folder",
     "Loader": "loader",

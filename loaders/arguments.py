@@ -1,8 +1,9 @@
 """What `Loader(...)` is called with, in either way -> dataset, decoder, settings."""
 
 import dataclasses
+from collections.abc import Sequence
 from os import PathLike
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 
@@ -10,6 +11,9 @@ from .crop import CenterCrop, Crop, RandomResizedCrop, Size, pair
 from .decoder import Decoder
 from .epochs import LoaderConfig
 from .order import Order
+
+if TYPE_CHECKING:
+    from .decoders.views import View
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig) if field.name != "batch_size"}
@@ -29,6 +33,7 @@ def resolve(
     decoder: Decoder | None,
     config: LoaderConfig | None,
     crop: Crop | Size | None,
+    views: "Sequence[View] | None",
     split: str | None,
     max_pixels: int | None,
     settings: dict[str, Any],
@@ -45,14 +50,9 @@ def resolve(
     elif given := [name for name, value in settings.items() if value != _DEFAULTS.get(name)]:
         raise TypeError(f"Loader: {', '.join(given)} and a config were given; put everything into the config")
     if decoder is None:
-        if crop is None:
-            raise TypeError("Loader: give crop, in pixels or as a Crop, or a decoder")
-        from .decode import MAX_PIXELS  # here, because text datasets do not need the JPEG decoder
-        from .decoders.images import ImageDecoder
-
-        decoder = ImageDecoder(_crop(crop, config.order), MAX_PIXELS if max_pixels is None else max_pixels)
-    elif crop is not None or max_pixels is not None:
-        raise TypeError("Loader: crop and max_pixels are the decoder's; give them to it")
+        decoder = _decoder(crop, views, max_pixels, config.order)
+    elif crop is not None or views is not None or max_pixels is not None:
+        raise TypeError("Loader: crop, views and max_pixels are the decoder's; give them to it")
     elif not isinstance(decoder, Decoder):
         raise TypeError(f"Loader: {type(decoder).__name__} is not a Decoder; derive it from fastimg.loaders.decoder")
     if isinstance(data, str | PathLike):
@@ -60,6 +60,23 @@ def resolve(
     if split is not None:
         raise TypeError(f"Loader: split={split!r} has no effect on a dataset that is open; open that split")
     return Arguments(data, False, decoder, config)
+
+
+def _decoder(crop: Crop | Size | None, views: "Sequence[View] | None", max_pixels: int | None, order: Order) -> Decoder:
+    if crop is None and views is None:
+        raise TypeError("Loader: give crop, in pixels or as a Crop, or views, or a decoder")
+    from .decode import MAX_PIXELS  # here, because text datasets do not need the JPEG decoder
+    from .decoders.images import ImageDecoder
+    from .decoders.views import ViewDecoder
+
+    most = MAX_PIXELS if max_pixels is None else max_pixels
+    if views is None:
+        return ImageDecoder(_crop(cast(Crop | Size, crop), order), most)
+    if crop is not None:
+        raise TypeError("Loader: crop and views were given; each View has a crop of its own, so leave crop out")
+    if not isinstance(views, Sequence):
+        raise TypeError(f"Loader: views={views!r}; give a list of Views (an earlier `views=2` is now `crop_epochs=2`)")
+    return ViewDecoder(tuple(views), most)
 
 
 def _crop(crop: Crop | Size, order: Order) -> Crop:

@@ -19,12 +19,15 @@ class Field(NamedTuple):
 
     The dtype is bool, uint8, int8, int16, int32, int64, float16, float32 or float64. A field of dtype object stays on
     the host, and only a decoder with its own ring can use it.
+
+    apart: of shape (n, ...), and stored as [n, B, ...]: each of the n lies together. It is shown as [B, n, ...].
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     blank: int | None = 0
+    apart: bool = False
 
 
 # The fields that every batch has in addition to the decoder's.
@@ -43,7 +46,8 @@ class Batch:
     `keys` are what random numbers are drawn for, in place of ids: with a `sampling` a sample may come several times in
     an epoch, each time with a crop and augmentation of its own. `weight` is 1 for a real sample, 0 for padding and for
     a sample that could not be decoded (its pixels are zeros). `fields` holds, by name, what a custom decoder fills in
-    addition to `inputs`; `ImageDecoder` fills only `inputs`.
+    addition to `inputs`; `ImageDecoder` fills only `inputs`. With `Loader(views=)`, `views` lists the crops of each
+    image, and `inputs` is the first.
     """
 
     inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory; int32 tokens [B, L]; or arrays [B, ...]
@@ -54,12 +58,27 @@ class Batch:
     ready: torch.cuda.Event | None = None  # recorded when the batch is complete, for streams other than the consumer's
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)  # [B, *shape] each, on the device
     repeats: torch.Tensor | None = None  # int64 [B], how often a sample came before in this epoch; None: none does
+    by_view: Mapping[str, torch.Tensor] = field(default_factory=dict)  # uint8 [n, B, 3, H, W] of each View, by name
 
     @property
     def keys(self) -> torch.Tensor:
         """int64 [B] on the host: `ids`, and other numbers for samples that come again in this epoch."""
         repeats = None if self.repeats is None else self.repeats.numpy()
         return self.ids if repeats is None else torch.from_numpy(keyed(self.ids.numpy(), repeats))
+
+    @property
+    def views(self) -> list[torch.Tensor]:
+        """uint8 [B, 3, H, W] of each crop, in the order of the loader's views: the n of the first, then the next's."""
+        return [crop for crops in self.by_view.values() for crop in crops]
+
+    def views_of(self, name: str) -> torch.Tensor:
+        """uint8 [n * B, 3, H, W]: the crops of one View, as `torch.cat` would give them, but without a copy.
+
+        Raises KeyError, with the names that there are, for another name.
+        """
+        if name not in self.by_view:
+            raise KeyError(f"no view is called {name!r}; there are {', '.join(self.by_view) or 'none'}")
+        return self.by_view[name].flatten(0, 1)
 
 
 def host(array: npt.NDArray[np.int64] | None) -> torch.Tensor | None:
@@ -69,12 +88,14 @@ def host(array: npt.NDArray[np.int64] | None) -> torch.Tensor | None:
 
 def copied(batch: Batch) -> Batch:
     """The same batch in memory of its own, copied on the consumer's stream."""
+    by_view = {name: tensor.clone() for name, tensor in batch.by_view.items()}
     own = replace(
         batch,
-        inputs=batch.inputs.clone(),
+        inputs=next(iter(by_view.values()))[0] if by_view else batch.inputs.clone(),
         targets=batch.targets.clone(),
         weight=batch.weight.clone(),
         fields={name: tensor.clone() for name, tensor in batch.fields.items()},
+        by_view=by_view,
     )
     if batch.ready is None:
         return own

@@ -11,6 +11,7 @@ files that are merely odd (extraneous bytes, a wrong ICC profile) and rejects tr
 
 import io
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,14 +108,39 @@ def decode_box(
     The pixels in it are those of the whole image. Of a tiled JPEG only the tiles that the box touches are decoded.
     """
     if header.turbo and header.restarts and (box[2], box[3]) != header.size:
-        x, y, width, height = stored_box(box, header)
-        room = scratch.spliced(len(data) + 2) if scratch else None
-        part, (left, top) = splice(data, (x, y, width, height), room)
-        pixels = _turbo(part, header, scratch)
-        if pixels is not None and pixels.shape[0] >= y - top + height and pixels.shape[1] >= x - left + width:
-            cut = pixels[y - top : y - top + height, x - left : x - left + width]
-            return upright(cut, header.orientation), (0, 0, box[2], box[3])
+        cut = _cut(data, header, box, scratch)
+        if cut is not None:
+            return cut, (0, 0, box[2], box[3])
     return decode(data, header, scratch), box
+
+
+def decode_boxes(
+    data: bytes | memoryview, header: Header, boxes: Sequence[Box], scratch: Scratch | None = None
+) -> Iterator[tuple[Pixels, Box]]:
+    """What `decode_box` gives for each of `boxes`, from one decode. With `scratch`, each is valid until the next."""
+    if not (header.turbo and header.restarts):
+        pixels = decode(data, header, scratch)
+        yield from ((pixels, box) for box in boxes)
+        return
+    left, top = min(x for x, *_ in boxes), min(y for _, y, *_ in boxes)
+    right, bottom = max(x + width for x, _, width, _ in boxes), max(y + height for _, y, _, height in boxes)
+    cut = _cut(data, header, (left, top, right - left, bottom - top), scratch)
+    for box in boxes:
+        if cut is None:  # it is damaged, which not every box need touch
+            yield decode_box(data, header, box, scratch)
+        else:
+            yield cut, (box[0] - left, box[1] - top, box[2], box[3])
+
+
+def _cut(data: bytes | memoryview, header: Header, box: Box, scratch: Scratch | None) -> Pixels | None:
+    """The upright pixels of `box` from the tiles that it touches; None if libjpeg-turbo warns about them."""
+    x, y, width, height = stored_box(box, header)
+    room = scratch.spliced(len(data) + 2) if scratch else None
+    part, (left, top) = splice(data, (x, y, width, height), room)
+    pixels = _turbo(part, header, scratch)
+    if pixels is None or pixels.shape[0] < y - top + height or pixels.shape[1] < x - left + width:
+        return None
+    return upright(pixels[y - top : y - top + height, x - left : x - left + width], header.orientation)
 
 
 def is_tiled(data: bytes | memoryview, header: Header) -> bool:

@@ -84,6 +84,11 @@ class Decoder(ABC):
     def fields(self) -> tuple[Field, ...]:
         """The fields that it fills, `inputs` among them; `targets`, `ids` and `weight` are filled by the loader."""
 
+    @property
+    def view_fields(self) -> Mapping[str, str]:
+        """Of a decoder of several views of an image: each view's name, and the `apart` field that holds it."""
+        return {}
+
     @abstractmethod
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """Decode one sample into `row`. Raises ImageError if it cannot be decoded."""

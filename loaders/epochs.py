@@ -45,7 +45,7 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
     together: int | None = None  # number of consecutive texts of similar length; None: one batch over all ranks
     padding: Padding | None = None  # what fills rows beyond the data; None: zeros if the order is sequential
     seed: int = 0
-    views: int | None = None  # epochs with crops of their own, which later ones show again; None: all of them
+    crop_epochs: int | None = None  # epochs with crops of their own, which later ones show again; None: all of them
     workers: int | None = None  # threads; None: one for each core available to this process
     prefetch: int | None = None  # slots: batches in host memory, including the one in use; None: `slots_for` the device
     on_error: Literal["skip", "fail"] = "skip"  # an undecodable sample: weight 0 and counted, or an error
@@ -56,8 +56,8 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
         few = self.prefetch is not None and self.prefetch < 2
         if self.batch_size < 1 or few or (self.workers is not None and self.workers < 1):
             raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
-        if self.views is not None and self.views < 1:
-            raise ValueError("views must be 1 or more")
+        if self.crop_epochs is not None and self.crop_epochs < 1:
+            raise ValueError("crop_epochs must be 1 or more")
         if not 1 <= self.block <= self.window:
             raise ValueError("block must be 1 or more, and window no smaller")
         if self.sampling is not None and self.order != "random":
@@ -69,9 +69,9 @@ def slots_for(device_type: str) -> int:
     return 6 if device_type == "cuda" else 3
 
 
-def view_of(epoch: int, views: int | None) -> int:
-    """The epoch whose crops an epoch shows: with `views`, one of the first ones in turn, otherwise its own."""
-    return epoch if views is None else epoch % views
+def crop_epoch_of(epoch: int, crop_epochs: int | None) -> int:
+    """The epoch whose crops an epoch shows: with `crop_epochs`, one of the first ones in turn, otherwise its own."""
+    return epoch if crop_epochs is None else epoch % crop_epochs
 
 
 class BatchSource(Protocol):
@@ -149,7 +149,7 @@ class EpochPlan:
     """The plan of one iteration over an epoch, or over the rest of it."""
 
     epoch: int
-    view: int  # the epoch whose crops are drawn
+    crop_epoch: int  # the epoch whose crops are drawn
     order: npt.NDArray[np.int64]  # the epoch's permutation of range(n), or its n draws
     indices: npt.NDArray[np.int64] | None  # the samples of the dataset that are read; None: all of them
     slices: Slices
@@ -372,8 +372,8 @@ class Epochs:
             made = ahead.take()
         else:
             made = make_order(self.config, slices, epoch, self._lengths, self._together)
-        view = view_of(epoch, self.config.views)
-        return EpochPlan(epoch, view, made.order, self._indices, slices, self._padding, made.blocks, made.again)
+        shown = crop_epoch_of(epoch, self.config.crop_epochs)
+        return EpochPlan(epoch, shown, made.order, self._indices, slices, self._padding, made.blocks, made.again)
 
     def passed(self, plan: EpochPlan, step: int) -> None:
         """Record that batch `step` is being handed out: a state taken from now on continues after it.

@@ -6,9 +6,9 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
 from .wording import plural
 
+if TYPE_CHECKING:
+    from .decoders.views import View
+
 _NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # attributes of Batch, not in Batch.fields
 
 
@@ -42,13 +45,16 @@ class Loader(Epochs):
 
     data: a Dataset, or the path of shards, a `.beton` or an image folder, whose `split` (default: "train") is opened.
         The loader closes what it has opened.
-    decoder: a custom decoder, instead of `crop` and `max_pixels` (see `loaders.decoder.Decoder`). The fields that it
-        fills in addition to `inputs` are in `batch.fields`.
+    decoder: a custom decoder, instead of `crop`, `views` and `max_pixels` (see `loaders.decoder.Decoder`). The fields
+        that it fills in addition to `inputs` are in `batch.fields`.
     config: a LoaderConfig, instead of `batch_size` and the arguments after it.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N".
     indices: the ids (int64) of the samples that are read; None: all of them.
     crop: the size of images in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults, or
         with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a Crop.
+    views: several crops of each image, from one decode: `views=[View(crop=224, n=2, scale=(0.4, 1)), View(crop=96,
+        n=6, scale=(0.05, 0.4))]` gives `batch.views`, a list of 8 tensors like `inputs`, which is the first of them.
+        They are drawn in every order, also "sequential".
     max_pixels: images with more pixels than this (width x height; default: 89,478,485) are not decoded.
     batch_size: number of samples in a batch of this rank.
     order: "random" is for training; "quasi-random" is for data larger than memory: it reads blocks of `block` samples
@@ -60,8 +66,8 @@ class Loader(Epochs):
     padding: what fills the last batch: "samples" (real ones, with weight 0) or "zeros"; None: zeros if the order is
         sequential.
     seed: determines the order and the crops. The pixels of a sample depend only on the seed, the epoch and its id.
-    views: number of epochs with crops of their own: epoch e has those of epoch e modulo views, in an order of its own.
-        None: every epoch has.
+    crop_epochs: number of epochs with crops of their own: epoch e has those of epoch e modulo crop_epochs, in an order
+        of its own. None: every epoch has.
     workers: number of threads that decode; None: one for each core available to this process.
     prefetch: number of batches in host memory, including the one in use; 2 or more. None: 3, or 6 for a GPU.
     on_error: "skip" gives an image that cannot be decoded the weight 0 and lists it in `unreadable`; "fail" raises.
@@ -69,7 +75,8 @@ class Loader(Epochs):
     copy: give each batch memory of its own, so that it stays valid for as long as you hold it, as in `list(loader)`. By
         default the loader reuses the memory of `prefetch` batches, which saves a copy per batch.
 
-    The loader takes the memory of `prefetch` batches; `set_size` makes the images of later epochs smaller. A
+    The loader takes the memory of `prefetch` batches; `set_size` makes the images of later epochs smaller, but not
+    those of views. A
     `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any number
     of workers or ranks, which continues with the next sample. `close`, the end of a `with` block or garbage collection
     ends the threads and closes what the loader has opened.
@@ -89,6 +96,7 @@ class Loader(Epochs):
         indices: npt.NDArray[np.int64] | None = None,
         *,
         crop: Crop | Size | None = None,
+        views: "Sequence[View] | None" = None,
         split: str | None = None,
         max_pixels: int | None = None,
         batch_size: int | None = None,
@@ -99,7 +107,7 @@ class Loader(Epochs):
         together: int | None = None,
         padding: Padding | None = None,
         seed: int = 0,
-        views: int | None = None,
+        crop_epochs: int | None = None,
         workers: int | None = None,
         prefetch: int | None = None,
         on_error: Literal["skip", "fail"] = "skip",
@@ -119,14 +127,14 @@ class Loader(Epochs):
             "together": together,
             "padding": padding,
             "seed": seed,
-            "views": views,
+            "crop_epochs": crop_epochs,
             "workers": workers,
             "prefetch": prefetch,
             "on_error": on_error,
             "rank": rank,
             "world_size": world_size,
         }
-        dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, settings)
+        dataset, opened, decoder, config = resolve(data, decoder, config, crop, views, split, max_pixels, settings)
         self._opened = (
             weakref.finalize(self, dataset.close) if opened else None
         )  # finalizers run in reverse order: this one comes after the threads
@@ -166,6 +174,8 @@ class Loader(Epochs):
                 self.waits.end()
                 self._collect(slot)
                 self.passed(plan, step)
+                views = job.decoder.view_fields
+                elsewhere = _NAMED.union(views.values())
                 batch = Batch(
                     inputs=job.decoder.present(tensors["inputs"], slot.arrays),
                     targets=tensors["targets"],
@@ -173,8 +183,9 @@ class Loader(Epochs):
                     weight=tensors["weight"],
                     samples=int(slot.arrays["weight"].sum()),
                     ready=self._ring.ready,
-                    fields={name: tensor for name, tensor in tensors.items() if name not in _NAMED},
+                    fields={name: tensor for name, tensor in tensors.items() if name not in elsewhere},
                     repeats=host(plan.repeats(step)),
+                    by_view={name: tensors[field].permute(1, 0, 4, 2, 3) for name, field in views.items()},
                 )
                 held.add(batch)
                 yield copied(batch) if self._copy else batch
@@ -240,7 +251,7 @@ class Loader(Epochs):
         slot.rerouted.clear()
         for field in job.decoder.fields:
             slot.arrays[field.name][decoded:] = field.blank
-        draws = job.decoder.draw(self.config.seed, plan.view, keyed(ids, plan.repeats(step)))[:decoded]
+        draws = job.decoder.draw(self.config.seed, plan.crop_epoch, keyed(ids, plan.repeats(step)))[:decoded]
         pool.fill(slot, job, draws, plan.prefetch_ids(step))
 
 

@@ -31,9 +31,10 @@ class SlotLayout:
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
         self.rows = batch_size
         self.fields: dict[str, tuple[int, int, tuple[int, ...], np.dtype[Any]]] = {}
+        self.apart: set[str] = set()  # names of fields whose first two dimensions are swapped in the buffer
         self.objects: list[str] = []  # names of fields of dtype object, which are not in the buffer
         self.nbytes = 0
-        for name, shape, dtype, _ in fields:
+        for name, shape, dtype, _, apart in fields:
             if name in self.fields or name in self.objects:
                 raise ValueError(f"two fields of a batch are called {name!r}; rename the decoder's field")
             if np.dtype(dtype).hasobject and shape == ():
@@ -42,7 +43,9 @@ class SlotLayout:
             if np.dtype(dtype) not in _TORCH:
                 known = ", ".join(map(str, _TORCH))
                 raise ValueError(f"the field {name!r} is of type {np.dtype(dtype)}; a batch can hold {known}")
-            shape = (batch_size, *shape)
+            if apart:
+                self.apart.add(name)
+            shape = (shape[0], batch_size, *shape[1:]) if apart else (batch_size, *shape)
             size = int(np.prod(shape)) * dtype.itemsize
             self.fields[name] = (self.nbytes, size, shape, dtype)
             self.nbytes += -(-size // _ALIGN) * _ALIGN
@@ -54,15 +57,17 @@ class SlotLayout:
             name: flat[offset : offset + size].view(dtype).reshape(shape)
             for name, (offset, size, shape, dtype) in self.fields.items()
         }
+        arrays |= {name: arrays[name].swapaxes(0, 1) for name in self.apart}
         return arrays | {name: np.full(self.rows, None, object) for name in self.objects}
 
     def tensors(self, buffer: torch.Tensor, start: int = 0) -> dict[str, torch.Tensor]:
         """Tensor views of a buffer on any device, by field. The buffer may begin with the field at offset `start`."""
-        return {
+        tensors = {
             name: buffer[offset - start : offset - start + size].view(_TORCH[dtype]).view(shape)
             for name, (offset, size, shape, dtype) in self.fields.items()
             if offset >= start
         }
+        return tensors | {name: tensors[name].transpose(0, 1) for name in self.apart & tensors.keys()}
 
 
 class Slot:

@@ -257,7 +257,7 @@ def open_loader(
         together=config.batch_size * config.grad_accum_steps * (ranks.world_size if ranks else 1),
         padding=padding,
         seed=config.seed,
-        views=config.cache_teacher,
+        crop_epochs=config.cache_teacher,
         workers=worker_count(config.workers, ranks) if ranks else int(config.workers),
         prefetch=config.prefetch,
         on_error=config.on_error or "skip",

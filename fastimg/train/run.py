@@ -22,7 +22,7 @@ from fastimg.config.values.progressive import Progressive
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.provenance import TrainedOn
 from fastimg.loaders import BatchSource
-from fastimg.loaders.epochs import view_of
+from fastimg.loaders.epochs import crop_epoch_of
 from fastimg.models.compilation import Compilation
 from fastimg.models.ema import Ema
 from fastimg.models.precision import Precision
@@ -145,7 +145,7 @@ class Setup:
 
     def view(self, epoch: int) -> int:
         """The epoch whose crops and augmentation are shown in an epoch: with --cache-teacher, one of the first."""
-        return view_of(epoch, self.config.cache_teacher)
+        return crop_epoch_of(epoch, self.config.cache_teacher)
 
     @property
     def unit(self) -> str:

@@ -201,7 +201,8 @@ class DaliLoader(LoaderAdapter):
         rows = plan.rows(step)
         for ids in plan.prefetch_ids(step):
             self.dataset.will_need(ids)
-        read = _Read(rows, self._images.draw(self.config.seed, plan.view, keyed(rows.ids, plan.repeats(step))).tolist())
+        keys = keyed(rows.ids, plan.repeats(step))
+        read = _Read(rows, self._images.draw(self.config.seed, plan.crop_epoch, keys).tolist())
         scratch = Scratch()
         for row, index in enumerate(rows.ids[: rows.decoded].tolist()):
             try:

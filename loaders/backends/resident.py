@@ -171,7 +171,8 @@ class ResidentLoader(LoaderAdapter):
             if unreadable:
                 known = enumerate(ids[:decoded].tolist())
                 failed = {row: unreadable[index] for row, index in known if index in unreadable}
-            draws = ImageDecoder(self.crop).draw(self.config.seed, plan.view, keyed(ids, plan.repeats(step))[:decoded])
+            keys = keyed(ids, plan.repeats(step))[:decoded]
+            draws = ImageDecoder(self.crop).draw(self.config.seed, plan.crop_epoch, keys)
             numbers = self._images.numbers(ids[:decoded])
             make = self._resized if self._resizes else self._cut
             yield DecodedBatch(make(pixels, numbers, draws), failed)

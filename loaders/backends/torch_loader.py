@@ -37,7 +37,7 @@ _FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode
 
 
 class _Request(NamedTuple):
-    view: int  # the epoch whose crops are drawn
+    crop_epoch: int  # the epoch whose crops are drawn
     size: Size  # of the output
     ids: npt.NDArray[np.int64]  # [B]
     keys: npt.NDArray[np.int64]  # [B], what random numbers are drawn for
@@ -139,7 +139,7 @@ class _Requests:
             for ids in plan.prefetch_ids(step):
                 self._dataset.will_need(ids)
             ids, _, decoded = plan.rows(step)
-            yield _Request(plan.view, self.size, ids, keyed(ids, plan.repeats(step)), decoded)
+            yield _Request(plan.crop_epoch, self.size, ids, keyed(ids, plan.repeats(step)), decoded)
 
     def __len__(self) -> int:
         return 0 if self.plan is None else self.plan.steps

@@ -18,7 +18,7 @@ from fastimg.embeddings.store import Made
 from fastimg.loaders import Batch, BatchSource, DataError
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.decoders.arrays import ArrayDecoder
-from fastimg.loaders.epochs import view_of
+from fastimg.loaders.epochs import crop_epoch_of
 from fastimg.wording import plural
 
 from .teacher import Teacher
@@ -96,7 +96,7 @@ class KeptLogits:
         Zeros for images that this run's loader could not decode, either, which weigh nothing. Raises DataError for
         others that have none.
         """
-        kept = self.views[view_of(epoch, len(self.views))]
+        kept = self.views[crop_epoch_of(epoch, len(self.views))]
         found = np.zeros((len(batch.ids), self.classes), self.dtype)
         ids = batch.ids.tolist()
         for row in kept.read_rows(ids, self._head, found):

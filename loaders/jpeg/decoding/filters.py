@@ -92,16 +92,18 @@ def fill_weights(
 def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: Any) -> None:
     """Resize a region's columns, and write the window to `out` [H, W, 3].
 
-    Column 3 * x + c of the region begins at `columns[(3 * x + c) * stride]`. `work` uint8 is scratch: stride * (8 +
-    row) bytes, a row being 3 W rounded up to 8.
+    Channel c of the column of samples x, from sample `held_y` on, begins at `columns[(3 * (x - held_x) + c) *
+    held_stride]`. `work` uint8 is scratch: stride * (8 + row) bytes, a row being 3 W rounded up to 8.
     """
     region = regions[0]
     height = region.stride
+    stride = region.held_stride
+    skipped = region.y - region.held_y
     across, down = out.shape[1], out.shape[0]
     width = -(-3 * across // 8) * 8  # bytes of a row between the passes
     begins = np.empty(across, np.int64)
     counts = np.empty(across, np.int64)
-    left = region.x - region.origin_x
+    left = region.held_x - region.origin_x
     extent = region.extent_x
     size = region.resized_width
     most = taps(extent, size, bicubic)
@@ -115,9 +117,9 @@ def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: An
             q = min(group + i, 3 * across - 1)
             x = q // 3
             c = q % 3
-            begin = (3 * (begins[x] - left) + c) * height
+            begin = (3 * (begins[x] - left) + c) * stride + skipped
             for y in range(0, height, WIDE):
-                weighted(columns, begin + y, 3 * height, flat, x * most, counts[x], precision, work, i * height + y)
+                weighted(columns, begin + y, 3 * stride, flat, x * most, counts[x], precision, work, i * height + y)
         for y in range(0, height, 8):
             transpose(work, y, height, rows, y * width + group, width)
     begins = np.empty(down, np.int64)

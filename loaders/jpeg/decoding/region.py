@@ -33,6 +33,10 @@ REGION = np.dtype(
         ("width", np.int64),
         ("height", np.int64),
         ("stride", np.int64),
+        # The columns that it is resized from, which may be those of a larger region: their first sample, their stride.
+        ("held_x", np.int64),
+        ("held_y", np.int64),
+        ("held_stride", np.int64),
         # The box that is resized, relative to `origin`. When scaled, it may begin or end within a sample.
         ("origin_x", np.int64),
         ("origin_y", np.int64),
@@ -89,6 +93,7 @@ def find_region(
         box[1], box[3], size[1], at[1], window[1], bicubic, side, region.picture_height
     )
     region.stride = -(-region.height // WIDE) * WIDE
+    region.held_x, region.held_y, region.held_stride = region.x, region.y, region.stride
     region.left, region.right, region.top, region.bottom = tiles_around(
         (region.x, region.y, region.width, region.height),
         (region.picture_width, region.picture_height),
@@ -127,6 +132,17 @@ def tiles_around(box: Any, picture: Any, tile: Any) -> tuple[int, int, int, int]
             right += 1
         else:
             left -= 1
+    return left, right, top, bottom
+
+
+@compiled
+def tiles_of_all(regions: Any) -> tuple[int, int, int, int]:
+    """The rectangle of tiles around all regions: columns [left, right) of rows [top, bottom)."""
+    left, right, top, bottom = regions[0].left, regions[0].right, regions[0].top, regions[0].bottom
+    for i in range(1, regions.size):
+        region = regions[i]
+        left, right = min(left, region.left), max(right, region.right)
+        top, bottom = min(top, region.top), max(bottom, region.bottom)
     return left, right, top, bottom
 
 

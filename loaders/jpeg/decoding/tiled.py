@@ -16,7 +16,7 @@ from fastimg.loaders.crop import Crop, Window, reaches_out, shape_of
 from fastimg.loaders.runtime.compiled import compiled, held, inlined, is_kept
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
-from .baseline import SCRATCH, decode_tiles
+from .baseline import SCRATCH, decode_tiles, plane_bytes
 from .colour import to_columns
 from .entropy import PAD
 from .filters import resize_columns
@@ -66,12 +66,12 @@ class TileQueue:
             return False
         view = view_of(data)
         number = len(self._queued)
-        width, height, address = _peek(view, self._places[number])
+        width, height, address = peek(view, self._places[number])
         if width == 0 or width * height > max_pixels:
             return False
         window = crop.window(width, height, draws)
         box, size, at = window
-        if size[0] * size[1] > max_pixels or _is_mirrored(window, crop):
+        if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
             return False
         self._jobs[number] = (address, view.size, row, 0, *box, *size, *at)
         self._queued.append(data)
@@ -97,7 +97,7 @@ class TileQueue:
         return undecoded
 
 
-def _is_mirrored(window: Window, crop: Crop) -> bool:
+def is_mirrored(window: Window, crop: Crop) -> bool:
     """Whether some pixels of the crop are mirrored, which the compiled decoder does not do."""
     if window.at == (0, 0):  # what most crops are
         return False
@@ -107,11 +107,11 @@ def _is_mirrored(window: Window, crop: Crop) -> bool:
 
 def will_compile(data: bytes | memoryview) -> bool:
     """Whether decoding this image would first compile the decoder, because it is not in the machine's cache yet."""
-    return not is_kept(_crop_rows) and _peek(view_of(data), new_header())[0] > 0
+    return not is_kept(_crop_rows) and peek(view_of(data), new_header())[0] > 0
 
 
 @held
-def _peek(data: Any, headers: Any) -> tuple[int, int, int]:
+def peek(data: Any, headers: Any) -> tuple[int, int, int]:
     """Fill the header; return width, height and the data's address, or zeros if it is not tiled or not upright."""
     if not parse_header(data, headers) or not is_decodable(headers) or headers[0].orientation != 1:
         return 0, 0, 0
@@ -141,7 +141,7 @@ def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: bo
 
 
 @inlined
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
     return (nbytes + 63) // 64 * 64
 
 
@@ -157,12 +157,12 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
     tiles = (region.right - region.left) * (region.bottom - region.top)
     stride = region.stride
     row = -(-3 * out.shape[1] // 8) * 8
-    planes = _aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
-    columns = _aligned(3 * region.width * stride + WIDE)
-    bits = _aligned(data.size + PAD)
-    bounds = _aligned(8 * (tiles + 1))
-    sums = _aligned(2 * (2 * stride + 2 * (region.width // 2 + 3) * (stride + 4) + 2 * WIDE))
-    passes = _aligned(stride * (row + 8) + WIDE)
+    planes = plane_bytes(region)
+    columns = aligned(3 * region.width * stride + WIDE)
+    bits = aligned(data.size + PAD)
+    bounds = aligned(8 * (tiles + 1))
+    sums = aligned(2 * (2 * stride + 2 * (region.width // 2 + 3) * (stride + 4) + 2 * WIDE))
+    passes = aligned(stride * (row + 8) + WIDE)
     tables = 8 * SCRATCH
     # Bits, bounds and tables are not needed once the columns are made, so the later buffers use the same memory.
     needed = planes + columns + max(tables + bits + bounds, sums, passes)

@@ -108,9 +108,9 @@ def test_torch_shows_the_native_loaders_boxes_and_pixels(
 
 
 @pytest.mark.parametrize("backend", ["native", "torch", "resident"])
-def test_views_are_the_first_epochs_in_turn(files, backend, open_loader):
-    """With two views, epoch 2 has the crops of epoch 0 in an order of its own, and epoch 1 others."""
-    with contextlib.closing(open_loader(backend, files, RANDOM, views=2)) as loader:
+def test_crops_of_the_first_epochs_in_turn(files, backend, open_loader):
+    """With two crop epochs, epoch 2 has the crops of epoch 0 in an order of its own, and epoch 1 others."""
+    with contextlib.closing(open_loader(backend, files, RANDOM, crop_epochs=2)) as loader:
         epochs = [
             [(int(i), x) for batch in loader for i, x in zip(batch.ids, batch.inputs.clone(), strict=True)]
             for _ in range(3)
@@ -121,9 +121,9 @@ def test_views_are_the_first_epochs_in_turn(files, backend, open_loader):
     assert not any(torch.equal(first[i], second[i]) for i in range(N))
 
 
-def test_views_are_counted():
-    with pytest.raises(ValueError, match="views must be 1 or more"):
-        LoaderConfig(batch_size=1, views=0)
+def test_crop_epochs_are_counted():
+    with pytest.raises(ValueError, match="crop_epochs must be 1 or more"):
+        LoaderConfig(batch_size=1, crop_epochs=0)
 
 
 def test_torch_reads_a_part_of_the_data_and_shards(files, tmp_path, open_loader, read_pixels):
@@ -387,7 +387,7 @@ def test_the_signature_is_that_of_the_config():
 def test_every_keyword_reaches_the_config(files):
     """For each field, a value that is not the default; `sampling` goes with the random order alone."""
     other = {"batch_size": 3, "order": "sequential", "block": 2, "window": 9999, "together": 8, "padding": "zeros"}
-    other |= {"seed": 5, "workers": 1, "prefetch": 4, "on_error": "fail", "rank": 1, "world_size": 2, "views": 3}
+    other |= {"seed": 5, "workers": 1, "prefetch": 4, "on_error": "fail", "rank": 1, "world_size": 2, "crop_epochs": 3}
     with Loader(files, crop=8, **other) as loader:
         assert dataclasses.asdict(loader.config) == other | {"sampling": None}
 

@@ -72,7 +72,7 @@ def test_the_sources_of_a_function_include_those_of_called_functions():
     decoding = {"tiled.py", "baseline.py", "colour.py", "entropy.py", "filters.py", "frame.py", "huffman.py"}
     assert names(tiled.crop_tiled) == decoding | {"vectors.py"}
     assert names(tiled._crop_rows) == decoding | {"vectors.py", "region.py"}
-    assert names(tiled._peek) == {"tiled.py", "frame.py", "exif.py"}
+    assert names(tiled.peek) == {"tiled.py", "frame.py", "exif.py"}
     assert names(splice._splice) == {"splice.py", "frame.py", "exif.py", "region.py", "huffman.py"}
 
 

@@ -1,0 +1,248 @@
+"""The decoder of several views of each image: one read, one header, one decode -> a row of each crop."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Self, SupportsIndex, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.batch import Field
+from fastimg.loaders.crop import Crop, Interpolation, RandomResizedCrop, Size, shape_of
+from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_boxes, read_header
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
+from fastimg.loaders.errors import ImageError
+from fastimg.loaders.jpeg.decoding.union import UnionQueue
+from fastimg.loaders.random import uniforms
+from fastimg.loaders.resample import resample
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
+
+from .images import ImageDecoder
+
+_SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # torchvision's defaults
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """`n` crops of each image by one rule, each drawn for itself.
+
+    crop: the size in pixels, a side or (height, width), of RandomResizedCrops with the `scale`, `ratio` and
+        `interpolation` given; or a Crop, which has settings of its own. A crop that is larger than its box is upscaled.
+    scale: the least and the largest share of the image's area that a crop shows.
+    ratio: the least and the largest width of a crop's box over its height.
+    name: what `batch.views_of` calls it; None: its place in the list of views, "0" for the first.
+
+    Raises ValueError for values that cannot be, and for a Crop together with settings of a RandomResizedCrop.
+    """
+
+    crop: Crop | Size
+    n: int = 1
+    scale: tuple[float, float] = _SCALE
+    ratio: tuple[float, float] = _RATIO
+    interpolation: Interpolation = "bilinear"
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, SupportsIndex) or self.n < 1:
+            raise ValueError(f"View: n={self.n!r}; give the number of crops of each image, 1 or more")
+        if self.name is not None and (not isinstance(self.name, str) or not self.name):
+            raise ValueError(f"View: name={self.name!r}; give a text, or leave it out")
+        if hasattr(self.crop, "window"):
+            if (self.scale, self.ratio, self.interpolation) != (_SCALE, _RATIO, "bilinear"):
+                kind = type(self.crop).__name__
+                raise ValueError(f"View: scale, ratio and interpolation are the crop's; give them to the {kind}")
+            return
+        for name in ("scale", "ratio"):
+            given = getattr(self, name)
+            if len(given) != 2 or not 0 < given[0] <= given[1] < float("inf"):
+                raise ValueError(f"View: {name}={given!r}; give two numbers above 0, the smaller one first")
+        if self.interpolation not in get_args(Interpolation):
+            raise ValueError(f"View: interpolation={self.interpolation!r}; give {' or '.join(get_args(Interpolation))}")
+        self.rule()  # it checks the size
+
+    def rule(self) -> Crop:
+        """The crop that draws its windows."""
+        if hasattr(self.crop, "window"):
+            return cast(Crop, self.crop)
+        scale, ratio, interpolation = self.scale, self.ratio, self.interpolation
+        return RandomResizedCrop(size=self.crop, scale=scale, ratio=ratio, interpolation=interpolation)
+
+
+@dataclass(frozen=True)
+class ViewDecoder(Decoder):
+    """Encoded image -> uint8 pixels of several crops, decoded once: `batch.views`, `batch.views_of(name)`.
+
+    The crops are numbered through the list, from 0: the n of the first View, then the next's. Each has draws of its
+    own, which depend on its number and on nothing of the other crops; number 0 has those of `ImageDecoder`. Each has
+    the pixels, bit for bit, that an `ImageDecoder` with its crop alone makes of its draws, whatever the format. If a
+    crop of an image cannot be decoded, the sample has weight 0, and all its views are zeros.
+
+    Raises ValueError for no views, and for two of the same name.
+    """
+
+    views: tuple[View, ...]
+    max_pixels: int = MAX_PIXELS
+    dct_scaling: bool = False  # a tiled JPEG's crops of at least twice the size are decoded at 1/2, 1/4 or 1/8
+    compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+    crops: tuple[Crop, ...] = field(init=False)  # by number
+
+    _STAGE = 0x0C  # ImageDecoder's
+    _STAGES = 1 << 16  # from a crop's stage to the next one's
+
+    def __post_init__(self) -> None:
+        views = tuple(self.views)
+        if not views:
+            raise ValueError("views is an empty list; give one View or more, or `crop` for one crop of each image")
+        for view in views:
+            if not isinstance(view, View):
+                raise ValueError(f"views holds {view!r}; give Views, such as View(crop=224, n=2)")
+        object.__setattr__(self, "views", views)
+        object.__setattr__(self, "crops", tuple(view.rule() for view in views for _ in range(view.n)))
+        names = self.names
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two views are called {name!r}; give each a name of its own")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each View is called."""
+        return tuple(str(place) if view.name is None else view.name for place, view in enumerate(self.views))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """`inputs`, which holds the first View, and one for each further View."""
+        return tuple(
+            Field(name, (view.n, *shape_of(view.rule()), 3), np.dtype(np.uint8), apart=True)
+            for name, view in self._stored()
+        )
+
+    @property
+    def view_fields(self) -> Mapping[str, str]:
+        """See `Decoder`."""
+        return {name: f"views[{place}]" if place else "inputs" for place, name in enumerate(self.names)}
+
+    def sized(self, size: Size) -> Self:
+        """Raises TypeError: each view has its own size."""
+        raise TypeError("views have sizes of their own, which cannot be changed; make a loader with other views")
+
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """See `Decoder`: the first crop."""
+        return inputs[:, 0].permute(0, 3, 1, 2)
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The numbers that choose the crops, those of each crop after the one's before."""
+        return np.concatenate(
+            [
+                uniforms(seed, epoch, ids, self._STAGE + number * self._STAGES, crop.draws)
+                for number, crop in enumerate(self.crops)
+            ],
+            axis=1,
+        )
+
+    def fill(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """See `Decoder`: groups of samples, whose tiled JPEGs are decoded in one call."""
+        if not self.compiled or type(self).fill_row is not ViewDecoder.fill_row:
+            return super().fill(reader, ids, draws, rows, scratch)
+        failures: list[Failure] = []
+        numbers = draws.tolist()
+        for start in range(0, len(ids), GROUP):
+            group = slice(start, start + GROUP)
+            parts = {name: array[group] for name, array in rows.items()}
+            failed = self._fill_group(reader, ids[group], numbers[group], parts, scratch)
+            failures += [(start + place, error) for place, error in failed]
+            if any(not isinstance(error, ImageError) for _, error in failed):
+                break
+        return failures
+
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """See `Decoder`."""
+        outs = self._outs({name: array[None] for name, array in row.items()})
+        queue = scratch.own(UnionQueue)
+        queue.begin(len(self.crops))
+        self._queue_or_decode(data, self._split(draws), 0, outs, queue, scratch)
+        if queue.run(self.dct_scaling, scratch):
+            self._decode_alone(data, self._split(draws), [out[0] for out in outs], scratch)
+
+    def _fill_group(
+        self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """Fill up to GROUP rows: tiled JPEGs are queued and decoded at the end, others at once."""
+        outs = self._outs(rows)
+        queue = scratch.own(UnionQueue)
+        queue.begin(len(self.crops))
+        failures: list[Failure] = []
+
+        def read_and_queue(place: int, index: int) -> None:
+            data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
+            self._queue_or_decode(data, self._split(draws[place]), place, outs, queue, scratch)
+
+        for place, index in enumerate(ids):
+            error = attempt(read_and_queue, place, index)
+            if error is not None:
+                failures.append((place, error))
+                if not isinstance(error, ImageError):
+                    return failures
+        for place, data in queue.run(self.dct_scaling, scratch):  # the damaged ones
+            numbers = self._split(draws[place])
+            error = attempt(self._decode_alone, data, numbers, [out[place] for out in outs], scratch)
+            if error is not None:
+                failures.append((place, error))
+        return failures
+
+    def _queue_or_decode(
+        self,
+        data: memoryview,
+        draws: Sequence[Sequence[float]],
+        place: int,
+        outs: Sequence[Pixels],
+        queue: UnionQueue,
+        scratch: Scratch,
+    ) -> None:
+        taken = queue.add(data, self.crops, draws, self.max_pixels, place, outs) if self.compiled else "other"
+        if taken == "other":
+            self._decode(data, draws, [out[place] for out in outs], scratch)
+        elif taken == "alone":
+            self._decode_alone(data, draws, [out[place] for out in outs], scratch)
+
+    def _decode(
+        self, data: bytes | memoryview, draws: Sequence[Sequence[float]], outs: Sequence[Pixels], scratch: Scratch
+    ) -> None:
+        """Decode what the compiled decoder does not take, once, by libjpeg-turbo or Pillow."""
+        header = read_header(data, self.max_pixels)
+        windows = [crop.window(*header.size, numbers) for crop, numbers in zip(self.crops, draws, strict=True)]
+        for window in windows:
+            if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
+                raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+        parts = decode_boxes(data, header, [window.box for window in windows], scratch)
+        for (pixels, box), window, crop, out in zip(parts, windows, self.crops, outs, strict=True):
+            resample(pixels, window._replace(box=box), crop.interpolation, out)
+
+    def _decode_alone(
+        self, data: bytes | memoryview, draws: Sequence[Sequence[float]], outs: Sequence[Pixels], scratch: Scratch
+    ) -> None:
+        """Decode each crop as if there were no others: of a damaged image some may still be whole."""
+        for crop, numbers, out in zip(self.crops, draws, outs, strict=True):
+            alone = ImageDecoder(crop, self.max_pixels, self.dct_scaling, self.compiled)
+            alone.fill_row(memoryview(data), numbers, {"inputs": out}, scratch)
+
+    def _outs(self, rows: Rows) -> list[Pixels]:
+        """The pixels [k, H, W, 3] of each crop in rows [k, n, H, W, 3] of each View."""
+        return [rows[name][:, place] for name, view in self._stored() for place in range(view.n)]
+
+    def _stored(self) -> Iterator[tuple[str, View]]:
+        return zip(self.view_fields.values(), self.views, strict=True)
+
+    def _split(self, draws: Sequence[float]) -> list[Sequence[float]]:
+        """The draws of each crop, of those of an image."""
+        ends = np.cumsum([0, *(crop.draws for crop in self.crops)]).tolist()
+        return [draws[begin:end] for begin, end in pairwise(ends)]
+
+    def describe(self) -> str:
+        """See `Decoder`."""
+        sizes = ", ".join(f"{view.n} x {'x'.join(map(str, shape_of(view.rule())))}" for view in self.views)
+        scaling = ", tiled ones DCT-scaled where crops are large" if self.dct_scaling else ""
+        return f"JPEGs decoded on the CPU, views {sizes}{scaling}"

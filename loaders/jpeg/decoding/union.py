@@ -1,0 +1,225 @@
+"""Several crops of each tiled JPEG -> their pixels: one header, one entropy decode of the tiles around all of them.
+
+    frame: the header -> region: each crop's samples -> unions: what crops of one scale need together
+        -> baseline: samples -> colour: RGB columns -> filters: each crop's window of its own resized picture
+
+Each crop has the bits that `tiled` gives it alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.crop import Crop
+from fastimg.loaders.runtime.compiled import compiled
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
+
+from .baseline import SCRATCH, decode_tiles, plane_bytes
+from .colour import to_columns
+from .entropy import PAD
+from .filters import resize_columns
+from .frame import JPEG_HEADER, view_of
+from .region import REGION, find_region, tiles_of_all
+from .tiled import DONE, MAX_DECODED, OTHER, aligned, is_mirrored, peek
+from .vectors import WIDE, bytes_at
+
+_SIDES = 4  # samples across a decoded block: 8, 4, 2 or 1
+
+_IMAGE = np.dtype([("address", np.int64), ("nbytes", np.int64), ("status", np.int64)])  # status 0 while it waits
+
+_CROP = np.dtype(
+    [
+        # The window: the box, its size after the resize, and where the output begins in it.
+        ("x", np.int64),
+        ("y", np.int64),
+        ("width", np.int64),
+        ("height", np.int64),
+        ("resized_width", np.int64),
+        ("resized_height", np.int64),
+        ("at_x", np.int64),
+        ("at_y", np.int64),
+        # The output: its address, its size, and the filter.
+        ("out", np.int64),
+        ("across", np.int64),
+        ("down", np.int64),
+        ("bicubic", np.int64),
+    ]
+)
+
+Outs = Sequence[npt.NDArray[np.uint8]]  # of each crop: [k, H, W, 3], each row contiguous
+Taken = Literal["queued", "alone", "other"]
+
+
+class UnionQueue:
+    """Up to GROUP tiled JPEGs, several crops of each, decoded in one call. It belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._headers = np.zeros(GROUP, JPEG_HEADER)
+        self._images = np.zeros(GROUP, _IMAGE)
+        self._places = [self._headers[i : i + 1] for i in range(GROUP)]
+        self._crops = np.zeros((GROUP, 0), _CROP)
+        self._regions = np.zeros(0, REGION)
+        self._unions = np.zeros(_SIDES, REGION)
+        self._queued: list[tuple[int, bytes | memoryview]] = []  # row, encoded JPEG
+
+    def begin(self, crops: int) -> None:
+        """Forget what is queued; images have so many crops from now on."""
+        self._queued.clear()
+        if self._crops.shape[1] != crops:
+            self._crops = np.zeros((GROUP, crops), _CROP)
+            self._regions = np.zeros(crops, REGION)
+
+    def add(
+        self,
+        data: bytes | memoryview,
+        crops: Sequence[Crop],
+        draws: Sequence[Sequence[float]],
+        max_pixels: int,
+        row: int,
+        outs: Outs,
+    ) -> Taken:
+        """Queue the crops of a tiled JPEG for a row of each of `outs`; `data` must not change until `run`.
+
+        Returns "other" for an image that this decoder does not decode, and "alone" if that is so of some crops only.
+        """
+        if data[:2] != b"\xff\xd8":  # before anything is compiled
+            return "other"
+        view = view_of(data)
+        number = len(self._queued)
+        width, height, address = peek(view, self._places[number])
+        if width == 0 or width * height > max_pixels:
+            return "other"
+        jobs = self._crops[number]
+        for k, (crop, numbers, out) in enumerate(zip(crops, draws, outs, strict=True)):
+            window = crop.window(width, height, numbers)
+            box, size, at = window
+            if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
+                return "alone"
+            place = out.__array_interface__["data"][0] + row * out.strides[0]
+            jobs[k] = (*box, *size, *at, place, out.shape[2], out.shape[1], crop.interpolation == "bicubic")
+        self._images[number] = (address, view.size, 0)
+        self._queued.append((row, data))
+        return "queued"
+
+    def run(self, scaling: bool, scratch: Scratch) -> list[tuple[int, bytes | memoryview]]:
+        """Decode the queue; return (row, data) of those that could not be decoded."""
+        if not self._queued:
+            return []
+        images = self._images[: len(self._queued)]
+        while needed := _crop_images(
+            self._headers, images, self._crops, self._regions, self._unions, scaling, scratch.work(0)
+        ):
+            scratch.work(needed)
+        statuses = images["status"].tolist()
+        undecoded = [queued for queued, status in zip(self._queued, statuses, strict=True) if status == OTHER]
+        self._queued.clear()
+        return undecoded
+
+
+@compiled
+def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: Any, scaling: bool, scratch: Any) -> int:
+    """Decode all images. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
+    for i in range(images.shape[0]):
+        image = images[i]
+        if image.status:
+            continue
+        header = headers[i : i + 1]
+        sides = _find_unions(header, crops[i], scaling, regions, unions)
+        if sides == 0:
+            image.status = OTHER  # the other decoder reports an invalid crop
+            continue
+        data = bytes_at(image.address, image.nbytes)
+        status = _crop_union(data, header, crops[i], regions, unions[:sides], scratch)
+        if status > 0:
+            return int(status)
+        image.status = status
+    return 0
+
+
+@compiled
+def _find_unions(headers: Any, crops: Any, scaling: bool, regions: Any, unions: Any) -> int:
+    """Fill the region of each crop, and a union of those of each scale. Returns the number of unions.
+
+    Each region then refers to its union's columns. Returns 0 if a crop is not inside the picture.
+    """
+    sides = 0
+    for k in range(crops.shape[0]):
+        crop = crops[k]
+        region = regions[k]
+        box = (crop.x, crop.y, crop.width, crop.height)
+        size = (crop.resized_width, crop.resized_height)
+        at = (crop.at_x, crop.at_y)
+        window = (crop.across, crop.down)
+        if not find_region(headers, box, size, at, window, crop.bicubic != 0, scaling, regions[k : k + 1]):
+            return 0
+        number = 0
+        while number < sides and unions[number].side != region.side:
+            number += 1
+        if number == sides:
+            unions[number] = region
+            sides += 1
+            continue
+        union = unions[number]
+        right, bottom = max(union.x + union.width, region.x + region.width), union.y + union.height
+        bottom = max(bottom, region.y + region.height)
+        union.x, union.y = min(union.x, region.x), min(union.y, region.y)
+        union.width, union.height = right - union.x, bottom - union.y
+        union.left, union.right = min(union.left, region.left), max(union.right, region.right)
+        union.top, union.bottom = min(union.top, region.top), max(union.bottom, region.bottom)
+    for number in range(sides):
+        union = unions[number]
+        union.stride = -(-union.height // WIDE) * WIDE
+        for k in range(crops.shape[0]):
+            region = regions[k]
+            if region.side == union.side:
+                region.held_x, region.held_y, region.held_stride = union.x, union.y, union.stride
+    return sides
+
+
+@compiled
+def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, scratch: Any) -> int:
+    """Decode the tiles of all crops once, and write each crop. Returns as `crop_tiled` does."""
+    planes = columns = shared = 0
+    for i in range(unions.size):
+        union = unions[i]
+        if union.width * union.height > MAX_DECODED:
+            return OTHER
+        planes += plane_bytes(union)
+        columns = max(columns, aligned(3 * union.width * union.stride + WIDE))
+        shared = max(shared, 2 * (2 * union.stride + 2 * (union.width // 2 + 3) * (union.stride + 4) + 2 * WIDE))
+    for k in range(crops.shape[0]):
+        row = -(-3 * crops[k].across // 8) * 8
+        shared = max(shared, regions[k].stride * (row + 8) + WIDE)
+    left, right, top, bottom = tiles_of_all(unions)
+    bits = aligned(data.size + PAD)
+    bounds = aligned(8 * ((right - left) * (bottom - top) + 1))
+    tables = 8 * SCRATCH
+    # Bits, bounds and tables are not needed once there are samples, so the later buffers use the same memory.
+    needed = planes + columns + max(tables + bits + bounds, aligned(shared))
+    if scratch.size < needed:
+        return int(needed)
+    work = scratch[planes + columns :]
+    if not decode_tiles(
+        data,
+        headers,
+        unions,
+        work[tables + bounds : tables + bounds + bits],
+        work[tables : tables + bounds].view(np.int64),
+        work[:tables].view(np.int64),
+        scratch[:planes],
+    ):
+        return OTHER
+    rgb = scratch[planes : planes + columns]
+    begin = 0
+    for i in range(unions.size):
+        end = begin + plane_bytes(unions[i])
+        to_columns(scratch[begin:end], headers, unions[i : i + 1], work[: aligned(shared)].view(np.uint16), rgb)
+        begin = end
+        for k in range(crops.shape[0]):
+            crop = crops[k]
+            if regions[k].side == unions[i].side:
+                out = bytes_at(crop.out, 3 * crop.across * crop.down).reshape((crop.down, crop.across, 3))
+                resize_columns(rgb, regions[k : k + 1], crop.bicubic != 0, work, out)
+    return DONE
