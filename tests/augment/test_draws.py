@@ -199,3 +199,27 @@ def test_alternating_mirror_images_change_with_every_epoch():
     assert torch.equal(alone.hflip, turns[3][100:107])
     assert torch.equal(alone.vflip, draw(Policy(vflip=0.5), ids[100:107], 7, 3).vflip)  # drawn as without alternation
     assert not draw(Policy(hflip_alternates=True), ids, 7, 1).hflip.any()
+
+
+def test_the_first_view_is_what_is_drawn_without_views():
+    ids = np.arange(64)
+    for drawn, plain in zip(
+        tensors(draw(EVERYTHING, ids, 3, 4, view=0)), tensors(draw(EVERYTHING, ids, 3, 4)), strict=True
+    ):
+        assert torch.equal(drawn, plain)
+    with pytest.raises(ValueError, match="view -1: views are counted from 0"):
+        draw(EVERYTHING, ids, 3, 4, view=-1)
+
+
+def test_views_are_independent_of_each_other_and_of_epochs_and_seeds():
+    """Each is a function of its number alone, and pairs of any two are uniform over the square."""
+    policy, ids = Policy(trivial=True), MILLION[:100_000]
+    drawn = [(11, 2, 0), (11, 2, 1), (11, 2, 2), (11, 3, 1), (12, 2, 1), (11, 2, 7)]
+    operations = [unpacked(draw(policy, ids, seed, epoch, view).trivial.numpy())[0] for seed, epoch, view in drawn]
+    for place, one in enumerate(operations):
+        for other in operations[:place]:
+            counts = np.bincount(one * len(TRIVIAL) + other, minlength=len(TRIVIAL) ** 2)
+            assert stats.chisquare(counts).pvalue > 1e-4
+    for name in ("rand-m9-mstd0.5-inc1", "augmix-m3-w3"):
+        one, other = (draw(Policy(named=name, hflip=0.5), ids[:200], 0, 0, view=view) for view in (0, 1))
+        assert not torch.equal(one.hflip, other.hflip)

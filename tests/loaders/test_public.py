@@ -18,7 +18,7 @@ def test_the_loaders_names():
             "RandomCrop",
             "RandomResizedCrop",
         ),
-        *("Sampling", "ShardError", "WorkerError"),
+        *("Sampling", "ShardError", "View", "ViewDecoder", "WorkerError"),
         *("list_splits", "open_dataset"),
     ]
 
