@@ -20,7 +20,8 @@ def resample(pixels: Pixels, window: Window, interpolation: Interpolation, out: 
         _resample_mirrored(pixels, window, interpolation, out)
         return
     box = np.ascontiguousarray(pixels[y : y + height, x : x + width])
-    if not box.flags.writeable:  # Pillow's arrays: torch warns about what it might write to
+    # Pillow's arrays: torch warns about what it might write to. A single pixel of a turned image keeps its strides.
+    if not box.flags.writeable or min(box.strides) < 0:
         box = box.copy()
     source = torch.from_numpy(box).permute(2, 0, 1).unsqueeze(0)  # [1, 3, h, w], channels-last
     kernel = _KERNELS[interpolation]

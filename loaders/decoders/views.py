@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Self, SupportsIndex, cast, get_args
 
 import numpy as np
@@ -87,6 +87,7 @@ class ViewDecoder(Decoder):
     dct_scaling: bool = False  # a tiled JPEG's crops of at least twice the size are decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     crops: tuple[Crop, ...] = field(init=False)  # by number
+    parts: tuple[slice, ...] = field(init=False)  # of an image's draws: each crop's
 
     _STAGE = 0x0C  # ImageDecoder's
     _STAGES = 1 << 16  # from a crop's stage to the next one's
@@ -100,6 +101,8 @@ class ViewDecoder(Decoder):
                 raise ValueError(f"views holds {view!r}; give Views, such as View(crop=224, n=2)")
         object.__setattr__(self, "views", views)
         object.__setattr__(self, "crops", tuple(view.rule() for view in views for _ in range(view.n)))
+        ends = accumulate((crop.draws for crop in self.crops), initial=0)
+        object.__setattr__(self, "parts", tuple(slice(begin, end) for begin, end in pairwise(ends)))
         names = self.names
         for name in names:
             if names.count(name) > 1:
@@ -238,8 +241,7 @@ class ViewDecoder(Decoder):
 
     def _split(self, draws: Sequence[float]) -> list[Sequence[float]]:
         """The draws of each crop, of those of an image."""
-        ends = np.cumsum([0, *(crop.draws for crop in self.crops)]).tolist()
-        return [draws[begin:end] for begin, end in pairwise(ends)]
+        return [draws[part] for part in self.parts]
 
     def describe(self) -> str:
         """See `Decoder`."""

@@ -82,6 +82,13 @@ def test_read_only_pixels():
     np.testing.assert_array_equal(pixels, before)
 
 
+def test_a_single_pixel_of_a_mirrored_image():
+    """NumPy calls its array contiguous, whatever the strides."""
+    out = np.zeros((1, 1, 3), np.uint8)
+    resample(noise(3, 4)[::-1, ::-1], Window((1, 1, 1, 1), (1, 1), (0, 0)), "bilinear", out)
+    np.testing.assert_array_equal(out[0, 0], noise(3, 4)[1, 2])
+
+
 def encoded(height, width, kind, orientation):
     exif, buffer = Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation

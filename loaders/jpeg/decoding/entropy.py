@@ -10,8 +10,6 @@ import numpy as np
 from fastimg.loaders.jpeg.rewriting.huffman import load, skip
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
-from .region import tiles_of_all
-
 # A table is indexed by LOOK bits. The bytes of an entry are: the number of bits of a code and its value; 63 less the
 # value's size; the code's length; the number of coefficients that it covers, _END at the end of a block. Above them,
 # signed, is the number to add to a value whose first bit is 0. An entry of 0 means a longer code.
@@ -187,12 +185,16 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
 
 @compiled
 def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> bool:
-    """Copy the bits of the tiles around all regions to `clean`, without stuffing. False if they are damaged.
+    """Copy the bits of a region's tiles to `clean`, without stuffing. False if they are damaged.
 
     Tile i is then in clean[bounds[i]:bounds[i + 1]].
     """
     header = headers[0]
-    left, right, top, bottom = tiles_of_all(regions)
+    region = regions[0]
+    left = region.left
+    right = region.right
+    top = region.top
+    bottom = region.bottom
     tiles = -(-header.width // header.mcu_width) // header.interval
     total = tiles * -(-header.height // header.mcu_height)
     at = header.offset

@@ -136,17 +136,6 @@ def tiles_around(box: Any, picture: Any, tile: Any) -> tuple[int, int, int, int]
 
 
 @compiled
-def tiles_of_all(regions: Any) -> tuple[int, int, int, int]:
-    """The rectangle of tiles around all regions: columns [left, right) of rows [top, bottom)."""
-    left, right, top, bottom = regions[0].left, regions[0].right, regions[0].top, regions[0].bottom
-    for i in range(1, regions.size):
-        region = regions[i]
-        left, right = min(left, region.left), max(right, region.right)
-        top, bottom = min(top, region.top), max(bottom, region.bottom)
-    return left, right, top, bottom
-
-
-@compiled
 def is_wide_enough(left: int, right: int, picture_width: int, tile_width: int) -> bool:
     """Whether more than two samples of chroma are left across: libjpeg upsamples narrower chroma without its filter."""
     return min(picture_width, right * tile_width) - left * tile_width > 4

@@ -16,7 +16,7 @@ from fastimg.loaders.crop import Crop, Window, reaches_out, shape_of
 from fastimg.loaders.runtime.compiled import compiled, held, inlined, is_kept
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
-from .baseline import SCRATCH, decode_tiles, plane_bytes
+from .baseline import SCRATCH, decode_tiles
 from .colour import to_columns
 from .entropy import PAD
 from .filters import resize_columns
@@ -157,7 +157,7 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
     tiles = (region.right - region.left) * (region.bottom - region.top)
     stride = region.stride
     row = -(-3 * out.shape[1] // 8) * 8
-    planes = plane_bytes(region)
+    planes = aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
     columns = aligned(3 * region.width * stride + WIDE)
     bits = aligned(data.size + PAD)
     bounds = aligned(8 * (tiles + 1))

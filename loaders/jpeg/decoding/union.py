@@ -1,9 +1,9 @@
-"""Several crops of each tiled JPEG -> their pixels: one header, one entropy decode of the tiles around all of them.
+"""Several crops of each tiled JPEG -> their pixels: the tiles around all of them are decoded once.
 
-    frame: the header -> region: each crop's samples -> unions: what crops of one scale need together
-        -> baseline: samples -> colour: RGB columns -> filters: each crop's window of its own resized picture
+    frame: the header -> region: each crop's samples, and what all of them need -> baseline: samples of these tiles
+        -> colour: RGB columns -> filters: each crop's window of its own resized picture
 
-Each crop has the bits that `tiled` gives it alone.
+Each crop has the bits that `tiled` gives it alone. With DCT scaling that takes one decoding for each scale.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from fastimg.loaders.crop import Crop
 from fastimg.loaders.runtime.compiled import compiled
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
-from .baseline import SCRATCH, decode_tiles, plane_bytes
+from .baseline import SCRATCH, decode_tiles
 from .colour import to_columns
 from .entropy import PAD
 from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
-from .region import REGION, find_region, tiles_of_all
+from .region import REGION, find_region
 from .tiled import DONE, MAX_DECODED, OTHER, aligned, is_mirrored, peek
 from .vectors import WIDE, bytes_at
 
@@ -131,9 +131,12 @@ def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: An
             image.status = OTHER  # the other decoder reports an invalid crop
             continue
         data = bytes_at(image.address, image.nbytes)
-        status = _crop_union(data, header, crops[i], regions, unions[:sides], scratch)
-        if status > 0:
-            return int(status)
+        for number in range(sides):
+            status = _crop_union(data, header, crops[i], regions, unions[number : number + 1], scratch)
+            if status > 0:
+                return int(status)
+            if status == OTHER:
+                break
         image.status = status
     return 0
 
@@ -180,27 +183,27 @@ def _find_unions(headers: Any, crops: Any, scaling: bool, regions: Any, unions: 
 
 @compiled
 def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, scratch: Any) -> int:
-    """Decode the tiles of all crops once, and write each crop. Returns as `crop_tiled` does."""
-    planes = columns = shared = 0
-    for i in range(unions.size):
-        union = unions[i]
-        if union.width * union.height > MAX_DECODED:
-            return OTHER
-        planes += plane_bytes(union)
-        columns = max(columns, aligned(3 * union.width * union.stride + WIDE))
-        shared = max(shared, 2 * (2 * union.stride + 2 * (union.width // 2 + 3) * (union.stride + 4) + 2 * WIDE))
+    """Decode the tiles of the crops of one scale, and write each of these. Returns as `crop_tiled` does."""
+    union = unions[0]
+    if union.width * union.height > MAX_DECODED:
+        return OTHER
+    tiles = (union.right - union.left) * (union.bottom - union.top)
+    planes = aligned(3 * tiles * union.tile_width * union.tile_height + 2 * WIDE)
+    columns = aligned(3 * union.width * union.stride + WIDE)
+    bits = aligned(data.size + PAD)
+    bounds = aligned(8 * (tiles + 1))
+    sums = aligned(2 * (2 * union.stride + 2 * (union.width // 2 + 3) * (union.stride + 4) + 2 * WIDE))
+    passes = 0
     for k in range(crops.shape[0]):
         row = -(-3 * crops[k].across // 8) * 8
-        shared = max(shared, regions[k].stride * (row + 8) + WIDE)
-    left, right, top, bottom = tiles_of_all(unions)
-    bits = aligned(data.size + PAD)
-    bounds = aligned(8 * ((right - left) * (bottom - top) + 1))
+        passes = max(passes, aligned(regions[k].stride * (row + 8) + WIDE))
     tables = 8 * SCRATCH
-    # Bits, bounds and tables are not needed once there are samples, so the later buffers use the same memory.
-    needed = planes + columns + max(tables + bits + bounds, aligned(shared))
+    # Bits, bounds and tables are not needed once the columns are made, so the later buffers use the same memory.
+    needed = planes + columns + max(tables + bits + bounds, sums, passes)
     if scratch.size < needed:
         return int(needed)
     work = scratch[planes + columns :]
+    samples = scratch[:planes]
     if not decode_tiles(
         data,
         headers,
@@ -208,18 +211,14 @@ def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, 
         work[tables + bounds : tables + bounds + bits],
         work[tables : tables + bounds].view(np.int64),
         work[:tables].view(np.int64),
-        scratch[:planes],
+        samples,
     ):
         return OTHER
     rgb = scratch[planes : planes + columns]
-    begin = 0
-    for i in range(unions.size):
-        end = begin + plane_bytes(unions[i])
-        to_columns(scratch[begin:end], headers, unions[i : i + 1], work[: aligned(shared)].view(np.uint16), rgb)
-        begin = end
-        for k in range(crops.shape[0]):
-            crop = crops[k]
-            if regions[k].side == unions[i].side:
-                out = bytes_at(crop.out, 3 * crop.across * crop.down).reshape((crop.down, crop.across, 3))
-                resize_columns(rgb, regions[k : k + 1], crop.bicubic != 0, work, out)
+    to_columns(samples, headers, unions, work[:sums].view(np.uint16), rgb)
+    for k in range(crops.shape[0]):
+        crop = crops[k]
+        if regions[k].side == union.side:
+            out = bytes_at(crop.out, 3 * crop.across * crop.down).reshape((crop.down, crop.across, 3))
+            resize_columns(rgb, regions[k : k + 1], crop.bicubic != 0, work, out)
     return DONE
