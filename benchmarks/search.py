@@ -11,7 +11,8 @@ finds in the same time: `train` with its defaults and the same weights, `suggest
 search over the same flags at random.
 
 FOLDER holds dogs-vs-cats/, flowers/ (class folders), text/sst2/train.tsv and text/imdb/ (pos, neg). `small` is made of
-the photographs: seven classes of 32 x 32 pixels. Of each class a sixth is the test split, a sixth validates.
+the photographs: seven classes of 32 x 32 pixels. Of each class a sixth is the test split, a sixth validates; with
+`time`, each seed takes another sixth as its test split, and `--held-out` says how small the parts are.
 """
 
 import argparse
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="of an image model; they state what they are of")
     parser.add_argument("--encoder", help="of texts: hf:FOLDER")
     parser.add_argument("--samples", type=int, default=1000, help="of each class, at most")
+    parser.add_argument("--held-out", type=float, default=1 / 6, help="the share of each class in test, and in val")
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20, help="of a trial on kept embeddings")
@@ -104,6 +106,9 @@ def equal_time(args: argparse.Namespace, data: Path, folder: Path) -> Iterator[d
     starts = started_with(args)
     size = ["--img-size", args.img_size] if args.img_size else []
     for seed in range(args.seeds):
+        if seed:
+            data = folder / f"{args.data}{seed}"
+            split(args, data, seed)
         for way in args.only:
             home = folder / f"{way}{seed}"
             began = time.perf_counter()
@@ -170,12 +175,14 @@ def command(*words: object) -> str:
     return said.getvalue()
 
 
-def split(args: argparse.Namespace, target: Path) -> None:
-    """Make train, val and test of class folders: of each class a sixth is test, a sixth val."""
+def split(args: argparse.Namespace, target: Path, turn: int = 0) -> None:
+    """Make train, val and test of class folders; `turn` says how many test splits come before this one."""
     for name, samples in classes(args).items():
         chosen = samples[: args.samples]
-        sixth = max(1, len(chosen) // 6)
-        parts = {"test": chosen[:sixth], "val": chosen[sixth : 2 * sixth], "train": chosen[2 * sixth :]}
+        few = max(1, round(len(chosen) * args.held_out))
+        start = turn * few % len(chosen)
+        turned = chosen[start:] + chosen[:start]
+        parts = {"test": turned[:few], "val": turned[few : 2 * few], "train": turned[2 * few :]}
         for part, members in parts.items():
             folder = target / part / name
             folder.mkdir(parents=True)
