@@ -44,6 +44,8 @@ class SlotLayout:
                 known = ", ".join(map(str, _TORCH))
                 raise ValueError(f"the field {name!r} is of type {np.dtype(dtype)}; a batch can hold {known}")
             if apart:
+                if not shape:
+                    raise ValueError(f"the field {name!r} is apart, but has no dimension; give it a shape of (n, ...)")
                 self.apart.add(name)
             shape = (shape[0], batch_size, *shape[1:]) if apart else (batch_size, *shape)
             size = int(np.prod(shape)) * dtype.itemsize

@@ -165,7 +165,7 @@ class ViewDecoder(Decoder):
         """See `Decoder`."""
         outs = self._outs({name: array[None] for name, array in row.items()})
         queue = scratch.own(UnionQueue)
-        queue.begin(len(self.crops))
+        queue.begin(self.crops, outs)
         self._queue_or_decode(data, self._split(draws), 0, outs, queue, scratch)
         if queue.run(self.dct_scaling, scratch):
             self._decode_alone(data, self._split(draws), [out[0] for out in outs], scratch)
@@ -176,7 +176,7 @@ class ViewDecoder(Decoder):
         """Fill up to GROUP rows: tiled JPEGs are queued and decoded at the end, others at once."""
         outs = self._outs(rows)
         queue = scratch.own(UnionQueue)
-        queue.begin(len(self.crops))
+        queue.begin(self.crops, outs)
         failures: list[Failure] = []
 
         def read_and_queue(place: int, index: int) -> None:
@@ -205,7 +205,7 @@ class ViewDecoder(Decoder):
         queue: UnionQueue,
         scratch: Scratch,
     ) -> None:
-        taken = queue.add(data, self.crops, draws, self.max_pixels, place, outs) if self.compiled else "other"
+        taken = queue.add(data, draws, self.max_pixels, place) if self.compiled else "other"
         if taken == "other":
             self._decode(data, draws, [out[place] for out in outs], scratch)
         elif taken == "alone":

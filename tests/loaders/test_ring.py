@@ -51,6 +51,18 @@ def test_arrays_and_tensors_are_views_of_one_buffer():
     assert slot.arrays["tokens"][3, 1, 2] == -5
 
 
+def test_what_is_apart_lies_together():
+    """Each of the n is a batch of its own in memory; arrays and tensors have the rows first all the same."""
+    apart = Field("inputs", (2, 3, 7), np.dtype(np.uint8), apart=True)
+    layout = SlotLayout((apart, *LABEL_FIELDS), BATCH)
+    slot = Slot(layout, pinned=False)
+    slot.arrays["inputs"][1:3] = np.arange(42).reshape(2, 3, 7)  # a chunk of rows
+    inputs = layout.tensors(slot.buffer)["inputs"]
+    assert slot.arrays["inputs"].shape == tuple(inputs.shape) == (BATCH, 2, 3, 7)
+    assert inputs[:, 0].is_contiguous() and inputs[:, 1].is_contiguous() and inputs.transpose(0, 1).is_contiguous()
+    assert inputs[1:3].tolist() == [np.arange(42).reshape(2, 3, 7).tolist()] * 2 and not inputs[3:].any()
+
+
 @pytest.mark.parametrize("kind", [np.bool_, np.int8, np.int16, np.int32, np.float16, np.float64])
 def test_types_of_fields(kind):
     layout = SlotLayout((Field("inputs", (3,), np.dtype(np.uint8)), Field("more", (2,), np.dtype(kind))), BATCH)
@@ -66,6 +78,7 @@ def test_types_of_fields(kind):
         (Field("ids", (2,), np.dtype(np.int64)), "two fields of a batch are called 'ids'; rename the decoder's field"),
         (Field("more", (), np.dtype(np.complex64)), "'more' is of type complex64; a batch can hold bool, uint8, int8"),
         (Field("more", (), np.dtype("U5")), "'more' is of type <U5; a batch can hold bool"),
+        (Field("more", (), np.dtype(np.uint8), apart=True), "'more' is apart, but has no dimension"),
     ],
 )
 def test_invalid_fields(field, words):

@@ -181,6 +181,18 @@ def test_batches_of_views(files, build):
     single.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_views_on_a_gpu_equal_those_on_the_host(files):
+    with (
+        Loader(files, batch_size=4, views=VIEWS, device="cuda") as there,
+        Loader(files, batch_size=4, views=VIEWS) as here,
+    ):
+        for batch, expected in zip(there, here, strict=True):
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(batch.views, expected.views, strict=True))
+            assert batch.views_of("global").data_ptr() == batch.inputs.data_ptr()
+
+
 def test_copied_batches_keep_their_views(files):
     with (
         Loader(files, batch_size=4, views=VIEWS, copy=True) as loader,

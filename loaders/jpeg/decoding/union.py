@@ -63,24 +63,21 @@ class UnionQueue:
         self._regions = np.zeros(0, REGION)
         self._unions = np.zeros(_SIDES, REGION)
         self._queued: list[tuple[int, bytes | memoryview]] = []  # row, encoded JPEG
+        self._targets: list[tuple[Crop, int, int, int, int]] = []  # crop, address, bytes of a row, width, height
 
-    def begin(self, crops: int) -> None:
-        """Forget what is queued; images have so many crops from now on."""
+    def begin(self, crops: Sequence[Crop], outs: Outs) -> None:
+        """Forget what is queued; images are cut by `crops` into rows of `outs` from now on."""
         self._queued.clear()
-        if self._crops.shape[1] != crops:
-            self._crops = np.zeros((GROUP, crops), _CROP)
-            self._regions = np.zeros(crops, REGION)
+        if self._crops.shape[1] != len(crops):
+            self._crops = np.zeros((GROUP, len(crops)), _CROP)
+            self._regions = np.zeros(len(crops), REGION)
+        self._targets = [
+            (crop, out.__array_interface__["data"][0], out.strides[0], out.shape[2], out.shape[1])
+            for crop, out in zip(crops, outs, strict=True)
+        ]
 
-    def add(
-        self,
-        data: bytes | memoryview,
-        crops: Sequence[Crop],
-        draws: Sequence[Sequence[float]],
-        max_pixels: int,
-        row: int,
-        outs: Outs,
-    ) -> Taken:
-        """Queue the crops of a tiled JPEG for a row of each of `outs`; `data` must not change until `run`.
+    def add(self, data: bytes | memoryview, draws: Sequence[Sequence[float]], max_pixels: int, row: int) -> Taken:
+        """Queue the crops of a tiled JPEG for a row of the outputs; `data` must not change until `run`.
 
         Returns "other" for an image that this decoder does not decode, and "alone" if that is so of some crops only.
         """
@@ -92,13 +89,13 @@ class UnionQueue:
         if width == 0 or width * height > max_pixels:
             return "other"
         jobs = self._crops[number]
-        for k, (crop, numbers, out) in enumerate(zip(crops, draws, outs, strict=True)):
-            window = crop.window(width, height, numbers)
+        for k, (crop, begin, stride, across, down) in enumerate(self._targets):
+            window = crop.window(width, height, draws[k])
             box, size, at = window
             if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
                 return "alone"
-            place = out.__array_interface__["data"][0] + row * out.strides[0]
-            jobs[k] = (*box, *size, *at, place, out.shape[2], out.shape[1], crop.interpolation == "bicubic")
+            out = begin + row * stride
+            jobs[k] = (*box, *size, *at, out, across, down, crop.interpolation == "bicubic")
         self._images[number] = (address, view.size, 0)
         self._queued.append((row, data))
         return "queued"
