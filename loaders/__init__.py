@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from fastimg.loaders.folders.folder import FilesDataset
 
     from .batch import Batch, Field
-    from .crop import CenterCrop, RandomCrop, RandomResizedCrop
+    from .crop import CenterCrop, RandomCrop, RandomResizedCrop, View
     from .decoder import Decoder
     from .decoders.images import ImageDecoder
-    from .decoders.views import View, ViewDecoder
+    from .decoders.views import ViewDecoder
     from .epochs import BatchSource, LoaderConfig
     from .errors import DataError, ImageError, ShardError, WorkerError
     from .loader import Loader
@@ -57,12 +57,12 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("Dataset", "list_splits", "open_dataset"), "containers.datasets"),
     **dict.fromkeys(("DataError", "ImageError", "ShardError", "WorkerError"), "errors"),
-    **dict.fromkeys(("CenterCrop", "RandomCrop", "RandomResizedCrop"), "crop"),
+    **dict.fromkeys(("CenterCrop", "RandomCrop", "RandomResizedCrop", "View"), "crop"),
     **dict.fromkeys(("BatchSource", "LoaderConfig"), "epochs"),
     **dict.fromkeys(("Batch", "Field"), "batch"),
     "Decoder": "decoder",
     "FilesDataset": "folders.folder",
-    **dict.fromkeys(("View", "ViewDecoder"), "decoders.views"),
+    "ViewDecoder": "decoders.views",
     "ImageDecoder": "decoders.images",
     "ImageFolderLoader": "migration.image_folder",
     "Loader": "loader",

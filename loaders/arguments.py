@@ -3,17 +3,14 @@
 import dataclasses
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 
-from .crop import CenterCrop, Crop, RandomResizedCrop, Size, pair
+from .crop import CenterCrop, Crop, RandomResizedCrop, Size, View, pair
 from .decoder import Decoder
 from .epochs import LoaderConfig
 from .order import Order
-
-if TYPE_CHECKING:
-    from .decoders.views import View
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig) if field.name != "batch_size"}
@@ -33,7 +30,7 @@ def resolve(
     decoder: Decoder | None,
     config: LoaderConfig | None,
     crop: Crop | Size | None,
-    views: "Sequence[View] | None",
+    views: Sequence[View] | None,
     split: str | None,
     max_pixels: int | None,
     settings: dict[str, Any],
@@ -62,7 +59,7 @@ def resolve(
     return Arguments(data, False, decoder, config)
 
 
-def _decoder(crop: Crop | Size | None, views: "Sequence[View] | None", max_pixels: int | None, order: Order) -> Decoder:
+def _decoder(crop: Crop | Size | None, views: Sequence[View] | None, max_pixels: int | None, order: Order) -> Decoder:
     if crop is None and views is None:
         raise TypeError("Loader: give crop, in pixels or as a Crop, or views, or a decoder")
     from .decode import MAX_PIXELS  # here, because text datasets do not need the JPEG decoder

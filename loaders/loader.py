@@ -8,7 +8,7 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
 from .batch import LABEL_FIELDS, Batch, HeldBatches, copied, host
-from .crop import Crop, Size
+from .crop import Crop, Size, View
 from .decoder import Decoder
 from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
 from .order import BLOCK, WINDOW, Order, Sampling
@@ -28,9 +28,6 @@ from .pool import Job, Pool
 from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
 from .wording import plural
-
-if TYPE_CHECKING:
-    from .decoders.views import View
 
 _NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # attributes of Batch, not in Batch.fields
 
@@ -96,7 +93,7 @@ class Loader(Epochs):
         indices: npt.NDArray[np.int64] | None = None,
         *,
         crop: Crop | Size | None = None,
-        views: "Sequence[View] | None" = None,
+        views: Sequence[View] | None = None,
         split: str | None = None,
         max_pixels: int | None = None,
         batch_size: int | None = None,

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Self, SupportsIndex, cast, get_args
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.crop import Crop, Interpolation, RandomResizedCrop, Size, shape_of
+from fastimg.loaders.crop import Crop, Size, View, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_boxes, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
@@ -20,54 +20,6 @@ from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .images import ImageDecoder
-
-_SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # torchvision's defaults
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """`n` crops of each image by one rule, each drawn for itself.
-
-    crop: the size in pixels, a side or (height, width), of RandomResizedCrops with the `scale`, `ratio` and
-        `interpolation` given; or a Crop, which has settings of its own. A crop that is larger than its box is upscaled.
-    scale: the least and the largest share of the image's area that a crop shows.
-    ratio: the least and the largest width of a crop's box over its height.
-    name: what `batch.views_of` calls it; None: its place in the list of views, "0" for the first.
-
-    Raises ValueError for values that cannot be, and for a Crop together with settings of a RandomResizedCrop.
-    """
-
-    crop: Crop | Size
-    n: int = 1
-    scale: tuple[float, float] = _SCALE
-    ratio: tuple[float, float] = _RATIO
-    interpolation: Interpolation = "bilinear"
-    name: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.n, SupportsIndex) or self.n < 1:
-            raise ValueError(f"View: n={self.n!r}; give the number of crops of each image, 1 or more")
-        if self.name is not None and (not isinstance(self.name, str) or not self.name):
-            raise ValueError(f"View: name={self.name!r}; give a text, or leave it out")
-        if hasattr(self.crop, "window"):
-            if (self.scale, self.ratio, self.interpolation) != (_SCALE, _RATIO, "bilinear"):
-                kind = type(self.crop).__name__
-                raise ValueError(f"View: scale, ratio and interpolation are the crop's; give them to the {kind}")
-            return
-        for name in ("scale", "ratio"):
-            given = getattr(self, name)
-            if len(given) != 2 or not 0 < given[0] <= given[1] < float("inf"):
-                raise ValueError(f"View: {name}={given!r}; give two numbers above 0, the smaller one first")
-        if self.interpolation not in get_args(Interpolation):
-            raise ValueError(f"View: interpolation={self.interpolation!r}; give {' or '.join(get_args(Interpolation))}")
-        self.rule()  # it checks the size
-
-    def rule(self) -> Crop:
-        """The crop that draws its windows."""
-        if hasattr(self.crop, "window"):
-            return cast(Crop, self.crop)
-        scale, ratio, interpolation = self.scale, self.ratio, self.interpolation
-        return RandomResizedCrop(size=self.crop, scale=scale, ratio=ratio, interpolation=interpolation)
 
 
 @dataclass(frozen=True)

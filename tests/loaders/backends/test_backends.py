@@ -347,10 +347,13 @@ def trained_shards(tmp_path, encode):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 4}, "give crop, in pixels or as a Crop, or a decoder"),
+        ({"batch_size": 4}, "give crop, in pixels or as a Crop, or views, or a decoder"),
         ({"crop": 16}, "give batch_size, or a config"),
         ({"batchsize": 4, "crop": 16}, "unexpected keyword argument 'batchsize'"),
-        ({"batch_size": 4, "crop": 16, "decoder": ImageDecoder(RANDOM)}, "crop and max_pixels are the decoder's"),
+        (
+            {"batch_size": 4, "crop": 16, "decoder": ImageDecoder(RANDOM)},
+            "crop, views and max_pixels are the decoder's",
+        ),
         ({"batch_size": 4, "crop": 16, "config": LoaderConfig(batch_size=4)}, "batch_size and a config were given"),
         ({"config": LoaderConfig(batch_size=4), "crop": 16, "seed": 1, "order": "sequential"}, "order, seed and a con"),
         ({"batch_size": 4, "crop": 16, "split": "val"}, "split='val' has no effect on a dataset that is open"),
