@@ -35,7 +35,7 @@ def read_mask_folders(src: Path) -> Source:
     for split, (images, masks) in sorted(_places(src).items()):
         if split in splits:
             raise DataError(f"{src}: two folders are the split {split}; keep one of them")
-        found = _by_name(masks, _MASK_EXTENSIONS | image_extensions())
+        found = _by_name(masks, {*_MASK_EXTENSIONS, *image_extensions()})
         splits[split] = Entries()
         for name, image in _by_name(images, image_extensions()).items():
             mask = found.pop(name, None)
