@@ -19,6 +19,8 @@ from fastimg.system.progress import duration
 from fastimg.wording import plural
 
 from .folder import locked, remembered
+from .hosts.machine import LocalHosts
+from .hosts.process import TrialHosts
 from .pool import TrialPool
 from .request import SearchRequest, request
 
@@ -39,14 +41,14 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     from .leaderboard import print_board
     from .plots import draw
 
-    devices = devices_of(settings.device, settings.jobs)
     with _terminated(), ExitStack() as stack:
         lock = stack.enter_context(locked(asked.folder))
         stack.enter_context(remembered(asked.folder, asked.remembered))
-        pool = stack.enter_context(TrialPool(devices, None, say, inherited=(lock,)))
+        hosts = _hosts(asked, lock, stack)
+        pool = stack.enter_context(TrialPool(hosts, None, say))
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds
-        board = _searched(asked, pool, say, lines, devices)
+        board = _searched(asked, pool, say, lines, hosts.device != "cpu")
     for remark in draw(board, asked.folder):
         say(remark)
     pruned = sum(board.pruned.values())
@@ -63,7 +65,32 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     )
 
 
-def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, devices: list[str]) -> Any:
+def _hosts(asked: SearchRequest, lock: int, stack: ExitStack) -> TrialHosts:
+    """Where the processes of trials run."""
+    settings = asked.asked
+    if settings.backend == "local":
+        return LocalHosts(devices_of(settings.device, settings.jobs), inherited=(lock,))
+    from .hosts.cluster import ClusterRequest, connected
+
+    cluster = ClusterRequest(
+        address=settings.address,
+        amounts=asked.amounts,
+        jobs=settings.jobs,
+        device=settings.device,
+        memory=settings.limit_gpu_memory,
+        data=asked.data,
+        folder=asked.folder,
+    )
+    hosts = stack.enter_context(connected(cluster))
+    if hosts.device == "cuda" and not asked.parameters and not _gpus():
+        raise UsageError(
+            "search --time: encoders are measured where the search starts, which has no GPU, and trials have one; "
+            "start it on a machine of the cluster that has one, or search with --param"
+        )
+    return hosts
+
+
+def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, gpu: bool) -> Any:
     """The leaderboard, and the curves of the best run."""
     if asked.parameters:
         from .param_search import search_parameters
@@ -85,7 +112,7 @@ def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, d
             archs=asked.archs,
             weights=settings.weights,
             device=settings.device,
-            gpu=devices[0] != "cpu",
+            gpu=gpu,
             seed=settings.seed,
         )
         assert pool.deadline is not None

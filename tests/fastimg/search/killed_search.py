@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastimg.config.commands import Train
 from fastimg.search.folder import locked
+from fastimg.search.hosts.machine import LocalHosts
 from fastimg.search.messages import TrialJob
 from fastimg.search.parameters import read
 from fastimg.search.pool import TrialPool
@@ -22,10 +23,10 @@ def step(words):
 
 
 def main(folder):
-    TrialPool.command = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+    LocalHosts.command = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
     parameters = read(["lr=log:1e-4:1e-1"], Train())
     plan = StudyPlan(parameters=parameters, sampler="random", pruner="none", largest=(True,), seed=0)
-    with locked(folder) as lock, TrialPool(["cpu"], "top1", print, inherited=(lock,)) as pool:
+    with locked(folder) as lock, TrialPool(LocalHosts(["cpu"], (lock,)), "top1", print) as pool:
         study = SearchStudy(folder, None, plan)
         study.recover()
 

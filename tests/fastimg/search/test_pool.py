@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastimg.errors import UsageError, UserError
+from fastimg.search.hosts.machine import LocalHosts
 from fastimg.search.messages import TrialJob
 from fastimg.search.pool import TrialPool
 
@@ -15,8 +16,8 @@ FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 
 @pytest.fixture
 def pool_of(monkeypatch):
-    monkeypatch.setattr(TrialPool, "command", FAKE)
-    return lambda *devices, say=lambda _: None: TrialPool(devices or ("cpu",), "top1", say)
+    monkeypatch.setattr(LocalHosts, "command", FAKE)
+    return lambda *devices, say=lambda _: None: TrialPool(LocalHosts(devices or ("cpu",)), "top1", say)
 
 
 @pytest.fixture

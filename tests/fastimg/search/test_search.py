@@ -21,10 +21,9 @@ BASE = ("--img-size", 32, "--batch-size", 8, "--workers", 1, "--no-amp", "--epoc
 class InThisProcess(AbstractContextManager["InThisProcess"]):
     """A pool without processes."""
 
-    def __init__(self, devices, metric, say, inherited=()):
+    def __init__(self, hosts, metric, say):
         self.deadline = None
         self.speed_split = None
-        self.devices = devices
 
     def __exit__(self, *_):
         pass
