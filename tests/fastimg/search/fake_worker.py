@@ -1,6 +1,7 @@
 """A process of a pool whose trials do what their settings say, without torch: for tests.
 
-A trial's settings have `act`: report, die, or hang; and `log`, a file that gets a line when it begins and when it ends.
+A trial's settings have `act`: report, die, hang, or linger, until the file LOG.go is there; and `log`, a file that gets
+a line when it begins and when it ends.
 """
 
 import os
@@ -50,6 +51,8 @@ def main():
             if verdict.stop:
                 reason = "not promising"
                 break
+        while act == "linger" and not os.path.exists(f"{job.settings['log']}.go"):
+            time.sleep(0.01)
         note(job, "end")
         record = TrialRecord(
             number=job.number,
@@ -57,7 +60,8 @@ def main():
             state="pruned" if reason else "complete",
             reason=reason,
             parameters=job.parameters,
-            settings={"device": job.settings["device"], "cores": sys.argv[2], "process": os.getpid()},
+            settings={"device": job.settings["device"], "cores": sys.argv[2], "process": os.getpid()}
+            | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "share": sys.argv[3], "here": os.getcwd()},
             values=(job.parameters["value"],),
         )
         connection.send(Ended(record=record))
