@@ -108,9 +108,14 @@ def pruner_of(request: SearchRequest) -> str:
 
 
 def _amounts(asked: Search) -> dict[str, float]:
-    if asked.backend == "ray" and importlib.util.find_spec("ray") is None:
+    if asked.backend == "ray" and not installed("ray"):
         raise UserError('search --backend ray: Ray is not installed; install it with pip install "fastimg[ray]"')
     return {} if asked.resources_per_trial is None else trial_resources.parse(asked.resources_per_trial)
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be imported; it is not."""
+    return importlib.util.find_spec(module) is not None
 
 
 def as_yaml(config: Train) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fastimg.config.commands import Train
 from fastimg.search.folder import locked
-from fastimg.search.hosts.cluster import ClusterRequest, RayHosts, connected
 from fastimg.search.hosts.machine import LocalHosts
 from fastimg.search.messages import TrialJob
 from fastimg.search.parameters import read
@@ -31,6 +30,8 @@ def hosts_of(folder, lock, address, stack):
     if address is None:
         LocalHosts.command = (sys.executable, worker)
         return LocalHosts(["cpu"], (lock,))
+    from fastimg.search.hosts.cluster import ClusterRequest, RayHosts, connected
+
     RayHosts.arguments = (worker,)
     return stack.enter_context(
         connected(
