@@ -2,12 +2,10 @@
 
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +14,7 @@ from fastimg.config.searching import Search
 from fastimg.errors import UsageError
 from fastimg.system import terminal
 from fastimg.system.progress import duration
+from fastimg.system.signals import sigterm_exits
 from fastimg.wording import plural
 
 from .folder import locked, remembered
@@ -41,10 +40,11 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     from .leaderboard import print_board
     from .plots import draw
 
-    with _terminated(), ExitStack() as stack:
+    devices = devices_of(settings.device, settings.jobs) if settings.backend == "local" else []
+    with sigterm_exits(), ExitStack() as stack:
         lock = stack.enter_context(locked(asked.folder))
+        hosts = LocalHosts(devices, inherited=(lock,)) if devices else _ray_hosts(asked, stack)
         stack.enter_context(remembered(asked.folder, asked.remembered))
-        hosts = _hosts(asked, lock, stack)
         pool = stack.enter_context(TrialPool(hosts, None, say))
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds
@@ -65,11 +65,9 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     )
 
 
-def _hosts(asked: SearchRequest, lock: int, stack: ExitStack) -> TrialHosts:
-    """Where the processes of trials run."""
+def _ray_hosts(asked: SearchRequest, stack: ExitStack) -> TrialHosts:
+    """The nodes of a Ray cluster, with which the stack stays connected."""
     settings = asked.asked
-    if settings.backend == "local":
-        return LocalHosts(devices_of(settings.device, settings.jobs), inherited=(lock,))
     from .hosts.cluster import ClusterRequest, connected
 
     cluster = ClusterRequest(
@@ -173,18 +171,3 @@ def _live(console: Console) -> Iterator[Any]:
         return
     with console.status("") as status:
         yield status.update
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM ends a search as Ctrl-C does: trials that run save a checkpoint."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
