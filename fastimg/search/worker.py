@@ -113,7 +113,8 @@ def _limit_memory(share: float) -> None:
     """Let trials take no more than a share of the GPU's memory, which they have beside others."""
     import torch
 
-    torch.cuda.set_per_process_memory_fraction(share, 0)
+    if torch.cuda.is_available():  # where it is not, each trial says so
+        torch.cuda.set_per_process_memory_fraction(share, 0)
 
 
 def serve(line: PoolLine, ending: _Ending) -> None:

@@ -228,7 +228,7 @@ def _connect(ray: Any, address: str) -> None:
             raise UserError(f"{nothing} ({reason_of(error)}); {remedy}") from error
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, namespace=_NAMESPACE, logging_level=logging.ERROR)
+        ray.init(address=address, namespace=_NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
         raise UserError(nothing) from error
     except (RuntimeError, ValueError, ray.exceptions.RayError) as error:  # another version of Ray or of Python

@@ -31,18 +31,18 @@ CORES = len(os.sched_getaffinity(0))  # as many threads as the local pool has, s
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes with all cores, where trials run, and one without any, from which searches start."""
+    """Two nodes with all cores and a GPU, as they say, where trials run; one without, from which searches start."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # nodes start Python, not uv
         patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as will be the default: Ray warns of the other
         from ray.cluster_utils import Cluster
 
-        small = {"object_store_memory": 100 << 20, "num_gpus": 0}
+        small = {"object_store_memory": 100 << 20}
         soon = {"health_check_period_ms": 200, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
-        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": soon, **small}
+        head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_system_config": soon, **small}
         running = Cluster(initialize_head=True, head_node_args=head)
-        running.add_node(num_cpus=CORES, **small)
-        running.add_node(num_cpus=CORES, **small)
+        running.add_node(num_cpus=CORES, num_gpus=1, **small)
+        running.add_node(num_cpus=CORES, num_gpus=1, **small)
         yield running
         running.shutdown()
 
@@ -127,11 +127,21 @@ def test_processes_stay_and_a_trial_that_kills_its_process_is_no_lost_node(asked
     assert overdue.reason == "the time was over"
 
 
+def test_a_part_of_a_gpu(asked, fake, tmp_path):
+    """As far as it goes without GPUs: what Ray shows a process, and what the process is told."""
+    asked = replace(asked, amounts={"GPU": 0.5}, jobs=1, memory=True)
+    with connected(asked) as hosts, TrialPool(hosts, "top1", lambda _: None) as pool:
+        (record,) = pool.run(jobs(tmp_path, "report"), never)
+    settings = record.settings
+    assert (settings["device"], settings["gpus"], settings["share"], settings["cores"]) == ("cuda", "0", "0.5", "")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
         ({"amounts": {"CPU": 9999}}, UsageError, "no node of the cluster has cpu=9999 for a trial; ask for less"),
-        ({"amounts": {"GPU": 0.5}}, UsageError, "no node of the cluster has gpu=0.5 for a trial"),
+        ({"amounts": {"tpu": 0.5}}, UsageError, "no node of the cluster has tpu=0.5 for a trial"),
+        ({"amounts": {"GPU": 1}, "device": "cpu"}, UsageError, "leave gpu out of --resources-per-trial"),
         ({"device": "cuda"}, UsageError, "add gpu=1 to --resources-per-trial"),
         ({"address": "127.0.0.1:1"}, UserError, "--address 127.0.0.1:1: no Ray cluster can be reached there"),
     ],
@@ -173,12 +183,16 @@ def test_a_lost_node_costs_no_trial(cluster, asked, fake, tmp_path):  # the last
 
     def report(number, epoch, _value):
         running.add(number)
-        if running == {0, 1} and not go.exists():
+        if running == {0, 1} and len(cluster.worker_nodes) == 2:
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-            go.touch()
         return False
 
-    with connected(asked) as hosts, TrialPool(hosts, "top1", said.append) as pool:
+    def say(words):
+        said.append(words)
+        if "queued again" in words:
+            go.touch()
+
+    with connected(asked) as hosts, TrialPool(hosts, "top1", say) as pool:
         records = list(pool.run(jobs(tmp_path, "linger", "linger"), report))
     assert sorted((record.number, record.state) for record in records) == [(0, "complete"), (1, "complete")]
     assert len({record.settings["process"] for record in records}) == 1
