@@ -2,9 +2,10 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ def _ray_hosts(asked: SearchRequest, stack: ExitStack) -> TrialHosts:
     """The nodes of a Ray cluster, with which the stack stays connected."""
     settings = asked.asked
     from .hosts.cluster import ClusterRequest, connected
+
+    if settings.json:  # Ray prints its messages to whatever standard output is
+        stack.enter_context(redirect_stdout(sys.stderr))
 
     cluster = ClusterRequest(
         address=settings.address,
