@@ -108,13 +108,16 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
             at = (tile - first) * rows.size * STRIDE
             at2 = (other - first) * rows.size * STRIDE
             previous[:] = 0
+            for block in range(rows.size):  # not in the next loop, whose wide loads would wait for these narrow stores
+                c, dc, dc2 = places[block, 0], at + block * STRIDE, at2 + block * STRIDE
+                previous[0, c] += values[dc]
+                previous[1, c] += values[dc2]
+                values[dc], values[dc2] = previous[0, c], previous[1, c]
+            column, row, column2, row2 = tile % across, tile // across, other % across, other // across
             for block in range(rows.size):
                 c, begin = places[block, 0], places[block, 1]
-                to = begin + tile % across * rightwards[c] + tile // across * downwards[c]
-                to2 = begin + other % across * rightwards[c] + other // across * downwards[c]
-                previous[0, c] += values[at]
-                previous[1, c] += values[at2]
-                values[at], values[at2] = previous[0, c], previous[1, c]
+                to = begin + column * rightwards[c] + row * downwards[c]
+                to2 = begin + column2 * rightwards[c] + row2 * downwards[c]
                 if sides[c] == 8:
                     fits &= inverse_dct(values, at, at2, quantisers, 64 * c, out, to, to2, strides[c])
                 elif sides[c] == 4:

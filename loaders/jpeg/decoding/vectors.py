@@ -240,8 +240,8 @@ def to_rgb(_: Any, lumas: Any, at: Any, chroma: Any, blue: Any, red: Any, out: A
         for pair in zip(halves(b, cb), halves(b, cr), strict=True):
             sums = [products(b, avx2, part, factors) for part in interleaved(b, *pair)]
             sums = [b.ashr(b.add(part, vector(I32, 32768)), vector(I32, 16)) for part in sums]
-            greens.append(packed(b, avx2, *sums))
-        green = b.sub(shuffle(b, *greens, range(WIDE)), cr)
+            greens.append(packed(b, avx2, sums[0], sums[1]))
+        green = b.sub(shuffle(b, greens[0], greens[1], range(WIDE)), cr)
         red = b.add(rounded(cr, 91881 - 65536), cr)
         blue = b.add(rounded(cb, 116130 - 131072), b.add(cb, cb))
         for channel, value in enumerate((red, green, blue)):
