@@ -24,7 +24,10 @@ def test_the_loaders_names():
 
 
 def test_the_augment_names():
-    assert fastimg.augment.__all__ == ["Plan", "Policy", "apply", "draw", "mix", "operation"]
+    assert fastimg.augment.__all__ == [
+        *("MovedBoxes", "Plan", "Policy"),
+        *("apply", "apply_boxes", "apply_keypoints", "apply_masks", "draw", "mix", "operation"),
+    ]
 
 
 def test_every_name_exists():
