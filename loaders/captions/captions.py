@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.datasets import Dataset, read_description
-from fastimg.loaders.containers.handles import Handles
 from fastimg.loaders.containers.targets import TargetColumn
-from fastimg.loaders.containers.watch import FileWatch, fill
+from fastimg.loaders.containers.watch import FileWatch, Handles, fill
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural

@@ -19,10 +19,9 @@ from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .datasets import Dataset
-from .handles import Handles
 from .targets import TargetColumn
 from .ustar import BLOCK, stated_size
-from .watch import FileWatch, fill
+from .watch import FileWatch, Handles, fill
 
 MAX_IN_MEMORY = 1 << 28  # bytes of arrays of one dataset: 256 MiB
 

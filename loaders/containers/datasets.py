@@ -28,12 +28,11 @@ from fastimg.loaders.wording import plural
 from . import compact_index as compact
 from .beton_dataset import BetonDataset
 from .content import Content
-from .handles import Handles
 from .readahead import ask, pieces
 from .tar import index_path, split_name
 from .targets import Target, TargetColumn, first_class
 from .ustar import BLOCK, stated_size
-from .watch import FileWatch, fill
+from .watch import FileWatch, Handles, fill
 
 _T = TypeVar("_T")
 
