@@ -6,9 +6,9 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from .pool import Job, Pool
 from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
 from .wording import plural
+
+if TYPE_CHECKING:  # text datasets do not need the JPEG decoder
+    from .decoders.fields import FieldSelection
 
 _NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # attributes of Batch, not in Batch.fields
 
@@ -50,6 +53,9 @@ class Loader(Epochs):
     crop: the size of images in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults, or
         with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a Crop.
     max_pixels: images with more pixels than this (width x height; default: 89,478,485) are not decoded.
+    fields: names of further fields of the samples, or a FieldSelection: boxes, key points and masks move with the crop.
+        They are in `batch.fields`, how many items of each are real in `batch.counts`, and in `batch.boxes_of_crop` the
+        crop's own box. [] gives only the latter.
     batch_size: number of samples in a batch of this rank.
     order: "random" is for training; "quasi-random" is for data larger than memory: it reads blocks of `block` samples
         that are stored together, and draws batches from `window` samples at a time; "sequential" is for evaluation;
@@ -91,6 +97,7 @@ class Loader(Epochs):
         crop: Crop | Size | None = None,
         split: str | None = None,
         max_pixels: int | None = None,
+        fields: "Sequence[str] | FieldSelection | None" = None,
         batch_size: int | None = None,
         order: Order = "random",
         block: int = BLOCK,
@@ -126,7 +133,7 @@ class Loader(Epochs):
             "rank": rank,
             "world_size": world_size,
         }
-        dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, settings)
+        dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, fields, settings)
         self._opened = (
             weakref.finalize(self, dataset.close) if opened else None
         )  # finalizers run in reverse order: this one comes after the threads

@@ -8,13 +8,16 @@ import fastimg.loaders
 
 def test_the_loaders_names():
     assert fastimg.loaders.__all__ == [
-        *("Batch", "BatchSource", "CenterCrop", "DataError", "Dataset", "Decoder", "Field", "FilesDataset"),
+        *("Batch", "BatchSource", "CenterCrop", "DataError", "Dataset", "Decoder", "Field"),
+        *("FieldSelection", "FieldsDecoder", "FilesDataset"),
         *(
             "ImageDecoder",
             "ImageError",
             "ImageFolderLoader",
+            "Letterbox",
             "Loader",
             "LoaderConfig",
+            "LongestSide",
             "RandomCrop",
             "RandomResizedCrop",
         ),

@@ -1,0 +1,283 @@
+"""The decoder of images with their fields: boxes, points and masks move with the crop, everything else is copied.
+
+ImageDecoder: inputs -> the sample's window again -> geometry: what the crop shows of each field -> row
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.batch import Field
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.fields import StoredField, no_field
+from fastimg.loaders.crop import Crop, Size, Window, fill_of, shape_of
+from fastimg.loaders.decode import decode_mask, read_header
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
+from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.geometry import crop_box, crop_boxes, crop_mask, crop_points
+from fastimg.loaders.runtime.scratch import Scratch
+
+from .images import ImageDecoder
+
+CROP_BOX = "crop_box"
+_WIDER = {"uint16": "int32", "uint32": "int64"}  # torch computes with these
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSelection:
+    """The fields that a loader reads, and what becomes of those that a crop shows only in part.
+
+    names: the fields, as the dataset names them.
+    min_visibility: boxes of which less than this share of their area is left are dropped, and what belongs to them.
+    ignore: the value of a mask's pixels where the crop shows no pixel of the image, and of a mask that is missing.
+
+    Raises ValueError for names that occur twice, and for a share that is none.
+    """
+
+    names: Sequence[str]
+    min_visibility: float = 0.0
+    ignore: int = 255
+
+    def __post_init__(self) -> None:
+        names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
+        object.__setattr__(self, "names", names)
+        if len(set(names)) < len(names):
+            raise ValueError(f"fields {', '.join(names)}: name each field once")
+        if not 0.0 <= self.min_visibility <= 1.0:
+            raise ValueError(f"min_visibility={self.min_visibility}: give a share of a box's area, 0 to 1")
+
+
+@dataclass(frozen=True)
+class FieldsDecoder(Decoder):
+    """What `images` makes of a sample, `crop_box`, and the fields in `selection`. `stored` are all of the dataset's.
+
+    By kind a field NAME fills: a number [B]; an array [B, *shape]; items [B, longest, *shape], and NAME_count int32
+    [B]; a mask [B, H, W]; bytes uint8 [B, longest], and NAME_count. Boxes have NAME_visible float32 [B, longest], too,
+    and integers and arrays of integers that some samples lack NAME_present bool [B].
+
+    Raises ValueError for a field that cannot be in a batch.
+    """
+
+    images: ImageDecoder
+    selection: FieldSelection
+    stored: Mapping[str, StoredField]
+
+    @classmethod
+    def of(cls, images: ImageDecoder, selection: FieldSelection, dataset: Dataset) -> Self:
+        """The decoder for a dataset. Raises DataError for a field that it does not have."""
+        for name in selection.names:
+            if name not in dataset.fields:
+                raise no_field(dataset.name, name, dataset.fields)
+        return cls(images, selection, dataset.fields)
+
+    def __post_init__(self) -> None:
+        for field in self._selected:
+            _check(field, self.selection.ignore)
+
+    @cached_property
+    def _selected(self) -> tuple[StoredField, ...]:
+        return tuple(self.stored[name] for name in self.selection.names)
+
+    @cached_property
+    def _leaders(self) -> tuple[StoredField, ...]:
+        """The boxes that are dropped where the crop does not show them: those selected, and those others accompany."""
+        names = dict.fromkeys(field.along or field.name for field in self._selected)
+        return tuple(self.stored[name] for name in names if self.stored[name].geometry == "box")
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """`inputs`, `crop_box`, and what the fields fill."""
+        shape = shape_of(self.images.crop)
+        parts = (part for field in self._selected for part in _parts(field, shape, self.selection.ignore))
+        return (*self.images.fields, Field(CROP_BOX, (4,), np.dtype(np.float32)), *parts)
+
+    def sized(self, size: Size) -> Self:
+        """See `Decoder`."""
+        return replace(self, images=self.images.sized(size))
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """See `Decoder`: the crops are those of the images alone."""
+        return self.images.draw(seed, epoch, ids)
+
+    def describe(self) -> str:
+        """See `Decoder`."""
+        return ", ".join([self.images.describe(), *self.selection.names])
+
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """Refused: the fields of a sample are read by its id, in `fill`."""
+        raise TypeError("FieldsDecoder fills rows by the ids of their samples; call `fill`")
+
+    def fill(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """See `Decoder`: the images of the chunk, and then the fields of those that could be decoded."""
+        sizes = _Sizes(reader, self.images.max_pixels)
+        failures = self.images.fill(sizes, ids, draws, rows, scratch)
+        failed = {place for place, _ in failures}
+        numbers = draws.tolist()
+        for place, index in enumerate(ids):
+            if any(not isinstance(error, ImageError) for _, error in failures):
+                break
+            if place not in failed:
+                row = {name: array[place, ...] for name, array in rows.items()}
+                error = attempt(self._fill_fields, reader, index, sizes.of[index], numbers[place], row)
+                failures += [] if error is None else [(place, error)]
+        return failures
+
+    def _fill_fields(
+        self, reader: SampleReader, index: int, size: tuple[int, int], draws: Sequence[float], row: Row
+    ) -> None:
+        """Fill the row of one sample, whose upright image has `size` (width, height)."""
+        crop = self.images.crop
+        window, shape = crop.window(*size, draws), shape_of(crop)
+        row[CROP_BOX][...] = crop_box(window, shape)
+        kept: dict[str, npt.NDArray[np.bool_]] = {}  # by boxes: which of the sample's are kept
+        known: dict[str, Values | bytes | None] = {}
+        for field in self._leaders:
+            boxes = known[field.name] = reader.timed(reader.dataset.read_field, field.name, index)
+            _, visible = crop_boxes(window, shape, _items(field, boxes))
+            kept[field.name] = (visible > 0) & (visible >= self.selection.min_visibility)
+        for field in self._selected:
+            name = field.name
+            value = known[name] if name in known else reader.timed(reader.dataset.read_field, name, index)
+            if field.kind == "ragged":
+                keep = kept.get(field.along or name)
+                items = _items(field, value)
+                if keep is not None and value is not None and len(items) != len(keep):
+                    sample = reader.dataset.sample_name(index)
+                    raise DataError(f"{sample}: {len(items)} {name} along {len(keep)} {field.along}; convert it again")
+                _put_items(field, items, keep if value is not None else None, window, shape, row)
+            elif field.geometry == "mask":
+                assert value is None or isinstance(value, bytes)
+                _put_mask(name, value, size, window, crop, self.selection.ignore, row[name], field)
+            elif field.kind == "bytes":
+                assert value is None or isinstance(value, bytes)
+                content = np.frombuffer(value or b"", np.uint8)
+                row[name][: len(content)] = content
+                row[name][len(content) :] = 0
+                row[f"{name}_count"][...] = len(content)
+            else:
+                _put_array(field, value, window, shape, row)
+
+
+class _Sizes(SampleReader):
+    """A reader that keeps the upright sizes of the images that it has read."""
+
+    def __init__(self, reader: SampleReader, max_pixels: int) -> None:
+        super().__init__(reader.dataset)
+        self.of: dict[int, tuple[int, int]] = {}  # id -> width, height
+        self._reader = reader
+        self._max_pixels = max_pixels
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        data = self._reader.read(index, scratch)
+        self.of[index] = read_header(data, self._max_pixels).size
+        return data
+
+
+def _check(field: StoredField, ignore: int) -> None:
+    if field.kind == "image" and field.geometry != "mask":
+        raise ValueError(
+            f"the field {field.name!r} is an encoded image that is not a mask, which a batch cannot hold; read it with "
+            "`dataset.read_field`"
+        )
+    if field.geometry == "keypoint" and field.shape[-1:] != (2,):
+        raise ValueError(f"the field {field.name!r} has items of {list(field.shape)}; points are [..., 2]")
+    limits = np.iinfo(_type(field)) if field.geometry == "mask" else None
+    if limits is not None and not limits.min <= ignore <= limits.max:
+        raise ValueError(f"ignore={ignore}: the masks {field.name!r} hold {limits.min} to {limits.max} in a batch")
+
+
+def _type(field: StoredField) -> np.dtype[Any]:
+    """A field's dtype in a batch."""
+    name = "uint8" if field.kind == "bytes" else field.dtype
+    return np.dtype(_WIDER.get(name, name))
+
+
+def _parts(field: StoredField, shape: tuple[int, int], ignore: int) -> list[Field]:
+    """What a field fills in a batch of crops of `shape`."""
+    name, dtype = field.name, _type(field)
+    if field.geometry == "mask":
+        return [Field(name, shape, dtype, ignore)]
+    if field.kind in ("number", "array"):
+        parts = [Field(name, field.shape if field.kind == "array" else (), dtype)]
+        return [*parts, Field(f"{name}_present", (), np.dtype(np.bool_))] if _tells_presence(field) else parts
+    shares = [Field(f"{name}_visible", (field.longest,), np.dtype(np.float32))] if field.geometry == "box" else []
+    inner = field.shape if field.kind == "ragged" else ()
+    return [Field(name, (field.longest, *inner), dtype), Field(f"{name}_count", (), np.dtype(np.int32)), *shares]
+
+
+def _tells_presence(field: StoredField) -> bool:
+    """Whether a batch says which samples have the field: it may be missing, and its type has no NaN."""
+    return field.optional and not np.issubdtype(_type(field), np.floating)
+
+
+def _items(field: StoredField, value: Values | bytes | None) -> Values:
+    """The items [k, *shape] of a ragged field; none where it is missing."""
+    assert not isinstance(value, bytes)
+    return np.zeros((0, *field.shape), field.dtype) if value is None else value
+
+
+def _put_items(
+    field: StoredField,
+    items: Values,
+    keep: npt.NDArray[np.bool_] | None,
+    window: Window,
+    shape: tuple[int, int],
+    row: Row,
+) -> None:
+    """Write the items that are kept, moved by their geometry; None: all are."""
+    visible = None
+    if field.geometry == "box":
+        items, visible = crop_boxes(window, shape, items)
+    elif field.geometry == "keypoint":
+        items = crop_points(window, shape, items)
+    items = items if keep is None else items[keep]
+    count = len(items)
+    row[field.name][:count] = items
+    row[field.name][count:] = 0
+    row[f"{field.name}_count"][...] = count
+    if visible is not None:
+        shares = row[f"{field.name}_visible"]
+        shares[:count] = visible if keep is None else visible[keep]
+        shares[count:] = 0
+
+
+def _put_mask(
+    name: str,
+    data: bytes | None,
+    size: tuple[int, int],
+    window: Window,
+    crop: Crop,
+    ignore: int,
+    out: Values,
+    field: StoredField,
+) -> None:
+    if data is None:
+        out[...] = ignore
+        return
+    try:
+        mask = decode_mask(data, size)
+        if mask.itemsize > np.dtype(field.dtype).itemsize:
+            raise ImageError(f"it has 16 bits, and the field is {field.dtype}")
+    except ImageError as error:
+        raise ImageError(f"{name}: {error}") from error
+    crop_mask(window, mask, ignore, fill_of(crop) is None, out)
+
+
+def _put_array(
+    field: StoredField, value: Values | bytes | None, window: Window, shape: tuple[int, int], row: Row
+) -> None:
+    assert not isinstance(value, bytes)
+    if _tells_presence(field):
+        row[f"{field.name}_present"][...] = value is not None
+    if value is None:
+        row[field.name][...] = 0 if _tells_presence(field) else np.nan
+    else:
+        row[field.name][...] = crop_points(window, shape, value) if field.geometry == "keypoint" else value
