@@ -16,12 +16,11 @@ Mask = npt.NDArray[np.integer[Any]]
 Shape = tuple[int, int]  # height and width of a crop
 
 
-def crop_box(window: Window, shape: Shape) -> Floats:
-    """The crop's own box in the upright image, xyxy [4]: it reaches beyond the image where the crop is padded."""
-    share, _ = _scale_and_shift(window)
-    ends = np.array([*window.at, window.at[0] + shape[1], window.at[1] + shape[0]], np.float64)
-    box: Floats = (np.tile(window.box[:2], 2) + ends / np.tile(share, 2)).astype(np.float32)
-    return box
+def crop_box(window: Window, shape: Shape) -> tuple[float, float, float, float]:
+    """The crop's own box in the upright image, xyxy: it reaches beyond the image where the crop is padded."""
+    across, down, _, _ = _scale_and_shift(window)
+    x, y, left, top = *window.box[:2], *window.at
+    return x + left / across, y + top / down, x + (left + shape[1]) / across, y + (top + shape[0]) / down
 
 
 def crop_boxes(window: Window, shape: Shape, boxes: Floats) -> tuple[Floats, Floats]:
@@ -30,22 +29,21 @@ def crop_boxes(window: Window, shape: Shape, boxes: Floats) -> tuple[Floats, Flo
     The share of a box that is empty, inverted or of coordinates that are not numbers is 0. Where a crop mirrors the
     image at its edges, mirror images of a box are not boxes.
     """
-    share, shift = _scale_and_shift(window)
-    moved = boxes.astype(np.float64) * np.tile(share, 2) + np.tile(shift, 2)
+    across, down, right, below = _scale_and_shift(window)
+    moved = boxes * np.array((across, down, across, down)) + np.array((right, below, right, below))
     low, high = _shown(window, shape)
-    whole = (moved[:, 2:] - moved[:, :2]).clip(min=0.0)
-    clipped = np.concatenate([moved[:, :2].clip(low, high), moved[:, 2:].clip(low, high)], axis=1)
-    left = (clipped[:, 2:] - clipped[:, :2]).clip(min=0.0)
-    filled = (whole > 0).all(axis=1) & (left > 0).all(axis=1)  # False where they are not numbers
-    visible = np.zeros(len(boxes))
-    visible[filled] = left[filled].prod(axis=1) / whole[filled].prod(axis=1)
-    return clipped.astype(np.float32), visible.astype(np.float32)
+    clipped = np.minimum(np.maximum(moved, low * 2), high * 2)
+    whole, left = moved[:, 2:] - moved[:, :2], clipped[:, 2:] - clipped[:, :2]
+    filled = np.minimum(whole, left).min(axis=1, initial=np.inf) > 0  # False where they are not numbers
+    visible = np.zeros(len(boxes), np.float32)
+    np.divide(left[:, 0] * left[:, 1], whole[:, 0] * whole[:, 1], out=visible, where=filled, casting="same_kind")
+    return clipped.astype(np.float32), visible
 
 
 def crop_points(window: Window, shape: Shape, points: Floats) -> Floats:
     """Points [..., 2] in pixels of the crop; NaN where they lie outside of what it shows of the image."""
-    share, shift = _scale_and_shift(window)
-    moved = points.astype(np.float64) * share + shift
+    across, down, right, below = _scale_and_shift(window)
+    moved = points * np.array((across, down)) + np.array((right, below))
     low, high = _shown(window, shape)
     inside = ((moved >= low) & (moved <= high)).all(axis=-1, keepdims=True)
     return np.where(inside, moved, np.nan).astype(np.float32)
@@ -73,17 +71,18 @@ def crop_mask(window: Window, mask: Mask, ignore: int, mirrors: bool, out: Mask)
     out[first : first + len(rows), begin : begin + len(columns)] = mask.take(rows, axis=0).take(columns, axis=1)
 
 
-def _scale_and_shift(window: Window) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """A place p of the image is at scale * p + shift in the crop, both [2]."""
+def _scale_and_shift(window: Window) -> tuple[float, float, float, float]:
+    """A place (x, y) of the image is at (across * x + right, down * y + below) in the crop: the four numbers."""
     x, y, width, height = window.box
-    scale = np.array([window.size[0] / width, window.size[1] / height])
-    return scale, -scale * (x, y) - window.at
+    across, down = window.size[0] / width, window.size[1] / height
+    return across, down, -across * x - window.at[0], -down * y - window.at[1]
 
 
-def _shown(window: Window, shape: Shape) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Top left and bottom right [2] of the part of the crop that shows the image."""
-    at, size = np.array(window.at, np.float64), np.array(window.size, np.float64)
-    return (-at).clip(min=0.0), np.minimum((size - at), shape[::-1])
+def _shown(window: Window, shape: Shape) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Top left and bottom right of the part of the crop that shows the image."""
+    left, top = window.at
+    first = (float(max(-left, 0)), float(max(-top, 0)))
+    return first, (float(min(window.size[0] - left, shape[1])), float(min(window.size[1] - top, shape[0])))
 
 
 def _nearest(count: int, size: int) -> npt.NDArray[np.int64]:

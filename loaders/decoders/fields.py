@@ -6,7 +6,7 @@ ImageDecoder: inputs -> the sample's window again -> geometry: what the crop sho
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.fields import StoredField, no_field
-from fastimg.loaders.crop import Crop, Size, Window, fill_of, shape_of
+from fastimg.loaders.crop import Size, Window, fill_of, shape_of
 from fastimg.loaders.decode import decode_mask, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import DataError, ImageError
@@ -135,35 +135,49 @@ class FieldsDecoder(Decoder):
     ) -> None:
         """Fill the row of one sample, whose upright image has `size` (width, height)."""
         crop = self.images.crop
-        window, shape = crop.window(*size, draws), shape_of(crop)
-        row[CROP_BOX][...] = crop_box(window, shape)
-        kept: dict[str, npt.NDArray[np.bool_]] = {}  # by boxes: which of the sample's are kept
-        known: dict[str, Values | bytes | None] = {}
+        view = _View(crop.window(*size, draws), shape_of(crop), size, fill_of(crop) is None, self.selection.ignore)
+        row[CROP_BOX][...] = crop_box(view.window, view.shape)
+        sets: dict[str, _BoxSet] = {}
         for field in self._leaders:
-            boxes = known[field.name] = reader.timed(reader.dataset.read_field, field.name, index)
-            _, visible = crop_boxes(window, shape, _items(field, boxes))
-            kept[field.name] = (visible > 0) & (visible >= self.selection.min_visibility)
+            boxes = reader.timed(reader.dataset.read_field, field.name, index)
+            moved, left = crop_boxes(view.window, view.shape, _items(field, boxes))
+            sets[field.name] = _BoxSet(moved, left, (left > 0) & (left >= self.selection.min_visibility))
         for field in self._selected:
-            name = field.name
-            value = known[name] if name in known else reader.timed(reader.dataset.read_field, name, index)
+            if field.name in sets:
+                boxes = sets[field.name]
+                _put_items(field, boxes.moved[boxes.keep], boxes.visible[boxes.keep], row)
+                continue
+            value = reader.timed(reader.dataset.read_field, field.name, index)
             if field.kind == "ragged":
-                keep = kept.get(field.along or name)
-                items = _items(field, value)
-                if keep is not None and value is not None and len(items) != len(keep):
+                items, visible = _moved(field, _items(field, value), view)
+                keep = sets[field.along].keep if field.along in sets else np.ones(len(items), np.bool_)
+                if value is not None and len(items) != len(keep):
                     sample = reader.dataset.sample_name(index)
-                    raise DataError(f"{sample}: {len(items)} {name} along {len(keep)} {field.along}; convert it again")
-                _put_items(field, items, keep if value is not None else None, window, shape, row)
-            elif field.geometry == "mask":
-                assert value is None or isinstance(value, bytes)
-                _put_mask(name, value, size, window, crop, self.selection.ignore, row[name], field)
-            elif field.kind == "bytes":
-                assert value is None or isinstance(value, bytes)
-                content = np.frombuffer(value or b"", np.uint8)
-                row[name][: len(content)] = content
-                row[name][len(content) :] = 0
-                row[f"{name}_count"][...] = len(content)
+                    raise DataError(
+                        f"{sample}: {len(items)} {field.name} along {len(keep)} {field.along}; convert it again"
+                    )
+                keep = keep[: len(items)]  # none where it is missing
+                _put_items(field, items[keep], None if visible is None else visible[keep], row)
             else:
-                _put_array(field, value, window, shape, row)
+                _put_one(field, value, view, row)
+
+
+class _View(NamedTuple):
+    """What the crop of one sample shows."""
+
+    window: Window
+    shape: tuple[int, int]  # height, width of the crop
+    size: tuple[int, int]  # width, height of the upright image
+    mirrors: bool  # beyond the image
+    ignore: int
+
+
+class _BoxSet(NamedTuple):
+    """The boxes of one sample in its crop, and which of them are kept."""
+
+    moved: Values
+    visible: Values
+    keep: npt.NDArray[np.bool_]
 
 
 class _Sizes(SampleReader):
@@ -224,60 +238,54 @@ def _items(field: StoredField, value: Values | bytes | None) -> Values:
     return np.zeros((0, *field.shape), field.dtype) if value is None else value
 
 
-def _put_items(
-    field: StoredField,
-    items: Values,
-    keep: npt.NDArray[np.bool_] | None,
-    window: Window,
-    shape: tuple[int, int],
-    row: Row,
-) -> None:
-    """Write the items that are kept, moved by their geometry; None: all are."""
-    visible = None
+def _moved(field: StoredField, items: Values, view: _View) -> tuple[Values, Values | None]:
+    """Items in the crop, and of boxes their visible shares."""
     if field.geometry == "box":
-        items, visible = crop_boxes(window, shape, items)
-    elif field.geometry == "keypoint":
-        items = crop_points(window, shape, items)
-    items = items if keep is None else items[keep]
+        return crop_boxes(view.window, view.shape, items)
+    return crop_points(view.window, view.shape, items) if field.geometry == "keypoint" else items, None
+
+
+def _put_items(field: StoredField, items: Values, visible: Values | None, row: Row) -> None:
+    """Write the items that are kept."""
     count = len(items)
     row[field.name][:count] = items
     row[field.name][count:] = 0
     row[f"{field.name}_count"][...] = count
     if visible is not None:
         shares = row[f"{field.name}_visible"]
-        shares[:count] = visible if keep is None else visible[keep]
+        shares[:count] = visible
         shares[count:] = 0
 
 
-def _put_mask(
-    name: str,
-    data: bytes | None,
-    size: tuple[int, int],
-    window: Window,
-    crop: Crop,
-    ignore: int,
-    out: Values,
-    field: StoredField,
-) -> None:
+def _put_one(field: StoredField, value: Values | bytes | None, view: _View, row: Row) -> None:
+    """Write a mask, bytes, an array or a number."""
+    out = row[field.name]
+    if field.geometry == "mask":
+        assert value is None or isinstance(value, bytes)
+        _put_mask(field, value, view, out)
+    elif field.kind == "bytes":
+        content = np.frombuffer(value or b"", np.uint8)
+        out[: len(content)] = content
+        out[len(content) :] = 0
+        row[f"{field.name}_count"][...] = len(content)
+    else:
+        assert not isinstance(value, bytes)
+        if _tells_presence(field):
+            row[f"{field.name}_present"][...] = value is not None
+        if value is None:
+            out[...] = 0 if _tells_presence(field) else np.nan
+        else:
+            out[...] = crop_points(view.window, view.shape, value) if field.geometry == "keypoint" else value
+
+
+def _put_mask(field: StoredField, data: bytes | None, view: _View, out: Values) -> None:
     if data is None:
-        out[...] = ignore
+        out[...] = view.ignore
         return
     try:
-        mask = decode_mask(data, size)
+        mask = decode_mask(data, view.size)
         if mask.itemsize > np.dtype(field.dtype).itemsize:
             raise ImageError(f"it has 16 bits, and the field is {field.dtype}")
     except ImageError as error:
-        raise ImageError(f"{name}: {error}") from error
-    crop_mask(window, mask, ignore, fill_of(crop) is None, out)
-
-
-def _put_array(
-    field: StoredField, value: Values | bytes | None, window: Window, shape: tuple[int, int], row: Row
-) -> None:
-    assert not isinstance(value, bytes)
-    if _tells_presence(field):
-        row[f"{field.name}_present"][...] = value is not None
-    if value is None:
-        row[field.name][...] = 0 if _tells_presence(field) else np.nan
-    else:
-        row[field.name][...] = crop_points(window, shape, value) if field.geometry == "keypoint" else value
+        raise ImageError(f"{field.name}: {error}") from error
+    crop_mask(view.window, mask, view.ignore, view.mirrors, out)

@@ -88,7 +88,7 @@ def test_the_crops_box_is_what_the_crop_shows(width, height, draws, kind):
     options = {RandomCrop: {"padding": 5}, CenterCrop: {"resize": 40}}.get(kind, {})
     crop = kind(size=(24, 31), **options)
     window = crop.window(width, height, draws)
-    box = crop_box(window, (24, 31))
+    box = np.array(crop_box(window, (24, 31)))
     corners = (box.reshape(2, 2) - window.box[:2]) * np.array(window.size) / window.box[2:] - window.at
     assert np.abs(corners - [[0, 0], [31, 24]]).max() < 0.01
 
