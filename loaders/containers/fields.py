@@ -136,20 +136,9 @@ def unpacked_items(schema: StoredField, data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype).reshape(schema.shape)
 
 
-class Fieldless:
-    """A dataset that stores no fields."""
-
-    name: str
-    fields: Mapping[str, StoredField] = MappingProxyType({})
-
-    def read_field(self, name: str, index: int) -> npt.NDArray[Any] | bytes | None:
-        """Raises DataError: there are none."""
-        raise no_field(self.name, name, self.fields)
-
-
 def no_field(dataset: str, name: str, known: Mapping[str, StoredField]) -> DataError:
     """The error for a field that a dataset does not have."""
-    has = f"it has {', '.join(known)}" if known else "it stores none; give them to convert, with fields"
+    has = f"it has {', '.join(known)}" if known else "it stores none; convert its source with fields"
     return DataError(f"{dataset}: no field {name!r}; {has}")
 
 
@@ -217,3 +206,21 @@ class SplitFields:
             raise ShardError(
                 f"{dataset}: {name} of sample {index}: {error}; copy it again, or convert again with overwrite=True"
             ) from error
+
+
+class WithFields:
+    """What a dataset says and reads of its fields: nothing, unless its dataset.json states them."""
+
+    name: str
+    stored: SplitFields | None = None
+
+    @property
+    def fields(self) -> Mapping[str, StoredField]:
+        """The schemas of the fields by name, in the order in which dataset.json states them."""
+        return self.stored.schemas if self.stored else MappingProxyType({})
+
+    def read_field(self, name: str, index: int) -> npt.NDArray[Any] | bytes | None:
+        """See Dataset."""
+        if self.stored is None:
+            raise no_field(self.name, name, {})
+        return self.stored.read(self.name, name, index)
