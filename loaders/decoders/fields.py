@@ -143,9 +143,8 @@ class FieldsDecoder(Decoder):
             moved, left = crop_boxes(view.window, view.shape, _items(field, boxes))
             sets[field.name] = _BoxSet(moved, left, (left > 0) & (left >= self.selection.min_visibility))
         for field in self._selected:
-            if field.name in sets:
-                boxes = sets[field.name]
-                _put_items(field, boxes.moved[boxes.keep], boxes.visible[boxes.keep], row)
+            if known := sets.get(field.name):
+                _put_items(field, known.moved[known.keep], known.visible[known.keep], row)
                 continue
             value = reader.timed(reader.dataset.read_field, field.name, index)
             if field.kind == "ragged":

@@ -12,6 +12,7 @@ from fastimg.loaders import (
     DataError,
     FieldsDecoder,
     FieldSelection,
+    FilesDataset,
     ImageDecoder,
     Letterbox,
     Loader,
@@ -50,9 +51,21 @@ def png(values, mode=None):
     return buffer.getvalue()
 
 
+class FieldedFiles(FilesDataset):
+    """Files with fields in memory."""
+
+    fields = None  # set by the fixture
+
+    def read_field(self, name, index):
+        return self.values[name][index]
+
+
 @pytest.fixture
-def fielded(files):
+def fielded(files, tmp_path):
     """The `files` with fields; sample i has i % 5 boxes, and every third one lacks what is optional."""
+    files = FieldedFiles(
+        tmp_path, sorted(file.name for file in tmp_path.iterdir()), files.classes, files.labels.tolist()
+    )
     sizes = [read_header(files.read(i, scratch()), 1 << 20).size for i in range(N)]
     values = {name.name: [] for name in SCHEMAS}
     for i, (width, height) in enumerate(sizes):
@@ -73,7 +86,6 @@ def fielded(files):
         values["tags"].append(None if missing else np.arange(i % 4, dtype=np.int32) + 1)
         values["note"].append(None if missing else b"x" * (i % 6))
     files.fields = {field.name: field for field in SCHEMAS}
-    files.read_field = lambda name, index: values[name][index]
     files.values, files.sizes = values, sizes
     return files
 
