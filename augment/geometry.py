@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .plan import Plan, to_device
-from .reference import sources
+from .reference import warp_masks
 
 _MASK_TYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -53,13 +53,19 @@ def apply_masks(plan: Plan | None, masks: torch.Tensor, ignore: int = 255) -> to
         raise ValueError(f"ignore={ignore}: masks of {masks.dtype} hold {limits.min} to {limits.max}")
     _check(plan, masks, "masks")
     _, height, width = masks.shape
-    moved = masks.clone()  # the caller's, like the other results
+    moved = masks
     for stage in _moving(plan, height, width):
-        affine = stage.sized(height, width).to(masks.device).affine
-        source, inside = sources(affine, height, width)
-        taken = moved.flatten(1).gather(1, source.flatten(1)).view(masks.shape)
-        moved = torch.where(inside, taken, ignore)
-    return moved
+        moved = _warped(moved, stage.sized(height, width).affine, ignore)
+    return masks.clone() if moved is masks else moved  # the caller's, like the other results
+
+
+def _warped(masks: torch.Tensor, affine: torch.Tensor, ignore: int) -> torch.Tensor:
+    """Masks [B, H, W] by inverse affines, int32 [B, 6] on the host. Compiled code for the CPU gives the same."""
+    if masks.device.type == "cpu":
+        from . import cpu  # numba is slow to import, and not needed on a GPU
+
+        return cpu.warp(masks, affine, ignore)
+    return warp_masks(masks, to_device(affine, masks.device), ignore)
 
 
 def apply_boxes(

@@ -36,6 +36,13 @@ def warp(affine: torch.Tensor, images: torch.Tensor, fill: tuple[int, int, int] 
     return torch.where(inside[:, None], taken, to_device(colour, images.device))
 
 
+def warp_masks(masks: torch.Tensor, affine: torch.Tensor, ignore: int) -> torch.Tensor:
+    """Resample integer masks [B, H, W] as `warp` does images, with `ignore` outside."""
+    source, inside = sources(affine, *masks.shape[1:])
+    taken = masks.flatten(1).gather(1, source.flatten(1)).view(masks.shape)
+    return torch.where(inside, taken, ignore)
+
+
 def sources(affine: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The pixel that each pixel shows, int64 [B, H, W] in row-major order, and whether there is one, bool [B, H, W].
 

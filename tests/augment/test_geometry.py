@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from fastimg.augment import MovedBoxes, Plan, Policy, apply, apply_boxes, apply_keypoints, apply_masks, draw
+from fastimg.augment import (
+    MovedBoxes,
+    Plan,
+    Policy,
+    apply,
+    apply_boxes,
+    apply_keypoints,
+    apply_masks,
+    cpu,
+    draw,
+    reference,
+)
 from fastimg.augment.ops import BINS, TRIVIAL, trivial_table
 
 WARPS = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
@@ -119,6 +130,17 @@ def test_points_move_as_torchvisions_but_for_flips(motion, seed):
     outside = ((theirs < -EPSILON) | (theirs > torch.tensor([width, height]) + EPSILON)).any(dim=1)
     if outside.any():
         assert ours[outside].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+@settings(max_examples=30, deadline=None)
+@given(motion=motions, seed=st.integers(0, 1000))
+def test_compiled_masks_equal_the_reference(dtype, motion, seed):
+    *parameters, (height, width) = motion
+    plan = replace(plan_of(*parameters, batch=3), angle=torch.tensor([0.0, 0.0, seed / 3]))
+    masks = torch.from_numpy(np.random.default_rng(seed).integers(0, 200, (3, width, height))).to(dtype).mT
+    affine = plan.sized(height, width).affine
+    assert torch.equal(cpu.warp(masks, affine, 255), reference.warp_masks(masks, affine, 255))
 
 
 POLICIES = [
