@@ -6,12 +6,15 @@ Each image of FOLDER gets eight random boxes with labels, and a PNG mask in whic
 torch reads the files. Both draw RandomResizedCrop to 224 pixels and a flip, and give a uint8 batch, boxes in pixels of
 the crop without those that left it, their labels, and masks. Ours flips in the consumer, torch in its workers, which
 decode with torchvision's `decode_image`. Epochs of all variants take turns; a first one is not counted.
+Processor time is measured, too.
 """
 
 import argparse
 import contextlib
 import functools
 import json
+import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -56,12 +59,15 @@ def main() -> None:
         fields = ("boxes:box", "names:labels@boxes", "mask:mask")
         convert(folder / "all.jsonl", folder / "D", field=fields)
         epochs: dict[str, Callable[[], float]] = {}
+        spent: dict[str, list[float]] = {}  # processor time
         for variant, asked in VARIANTS.items():
             loader = Loader(
                 folder / "D", crop=SIZE, batch_size=args.batch_size, fields=asked or None, workers=args.workers
             )
             stack.enter_context(loader)
-            epochs[f"fastimg, {variant}"] = functools.partial(rate, loader, augmented)
+            epochs[f"fastimg, {variant}"] = functools.partial(
+                rate, loader, augmented, spent.setdefault(f"fastimg, {variant}", [])
+            )
             peer = DataLoader(
                 Annotated(folder, samples, asked),
                 args.batch_size,
@@ -70,13 +76,20 @@ def main() -> None:
                 collate_fn=stacked,
                 persistent_workers=True,
             )
-            epochs[f"torch, {variant}"] = functools.partial(rate, peer, lambda batch: len(batch[0]))
+            epochs[f"torch, {variant}"] = functools.partial(
+                rate, peer, lambda batch: len(batch[0]), spent.setdefault(f"torch, {variant}", [])
+            )
         rates = measure.interleaved(epochs, args.repeats)
-    rows = [{"variant": variant, **spread.columns("img/s")} for variant, spread in rates.items()]
+    processor = {variant: measure.Spread.of(found[1:]) for variant, found in spent.items()}  # the first is not counted
+    rows = [
+        {"variant": variant, **spread.columns("img/s"), "processor us an image": processor[variant].text()}
+        for variant, spread in rates.items()
+    ]
     measure.show(Console(width=120), f"{args.workers} threads or processes, {len(samples)} images", rows)
     shared = {"images": len(samples), "batch_size": args.batch_size, "size": SIZE, "workers": args.workers}
     for variant, spread in rates.items():
-        settings = {"data": args.data.resolve().name, **shared, "variant": variant, "img_per_s": spread}
+        settings = {"data": args.data.resolve().name, **shared, "variant": variant}
+        settings |= measure.flat({"cpu_us": processor[variant]}) | measure.flat({"img_per_s": spread})
         measure.append(
             args.out, {"benchmark": "fields", **measure.flat(settings), "environment": measure.environment()}
         )
@@ -105,11 +118,22 @@ def write_manifest(data: Path, folder: Path, count: int) -> list[dict[str, Any]]
     return samples
 
 
-def rate(batches: Iterable[Any], use: Callable[[Any], int]) -> float:
-    """Images per second of one epoch; `use` gives the number in a batch."""
-    began = time.perf_counter()
+def rate(batches: Iterable[Any], use: Callable[[Any], int], spent: list[float]) -> float:
+    """Images per second of one epoch; `use` gives the number in a batch. Processor time goes to `spent`."""
+    began, before = time.perf_counter(), processor_seconds()
     images = sum(use(batch) for batch in batches)
-    return images / (time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    spent.append(1e6 * (processor_seconds() - before) / images)
+    return images / seconds
+
+
+def processor_seconds() -> float:
+    """Of this process and its workers, which is the same on a busy machine."""
+    ticks = 0
+    for worker in multiprocessing.active_children():
+        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # utime and stime, proc(5)
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def augmented(batch: Batch) -> int:
