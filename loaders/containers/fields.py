@@ -12,6 +12,7 @@ first one.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -92,11 +93,6 @@ class StoredField:
             self.kind, f"{self.name}.npy"
         )
 
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of an array, or of one item of a ragged one."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
 
 def check_fields(fields: Mapping[str, StoredField]) -> None:
     """Raises ValueError for fields that do not go together."""
@@ -118,20 +114,26 @@ def packed_npy(array: npt.NDArray[Any]) -> bytes:
 def unpacked_npy(schema: StoredField, data: bytes) -> npt.NDArray[Any]:
     """The array in an .npy file that `packed_npy` made. Raises ValueError unless it has the field's dtype and shape."""
     start = _NPY_HEAD + int.from_bytes(data[8:10], "little")
-    dtype = np.dtype(schema.dtype).newbyteorder("<")
-    if data[:8] != _NPY or f"'descr': '{dtype.str}', 'fortran_order': False".encode() not in data[:start]:
+    if data[:8] != _NPY or not data.startswith(_layout(schema.dtype)[1], _NPY_HEAD):
         raise ValueError(f"not an .npy file of {schema.dtype}")
     return unpacked_items(schema, data[start:])
 
 
+@cache
+def _layout(name: str) -> tuple[np.dtype[Any], bytes]:
+    """The dtype of this name in little-endian, and how the description in an .npy file of it begins."""
+    dtype = np.dtype(name).newbyteorder("<")
+    return dtype, f"{{'descr': '{dtype.str}', 'fortran_order': False, ".encode()
+
+
 def unpacked_items(schema: StoredField, data: bytes) -> npt.NDArray[Any]:
     """An array of the field from its elements alone. Raises ValueError if they do not fill its shape."""
-    dtype = np.dtype(schema.dtype).newbyteorder("<")
+    dtype, _ = _layout(schema.dtype)
     if schema.kind == "ragged":
-        if len(data) % schema.item_bytes:
+        if len(data) % (math.prod(schema.shape) * dtype.itemsize):
             raise ValueError(f"{len(data)} bytes are not items of {list(schema.shape)} {schema.dtype}")
         return np.frombuffer(data, dtype).reshape(-1, *schema.shape)
-    if len(data) != schema.item_bytes:
+    if len(data) != math.prod(schema.shape) * dtype.itemsize:
         raise ValueError(f"{len(data)} bytes are not {list(schema.shape)} {schema.dtype}")
     return np.frombuffer(data, dtype).reshape(schema.shape)
 

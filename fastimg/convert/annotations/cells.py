@@ -124,6 +124,8 @@ class FieldCells:
             if tally.missing == tally.rows:
                 raise DataError(f"{where}: every row is empty; fill it in, or leave out --field {field.name}")
             schema = self._schema(field, tally)
+            if 0 in schema.shape or (schema.kind == "array" and not schema.shape):
+                raise DataError(f"{where}: its arrays have no elements; leave out --field {field.name}")
             shape = f" {list(schema.shape)}" if schema.shape else ""
             parts = [f"{schema.kind}{shape}" + (f" of {schema.dtype}" if schema.kind in _TYPED else "")]
             parts += [plural(len(schema.classes), "class")] if schema.classes else []

@@ -59,6 +59,8 @@ def _numbers(image: Image.Image, data: bytes) -> npt.NDArray[np.uint8 | np.uint1
     """The pixels [H, W] of an opened mask as uint8 or uint16. Raises ValueError, and what Pillow raises."""
     if image.format in ("JPEG", "MPO"):
         raise ValueError("a JPEG, whose pixels are not exact; save masks as PNG")
+    if image.format == "PNG" and png_depth(data) == 16 and data[25] != _GRAY:
+        raise ValueError("16 bits per channel, of which only 8 could be read; save masks as gray")
     pixels = np.asarray(image)
     if pixels.ndim == 3:
         colours = pixels[:, :, : 1 if image.mode == "LA" else 3]

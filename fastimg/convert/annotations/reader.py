@@ -32,7 +32,7 @@ SIZE = "__size__"  # key beside these values: the (width, height) that they are 
 Given = dict[str, Any]
 
 
-class Frame(NamedTuple):
+class AnnotationFrame(NamedTuple):
     """What the annotations of a sample are for."""
 
     header: Header
@@ -80,7 +80,7 @@ class FieldsReader:
         assert isinstance(original.image, bytes)
         stated = given.get(SIZE)
         header = read_header(original.image, sys.maxsize)
-        frame = Frame(header, (stated[0], stated[1]) if stated else None, self._usually_upright)
+        frame = AnnotationFrame(header, (stated[0], stated[1]) if stated else None, self._usually_upright)
         fields = dict(original.fields)
         lengths: dict[str, int] = {}
         for schema in self._schemas:
@@ -127,7 +127,7 @@ class FieldsReader:
             raise ValueError(f"{value['path']}: changed after the source was listed")
         return data
 
-    def _file(self, schema: StoredField, value: Given, frame: Frame) -> bytes:
+    def _file(self, schema: StoredField, value: Given, frame: AnnotationFrame) -> bytes:
         data = self._content(value)
         try:
             if schema.geometry == "mask":
@@ -137,7 +137,7 @@ class FieldsReader:
         except ValueError as error:
             raise ValueError(f"{os.path.basename(value['path'])}: {error}") from error
 
-    def _array(self, schema: StoredField, value: Any, frame: Frame) -> npt.NDArray[Any]:
+    def _array(self, schema: StoredField, value: Any, frame: AnnotationFrame) -> npt.NDArray[Any]:
         header = frame.header
         if isinstance(value, dict):
             value = np.load(io.BytesIO(self._content(value)), allow_pickle=False).tolist()

@@ -83,7 +83,8 @@ def _stated(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        # Every scalar is a text: YAML 1.1, which PyYAML reads, would make false of a class called no.
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
         if not isinstance(content, dict):
             raise TypeError("it is not a mapping")
     except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError) as error:
@@ -95,9 +96,9 @@ def _names(file: Path | None, stated: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes; none if there is no file that states them. Raises DataError."""
     names = stated.get("names", [])
     if isinstance(names, dict):
-        if sorted(names) != list(range(len(names))):
+        if set(names) != set(map(str, range(len(names)))):
             raise DataError(f"{file}: its names are not numbered from 0 on; correct it")
-        names = [names[number] for number in range(len(names))]
+        names = [names[str(number)] for number in range(len(names))]
     if not isinstance(names, list) or len(set(map(str, names))) < len(names):
         raise DataError(f"{file}: its names are no list of different names; correct it")
     return tuple(map(str, names))
