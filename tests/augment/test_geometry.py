@@ -273,3 +273,16 @@ def test_mixed_images_are_refused(policy):
         apply_boxes(plan, torch.zeros(2, 1, 4), None, 4)
     if plan.mixing is not None:
         assert apply_masks(plan.unmixed, torch.ones(2, 4, 4, dtype=torch.uint8)).all()
+
+
+@pytest.mark.gpu
+def test_a_gpu_moves_as_the_cpu():
+    plan = draw(Policy(hflip=0.5, rotate=30.0, named="rand-m9-mstd0.5-inc1"), np.arange(32), 0, 0)
+    masks = torch.from_numpy(np.random.default_rng(0).integers(0, 9, (32, 40, 56), dtype=np.uint8))
+    boxes = torch.stack([boxes_in(40, 56, 6, seed) for seed in range(32)])
+    assert torch.equal(apply_masks(plan, masks.cuda()).cpu(), apply_masks(plan, masks))
+    ours, theirs = apply_boxes(plan, boxes, None, (40, 56)), apply_boxes(plan, boxes.cuda(), None, (40, 56))
+    assert torch.equal(ours.counts, theirs.counts.cpu()) and torch.equal(ours.order, theirs.order.cpu())
+    assert torch.allclose(ours.boxes, theirs.boxes.cpu(), atol=1e-4)
+    points = apply_keypoints(plan, boxes[..., :2].cuda(), (40, 56)).cpu()
+    assert torch.allclose(apply_keypoints(plan, boxes[..., :2], (40, 56)), points, atol=1e-4, equal_nan=True)
