@@ -276,6 +276,7 @@ def test_mixed_images_are_refused(policy):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_moves_as_the_cpu():
     plan = draw(Policy(hflip=0.5, rotate=30.0, named="rand-m9-mstd0.5-inc1"), np.arange(32), 0, 0)
     masks = torch.from_numpy(np.random.default_rng(0).integers(0, 9, (32, 40, 56), dtype=np.uint8))
