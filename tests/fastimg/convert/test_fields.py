@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -703,31 +704,39 @@ def test_flags_without_an_effect_on_fields_are_refused(table: Path, tmp_path: Pa
 def test_a_conversion_that_was_killed_goes_on_with_the_same_bytes(
     container: Any, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From every state in which a kill can leave the folder: before and after each line of the journal."""
     rows = [
-        {"path": f"{i}.jpg", "boxes": [[0, 0, 1 + i, 2]] * i, "mask": f"{i}.png", "age": i or None} for i in range(6)
+        {"path": f"{i}.jpg", "boxes": [[0, 0, 1 + i, 2]] * i, "mask": f"{i}.png", "age": i or None} for i in range(5)
     ]
-    files = {f"{i}.jpg": None for i in range(6)} | {f"{i}.png": png(mask_of(i)) for i in range(6)}
+    files = {f"{i}.jpg": None for i in range(5)} | {f"{i}.png": png(mask_of(i)) for i in range(5)}
     src = write(files | {"r.jsonl": jsonl(rows)}) / "r.jsonl"
-    asked, flags = ("boxes:box", "mask:mask", "age:number"), {"format": container, "shard_size": "8KB"}
-    run(src, tmp_path / "whole", *asked, **flags)
+    asked = ("boxes:box", "mask:mask", "age:number")
+    flags: dict[str, Any] = {"format": container, "shard_size": "8KB"}
+    folder = tmp_path / "D"
+    states: list[dict[str, bytes]] = []
     add = Journal.add
 
-    def stop(journal: Journal, shard: Any) -> None:
-        add(journal, shard)
-        if len(journal.finished) == 2:
-            raise KeyboardInterrupt
+    def contents() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
-    monkeypatch.setattr(Journal, "add", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run(src, tmp_path / "D", *asked, **flags)
-    monkeypatch.undo()
-    run(src, tmp_path / "D", *asked, **flags, resume=True)
-    files_of = [
-        {file.name: file.read_bytes() for file in (tmp_path / name).iterdir() if file.is_file()}
-        for name in ("D", "whole")
-    ]
-    assert files_of[0] == files_of[1]
-    assert len(of(tmp_path / "D")) == 6
+    def remember(journal: Journal, shard: Any) -> None:
+        states.append(contents())
+        add(journal, shard)
+        states.append(contents())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "add", remember)
+        run(src, folder, *asked, **flags)
+    whole = contents()
+    assert len(states) > 4 and "train.ffld" in whole
+    for state in states[1::3]:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        for name, content in state.items():
+            (folder / name).write_bytes(content)
+        run(src, folder, *asked, **flags, resume=True)
+        assert contents() == whole
+    assert sorted(key for key in of(folder)) == [f"{i}.jpg" for i in range(5)]
 
 
 def test_the_listing_has_everything_that_determines_fields(write: Any, tmp_path: Path) -> None:
