@@ -18,9 +18,9 @@ from fastimg.loaders.crop import Size, Window, fill_of, shape_of
 from fastimg.loaders.decode import decode_mask, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import DataError, ImageError
-from fastimg.loaders.geometry import crop_box, crop_boxes, crop_mask, crop_points
 from fastimg.loaders.runtime.scratch import Scratch
 
+from .geometry import crop_box, crop_boxes, crop_mask, crop_points
 from .images import ImageDecoder
 
 CROP_BOX = "crop_box"

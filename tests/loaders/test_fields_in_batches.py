@@ -21,7 +21,7 @@ from fastimg.loaders import (
 )
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.decode import decode_mask, read_header
-from fastimg.loaders.geometry import crop_box, crop_boxes, crop_mask
+from fastimg.loaders.decoders.geometry import crop_box, crop_boxes, crop_mask
 from fastimg.loaders.random import uniforms
 
 N = 23

@@ -14,7 +14,7 @@ from fastimg.config.commands import Convert, Inspect
 from fastimg.convert.pipeline import convert
 from fastimg.inspect.images import inspect_data
 from fastimg.loaders import CenterCrop, DataError, Loader, open_dataset
-from fastimg.loaders.geometry import crop_boxes
+from fastimg.loaders.decoders.geometry import crop_boxes
 from fastimg.train.reporting import sheets
 from fastimg.train.reporting.overlays import Overlays, can_follow
 

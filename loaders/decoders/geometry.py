@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .crop import Window
-from .resample import mirrored
+from fastimg.loaders.crop import Window
+from fastimg.loaders.resample import mirrored
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.integer[Any]]

@@ -10,7 +10,7 @@ from torchvision.transforms.v2 import functional as F
 
 from fastimg.loaders import CenterCrop, Letterbox, LongestSide, RandomCrop, RandomResizedCrop
 from fastimg.loaders.crop import shape_of
-from fastimg.loaders.geometry import crop_box, crop_boxes, crop_mask, crop_points
+from fastimg.loaders.decoders.geometry import crop_box, crop_boxes, crop_mask, crop_points
 
 EPSILON = 1e-3  # pixels: torchvision rounds places to float32
 
