@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from fastimg.loaders.containers.datasets import Dataset, list_splits, open_dataset
     from fastimg.loaders.folders.folder import FilesDataset
 
-    from .batch import Batch, Field
+    from .batch import Batch, Field, FieldSelection
     from .crop import CenterCrop, Letterbox, LongestSide, RandomCrop, RandomResizedCrop
     from .decoder import Decoder
-    from .decoders.fields import FieldsDecoder, FieldSelection
+    from .decoders.fields import FieldsDecoder
     from .decoders.images import ImageDecoder
     from .epochs import BatchSource, LoaderConfig
     from .errors import DataError, ImageError, ShardError, WorkerError
@@ -61,8 +61,8 @@ _MODULES = {
     **dict.fromkeys(("DataError", "ImageError", "ShardError", "WorkerError"), "errors"),
     **dict.fromkeys(("CenterCrop", "Letterbox", "LongestSide", "RandomCrop", "RandomResizedCrop"), "crop"),
     **dict.fromkeys(("BatchSource", "LoaderConfig"), "epochs"),
-    **dict.fromkeys(("Batch", "Field"), "batch"),
-    **dict.fromkeys(("FieldSelection", "FieldsDecoder"), "decoders.fields"),
+    **dict.fromkeys(("Batch", "Field", "FieldSelection"), "batch"),
+    "FieldsDecoder": "decoders.fields",
     "Decoder": "decoder",
     "FilesDataset": "folders.folder",
     "ImageDecoder": "decoders.images",

@@ -3,17 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 
+from .batch import FieldSelection
 from .crop import CenterCrop, Crop, RandomResizedCrop, Size, pair
 from .decoder import Decoder
 from .epochs import LoaderConfig
 from .order import Order
-
-if TYPE_CHECKING:  # text datasets do not need the JPEG decoder
-    from .decoders.fields import FieldSelection
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig) if field.name != "batch_size"}
@@ -35,7 +33,7 @@ def resolve(
     crop: Crop | Size | None,
     split: str | None,
     max_pixels: int | None,
-    fields: "Sequence[str] | FieldSelection | None",
+    fields: Sequence[str] | FieldSelection | None,
     settings: dict[str, Any],
 ) -> Arguments:
     """Open what is named by its path, and make what is given by keywords. `settings` has every field of LoaderConfig.
@@ -82,8 +80,8 @@ def _dataset(data: Dataset | str | PathLike[str], split: str | None) -> tuple[Da
     return data, False
 
 
-def _with_fields(decoder: Decoder, fields: "Sequence[str] | FieldSelection", dataset: Dataset) -> Decoder:
-    from .decoders.fields import FieldsDecoder, FieldSelection
+def _with_fields(decoder: Decoder, fields: Sequence[str] | FieldSelection, dataset: Dataset) -> Decoder:
+    from .decoders.fields import FieldsDecoder
     from .decoders.images import ImageDecoder
 
     assert isinstance(decoder, ImageDecoder)

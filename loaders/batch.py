@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,30 @@ class Field(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     blank: int | None = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSelection:
+    """The fields that a loader reads, and what becomes of those that a crop shows only in part.
+
+    names: the fields, as the dataset names them.
+    min_visibility: boxes of which less than this share of their area is left are dropped, and what belongs to them.
+    ignore: the value of a mask's pixels where the crop shows no pixel of the image, and of a mask that is missing.
+
+    Raises ValueError for names that occur twice, and for a share that is none.
+    """
+
+    names: Sequence[str]
+    min_visibility: float = 0.0
+    ignore: int = 255
+
+    def __post_init__(self) -> None:
+        names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
+        object.__setattr__(self, "names", names)
+        if len(set(names)) < len(names):
+            raise ValueError(f"fields {', '.join(names)}: name each field once")
+        if not 0.0 <= self.min_visibility <= 1.0:
+            raise ValueError(f"min_visibility={self.min_visibility}: give a share of a box's area, 0 to 1")
 
 
 # The fields that every batch has in addition to the decoder's.

@@ -8,7 +8,7 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
-from .batch import LABEL_FIELDS, Batch, HeldBatches, copied, host
+from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
 from .crop import Crop, Size
 from .decoder import Decoder
 from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
@@ -28,9 +28,6 @@ from .pool import Job, Pool
 from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
 from .wording import plural
-
-if TYPE_CHECKING:  # text datasets do not need the JPEG decoder
-    from .decoders.fields import FieldSelection
 
 _NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # attributes of Batch, not in Batch.fields
 
@@ -97,7 +94,7 @@ class Loader(Epochs):
         crop: Crop | Size | None = None,
         split: str | None = None,
         max_pixels: int | None = None,
-        fields: "Sequence[str] | FieldSelection | None" = None,
+        fields: Sequence[str] | FieldSelection | None = None,
         batch_size: int | None = None,
         order: Order = "random",
         block: int = BLOCK,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.batch import Field
+from fastimg.loaders.batch import Field, FieldSelection
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.fields import StoredField, no_field
 from fastimg.loaders.crop import Size, Window, fill_of, shape_of
@@ -27,30 +27,6 @@ CROP_BOX = "crop_box"
 _WIDER = {"uint16": "int32", "uint32": "int64"}  # torch computes with these
 
 Values = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FieldSelection:
-    """The fields that a loader reads, and what becomes of those that a crop shows only in part.
-
-    names: the fields, as the dataset names them.
-    min_visibility: boxes of which less than this share of their area is left are dropped, and what belongs to them.
-    ignore: the value of a mask's pixels where the crop shows no pixel of the image, and of a mask that is missing.
-
-    Raises ValueError for names that occur twice, and for a share that is none.
-    """
-
-    names: Sequence[str]
-    min_visibility: float = 0.0
-    ignore: int = 255
-
-    def __post_init__(self) -> None:
-        names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
-        object.__setattr__(self, "names", names)
-        if len(set(names)) < len(names):
-            raise ValueError(f"fields {', '.join(names)}: name each field once")
-        if not 0.0 <= self.min_visibility <= 1.0:
-            raise ValueError(f"min_visibility={self.min_visibility}: give a share of a box's area, 0 to 1")
 
 
 @dataclass(frozen=True)
