@@ -19,7 +19,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
-from .batch import LABEL_FIELDS, Batch, HeldBatches, copied, host
+from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
 from .crop import Crop, Size, View
 from .decoder import Decoder
 from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
@@ -53,6 +53,9 @@ class Loader(Epochs):
         n=6, scale=(0.05, 0.4))]` gives `batch.views`, a list of 8 tensors like `inputs`, which is the first of them.
         They are drawn in every order, also "sequential".
     max_pixels: images with more pixels than this (width x height; default: 89,478,485) are not decoded.
+    fields: names of further fields of the samples, or a FieldSelection: boxes, key points and masks move with the crop.
+        They are in `batch.fields`, how many items of each are real in `batch.counts`, and in `batch.boxes_of_crop` the
+        crop's own box. [] gives only the latter.
     batch_size: number of samples in a batch of this rank.
     order: "random" is for training; "quasi-random" is for data larger than memory: it reads blocks of `block` samples
         that are stored together, and draws batches from `window` samples at a time; "sequential" is for evaluation;
@@ -96,6 +99,7 @@ class Loader(Epochs):
         views: Sequence[View] | None = None,
         split: str | None = None,
         max_pixels: int | None = None,
+        fields: Sequence[str] | FieldSelection | None = None,
         batch_size: int | None = None,
         order: Order = "random",
         block: int = BLOCK,
@@ -131,7 +135,9 @@ class Loader(Epochs):
             "rank": rank,
             "world_size": world_size,
         }
-        dataset, opened, decoder, config = resolve(data, decoder, config, crop, views, split, max_pixels, settings)
+        dataset, opened, decoder, config = resolve(
+            data, decoder, config, crop, views, split, max_pixels, fields, settings
+        )
         self._opened = (
             weakref.finalize(self, dataset.close) if opened else None
         )  # finalizers run in reverse order: this one comes after the threads

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.crop import Crop, Size, View, shape_of
+from fastimg.loaders.crop import Crop, Size, View, fill_of, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_boxes, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
@@ -174,7 +174,7 @@ class ViewDecoder(Decoder):
                 raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
         parts = decode_boxes(data, header, [window.box for window in windows], scratch)
         for (pixels, box), window, crop, out in zip(parts, windows, self.crops, outs, strict=True):
-            resample(pixels, window._replace(box=box), crop.interpolation, out)
+            resample(pixels, window._replace(box=box), crop.interpolation, out, fill_of(crop))
 
     def _decode_alone(
         self, data: bytes | memoryview, draws: Sequence[Sequence[float]], outs: Sequence[Pixels], scratch: Scratch

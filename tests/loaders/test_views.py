@@ -293,6 +293,8 @@ def test_a_loader_with_views_has_no_other_crop(files):
         Loader(files, ViewDecoder(VIEWS), batch_size=4, views=VIEWS)
     with pytest.raises(TypeError, match=r"give a list of Views .*crop_epochs=2"):
         Loader(files, batch_size=4, views=2)
+    with pytest.raises(TypeError, match="fields move with one crop, but views have several"):
+        Loader(files, batch_size=4, views=VIEWS, fields=["boxes"])
     with pytest.raises(TypeError, match="or views, or a decoder"):
         Loader(files, batch_size=4)
 

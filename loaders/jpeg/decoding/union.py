@@ -21,9 +21,10 @@ from .colour import to_columns
 from .entropy import PAD
 from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
+from .memory import bytes_at
 from .region import REGION, find_region
 from .tiled import DONE, MAX_DECODED, OTHER, aligned, is_mirrored, peek
-from .vectors import WIDE, bytes_at
+from .vectors import WIDE
 
 _SIDES = 4  # samples across a decoded block: 8, 4, 2 or 1
 
