@@ -15,7 +15,9 @@ from fastimg.loaders import (
     CenterCrop,
     ImageDecoder,
     ImageError,
+    Letterbox,
     Loader,
+    LongestSide,
     RandomCrop,
     RandomResizedCrop,
     View,
@@ -75,7 +77,9 @@ def some_views(draw):
     scales = st.sampled_from([(0.01, 0.05), (0.05, 0.4), (0.4, 1.0), (1.0, 1.0)])
     filters = st.sampled_from(["bilinear", "bicubic"])
     resized = st.builds(View, crop=sizes, n=st.integers(1, 3), scale=scales, interpolation=filters)
-    others = st.sampled_from([CenterCrop(size=20, resize=24), RandomCrop(size=16, padding=4)])
+    others = st.sampled_from(
+        [CenterCrop(size=20, resize=24), RandomCrop(size=16, padding=4), Letterbox(size=20), LongestSide(size=24)]
+    )
     return tuple(draw(st.lists(st.one_of(resized, resized, st.builds(View, crop=others)), min_size=1, max_size=4)))
 
 
