@@ -20,6 +20,7 @@ from fastimg.wording import plural
 
 from .folder import locked, remembered
 from .pool import TrialPool
+from .records import TIME_OVER
 from .request import SearchRequest, request
 
 
@@ -46,7 +47,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
         pool = stack.enter_context(TrialPool(devices, None, say, inherited=(lock,)))
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds
-        board = _searched(asked, pool, say, lines, devices)
+        board = _searched(asked, pool, say, lines, devices, began)
     for remark in draw(board, asked.folder):
         say(remark)
     pruned = sum(board.pruned.values())
@@ -55,7 +56,8 @@ def search(settings: Search, console: Console, errors: Console) -> None:
         return
     print_board(board, console)
     for reason, count in list(board.pruned.items())[:3]:
-        say(f"ended early {plural(count, 'trial')}: {reason}")
+        more = "; more --time goes on with it" if reason.startswith(TIME_OVER) else ""
+        say(f"ended early {plural(count, 'trial')}: {reason}{more}")
     assert board.winner is not None
     say(
         f"{plural(len(board.rows), 'model')}, {plural(pruned, 'trial')} ended early, in "
@@ -63,13 +65,13 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     )
 
 
-def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, devices: list[str]) -> Any:
+def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, devices: list[str], began: float) -> Any:
     """The leaderboard, and the curves of the best run."""
     if asked.parameters:
         from .param_search import search_parameters
 
         with _live(lines) as progress:
-            board = search_parameters(asked, pool, say, progress)
+            board = search_parameters(asked, pool, say, progress, began)
     else:
         from .staged.stages import search_by_stages
         from .staged.trials import StagedSearch
@@ -87,9 +89,10 @@ def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, d
             device=settings.device,
             gpu=devices[0] != "cpu",
             seed=settings.seed,
+            storage=settings.storage,
+            keep=settings.keep,
         )
-        assert pool.deadline is not None
-        board = search_by_stages(staged, pool, say, began=pool.deadline - asked.seconds)
+        board = search_by_stages(staged, pool, say, began=began)
     if board.winner is not None:
         _draw_curves(asked.folder / board.winner.run, board.metric)
     return board

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _NUMBER = "number"  # of a trial: Optuna's own counts one that is resumed anew
 _RECORD = "record"
 _REPORTED = "reported"
+_PARTIAL = "cut"  # the record of a trial that the clock ended: it goes on when there is more time
+_REASON = "reason"
+_SECONDS = "seconds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +59,14 @@ class SearchStudy:
     def __init__(self, folder: Path, storage: "str | optuna.storages.BaseStorage | None", plan: StudyPlan) -> None:
         """Open the study of a folder, or begin it. Raises UsageError for a storage that cannot be opened."""
         self._plan = plan
-        self._optuna = _optuna()
+        self._optuna = library()
         self._open: dict[int, optuna.Trial] = {}  # by our number
         self._grid = list(combinations(plan.parameters)) if plan.sampler == "grid" else []
         directions = ["maximize" if largest else "minimize" for largest in plan.largest]
-        with _quiet():
+        with quiet():
             try:
                 self._study = self._optuna.create_study(
-                    storage=storage or _url(folder / STUDY),
+                    storage=storage or url(folder / STUDY),
                     study_name="search" if storage is None else folder.resolve().name,
                     directions=directions,
                     pruner=_pruner(self._optuna, plan.pruner),
@@ -72,7 +75,7 @@ class SearchStudy:
             except Exception as error:  # SQLAlchemy's and its drivers' have no common class that needs no import
                 if storage is None:
                     raise
-                raise UsageError(f"--storage {storage}: {reason_of(error)}; give a URL that Optuna takes") from error
+                raise refused(storage, error) from error
         if [direction.name.lower() for direction in self._study.directions] != directions:
             raise UsageError(f"{folder}: its study has other objectives; give the same again, or another --output")
 
@@ -91,14 +94,15 @@ class SearchStudy:
                 reported = trial.user_attrs.get(_REPORTED, {}) | {
                     str(k): v for k, v in trial.intermediate_values.items()
                 }
-                self._study.enqueue_trial(trial.params, {_NUMBER: number, _REPORTED: reported})
+                self._queue(trial.params, number, reported, trial.user_attrs.get(_PARTIAL))
             self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
         return self.waiting
 
     @property
     def records(self) -> list[TrialRecord]:
-        """The trials that have ended, in the order of their numbers."""
-        stated = (trial.user_attrs.get(_RECORD) for trial in self._study.get_trials(deepcopy=False) if _ended(trial))
+        """The trials that have ended, and those that the clock has ended, in the order of their numbers."""
+        trials = [trial for trial in self._study.get_trials(deepcopy=False) if _counts(trial)]
+        stated = (trial.user_attrs.get(_RECORD if _ended(trial) else _PARTIAL) for trial in trials)
         found = (_restored(record) for record in stated if record is not None)
         return sorted(found, key=lambda record: record.number)
 
@@ -123,13 +127,22 @@ class SearchStudy:
         states = [trial.state.name for trial in self._study.get_trials(deepcopy=False)]
         return states.count("WAITING")
 
+    @property
+    def seconds(self) -> float:
+        """How long has been searched, as far as it was noted."""
+        return float(self._study.user_attrs.get(_SECONDS, 0.0))
+
+    def spend(self, seconds: float) -> None:
+        """Note how long has been searched so far."""
+        self._study.set_user_attr(_SECONDS, round(seconds, 3))
+
     def ask(self) -> Draw:
         """What the next trial tries: what was interrupted, or something new."""
         if not self.waiting and self._grid:
             self._study.enqueue_trial(self._grid[self.begun], {_NUMBER: self.begun, _REPORTED: {}})
         queued = bool(self.waiting)
         number = self.begun
-        with _quiet():
+        with quiet():
             self._study.sampler = _sampler(self._optuna, self._plan, number)
             trial = self._study.ask(_distributions(self._optuna, self._plan.parameters))
             if queued:
@@ -146,16 +159,33 @@ class SearchStudy:
         if len(self._plan.largest) > 1:
             return False
         trial = self._open[number]
-        with _quiet():
+        with quiet():
             trial.report(value, epoch)
             return bool(trial.should_prune())
 
     def tell(self, record: TrialRecord) -> None:
-        """A trial has ended. From here on it is never run again."""
+        """A trial has ended. From here on it is never run again, unless the clock has ended it.
+
+        To Optuna such a trial has failed, since its values say nothing about its parameters, and one with the same
+        parameters waits.
+        """
         trial = self._open.pop(record.number)
-        with _quiet():
-            trial.set_user_attr(_RECORD, msgspec.to_builtins(record, enc_hook=str))
+        stated = msgspec.to_builtins(record, enc_hook=str)
+        with quiet():
+            if record.reason is not None:
+                trial.set_user_attr(_REASON, record.reason)
+            if record.cut:
+                reported = {str(epoch): value for epoch, value in record.reported.items()}
+                self._queue(trial.params, record.number, reported, stated)
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+                return
+            trial.set_user_attr(_RECORD, stated)
             self._tell(trial.number, record)
+
+    def _queue(self, drawn: Mapping[str, Any], number: int, reported: Mapping[str, float], stated: Any) -> None:
+        """A trial that was begun goes on before others are drawn."""
+        attributes = {_NUMBER: number, _REPORTED: reported} | ({} if stated is None else {_PARTIAL: stated})
+        self._study.enqueue_trial(dict(drawn), attributes)
 
     def _tell(self, number: int, record: TrialRecord) -> None:
         states = self._optuna.trial.TrialState
@@ -178,8 +208,13 @@ def _ended(trial: "optuna.trial.FrozenTrial") -> bool:
     return trial.state.name in ("COMPLETE", "PRUNED")
 
 
-def _optuna() -> Any:
-    """The library. Raises UserError that says how to install it."""
+def refused(storage: Any, error: Exception) -> UsageError:
+    """What to say about a --storage that cannot be opened."""
+    return UsageError(f"--storage {storage}: {reason_of(error)}; give a URL that Optuna takes")
+
+
+def library() -> Any:
+    """Optuna. Raises UserError that says how to install it."""
     try:
         import optuna
     except ImportError as error:
@@ -189,14 +224,15 @@ def _optuna() -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without Optuna's remarks on what it calls experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def _url(file: Path) -> str:
+def url(file: Path) -> str:
+    """Of a sqlite file, as Optuna takes it."""
     from sqlalchemy.engine import URL
 
     return URL.create("sqlite", database=str(file.resolve())).render_as_string()

@@ -76,7 +76,7 @@ SECTIONS: Mapping[str, Sections] = {
     "search": {
         "what to search": ("param", "arch", "weights", "metric", "objective", "config"),
         "how": ("trials", "time", "sampler", "pruner", "seed", "device", "jobs"),
-        "output": ("output", "storage", "json"),
+        "output": ("output", "keep", "storage", "json"),
     },
     "bench": {
         "what to measure": (

@@ -101,6 +101,8 @@ def halve(entered: Sequence[Entrant], trials: Trials, until: float) -> Entrant |
                 trials.say("fine-tuning ends here: no arm can train for longer in what is left of this stage")
                 return best
             trials.say(_told(left, rung))
+            trials.in_play = {str(_last(each).run) for each in left}
+            trials.free()
         climbed = _climb(left, rung, trials, until)
         if not climbed:
             return best
@@ -124,7 +126,7 @@ def _climb(left: Sequence[Entrant], rung: Rung, trials: Trials, until: float) ->
     """Train each arm for the epochs of a rung. Returns those that validated, with their trials and measured epochs."""
     places = {_key(each.arm): each for each in left}
     done: list[Entrant] = []
-    for record in trials.run([_job(each, rung, trials) for each in left], until):
+    for record in trials.run(trials.prepared(_job(each, rung, trials) for each in left), until):
         each = places[_key_of(record.parameters)]
         if not record.values:
             continue
@@ -175,7 +177,7 @@ def train_winner(best: Entrant, trials: Trials) -> TrialRecord | None:
     )
     settings = {**best.settings, "img_size": best.arm.side or None, "epochs": epochs}
     job = trials.job("final", {"encoder": best.arm.encoder, **best.arm.parameters}, settings)
-    return next(iter(trials.run([job], trials.end)), None)
+    return next(iter(trials.run(trials.prepared([job]), trials.end)), None)
 
 
 def announced(chosen: Sequence[Entrant], budget: float) -> str:

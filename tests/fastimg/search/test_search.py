@@ -5,6 +5,7 @@ import sys
 import time
 from contextlib import AbstractContextManager
 
+import optuna
 import pytest
 import yaml
 
@@ -88,6 +89,12 @@ def test_a_search_leaves_a_study_runs_and_a_leaderboard_and_goes_on(search, cli,
     assert "goes on after 2 trials" in more.err
     assert [row["rank"] for row in json.loads(more.out)["trials"]] == [1, 2, 3]
     assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert [run.name for run in folder.glob("runs/*") if (run / "last").exists()] == [(folder / "best").resolve().name]
+    assert "deleted     the checkpoints of " in more.err
+
+    spent = search(*PARAM, "--trials", 9, "--time", "0.1s", "--json")
+    assert "time        --time 0.1s is used up: " in spent.err
+    assert spent.out == more.out
 
     other = search("--param", "lr=log:1e-4:1e-1", "--trials", 3)
     assert other.code == 2
@@ -100,6 +107,11 @@ def test_accuracy_and_speed(search, tmp_path):
     assert "2 combinations" in ran.err
     board = json.loads(ran.out)
     assert len(board["trials"]) == 2
+    front = {record["run"] for record in board["trials"] if not record["freed"]}
+    assert board["trials"][0]["run"] in front
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'S' / 'study.db'}")
+    assert [trial.params for trial in study.trials] == [{"smoothing": 0.0}, {"smoothing": 0.1}]
+    assert {f"runs/{trial.number:04d}" for trial in study.best_trials} == front
 
 
 def test_trials_that_diverge_are_pruned_with_their_reason(search, tmp_path):

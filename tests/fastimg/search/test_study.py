@@ -128,6 +128,29 @@ def test_a_trial_whose_record_was_written_is_never_run_again(open_study, monkeyp
     assert again.records == [record]
 
 
+def test_a_trial_that_the_clock_ended_goes_on_first_and_says_nothing_about_its_values(open_study, storage):
+    study = open_study()
+    draw = study.ask()
+    study.report(draw.number, 1, 0.5)
+    reason = "the time was over after 1 epoch"
+    cut = TrialRecord(
+        number=0, stage="trials", state="pruned", reason=reason, values=(0.5,), metrics={"loss": 1.0}, reported={1: 0.5}
+    )
+    study.tell(cut)
+    study.spend(60.0)
+    (failed, waiting) = optuna.load_study(study_name=study._study.study_name, storage=storage).trials
+    assert (failed.state.name, failed.user_attrs["reason"], waiting.state.name) == ("FAIL", reason, "WAITING")
+    again = open_study()
+    assert (again.recover(), again.records, again.seconds, again.begun) == (1, [cut], 60.0, 1)
+    assert again.ask() == draw
+    killed = open_study()  # while it went on
+    assert (killed.recover(), killed.records, killed.ask()) == (1, [cut], draw)
+    assert killed._open[0]._cached_frozen_trial.intermediate_values == {1: 0.5}
+    whole = TrialRecord(number=0, stage="trials", state="complete", values=(0.7,), reported={1: 0.5, 2: 0.7})
+    killed.tell(whole)
+    assert killed.records == [whole] and killed.ask().number == 1
+
+
 def test_a_grid_is_drawn_in_order_and_ends(tmp_path, storage):
     parameters = read(["smoothing=0:0.2:0.1", "aa=none,trivial"], Train())
     chosen = StudyPlan(parameters=parameters, sampler="grid", pruner="none", largest=(True,), seed=0)
