@@ -188,8 +188,8 @@ class KeptModels:
             return ""
         unit, size = ("GB", 1e9) if self.bytes >= 1e9 else ("MB", 1e6)
         took = f"{self.bytes / size:,.1f} {unit}"
-        models = plural(self.runs, "model")
-        return f"the checkpoints of {models} that did worse, {took}; --keep all would have kept them"
+        models = plural(self.runs, "other model")
+        return f"the checkpoints of {models}, {took}; --keep all would have kept them"
 
     def _model(self, run: str) -> dict[str, Any] | None:
         if run in self._freed:

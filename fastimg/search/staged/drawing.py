@@ -14,10 +14,10 @@ class HeadDraws:
     """Settings of a classifier, drawn near those that did well. The first are those that `train` chooses itself.
 
     In memory: a search that goes on tells it the same trials again. `given`: what the user has set for all trials,
-    which is not drawn.
+    which is not drawn. `pairs`: of images with texts, which are combined in two ways.
     """
 
-    def __init__(self, rate: float, seed: int, metric: str, given: Collection[str] = ()) -> None:
+    def __init__(self, rate: float, seed: int, metric: str, given: Collection[str] = (), pairs: bool = False) -> None:
         self._optuna: Any = library()
         kinds = self._optuna.distributions
         self._space = {
@@ -27,6 +27,9 @@ class HeadDraws:
             "head": kinds.CategoricalDistribution(["linear", "mlp"]),
         }
         usual = {"lr": rate, "weight_decay": 0.05, "smoothing": 0.1, "head": "linear"}
+        if pairs:
+            self._space["combiner"] = kinds.CategoricalDistribution(["gated", "concat"])
+            usual["combiner"] = "gated"
         if metric not in _LABELLED:  # smoothing has no effect on numbers, and changes the loss of the rest
             given = {*given, "smoothing"}
         self._space = {name: values for name, values in self._space.items() if name not in given}

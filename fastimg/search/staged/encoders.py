@@ -18,12 +18,14 @@ from fastimg.config.yaml_file import fitted
 from fastimg.data.datasets import names_targets, open_parts
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Dataset, list_splits, open_dataset
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
 from fastimg.search.speed import model_speed
 from fastimg.train.choices.resolution import usual_rate
 from fastimg.train.choices.stated_weights import adopted
 from fastimg.train.choices.weights_at_hand import ON_CPUS, PUBLISHED, KeptWeights, fetched, kept_images, kept_texts
+from fastimg.train.pairs import joined, text_side
 from fastimg.train.reporting.report import shown
 
 from .rungs import small_side
@@ -38,7 +40,7 @@ class DataFacts:
 
     train, val: numbers of samples. side: the median of the shorter sides of some images; 0 of texts. settings: those of
     Train that choose what validates; validation: what that is in words; val_split: the split that it is of. untouched:
-    the test split; empty where there is none.
+    the test split; empty where there is none. captions: whether there are texts beside the images.
     """
 
     content: Literal["images", "text"]
@@ -49,6 +51,7 @@ class DataFacts:
     validation: str
     val_split: str
     untouched: str
+    captions: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +128,22 @@ def facts(data: Path, shared: Mapping[str, Any], seed: int) -> DataFacts:
                 validation=val.origin,
                 val_split=used,
                 untouched="test" if "test" in splits and used != "test" else "",
+                captions=captions_of(data, train.dataset) is not None,
             )
+
+
+def text_reader(data: DataFacts, shared: Mapping[str, Any], chosen: bool) -> tuple[dict[str, Any], str]:
+    """Settings that read the texts beside images, and what to say of it; neither where there are none, or it is set.
+
+    `chosen`: whether the user has named encoders. Otherwise one that is at hand reads the texts.
+    """
+    if not data.captions or "text_arch" in shared:
+        return {}, ""
+    kept = [] if chosen else kept_texts()
+    if kept:
+        return {"text_arch": kept[0].arch}, f"those beside the images are read by {kept[0].name}, which is at hand"
+    why = "" if chosen else ": no encoder of texts is at hand"
+    return {}, f"those beside the images are not read{why}; --text-arch hf:NAME behind `--` reads them"
 
 
 def find(archs: Sequence[str], weights: Sequence[Path], data: DataFacts, shared: Mapping[str, Any], gpu: bool) -> Found:
@@ -238,6 +256,8 @@ def _with_weights(path: Path, archs: Sequence[str], shared: Mapping[str, Any]) -
 
 def misfit(candidate: Candidate, shared: Mapping[str, Any]) -> str:
     """Why a model cannot be built with its weights; empty where it can."""
+    if "text_arch" in shared and str(candidate.settings["arch"]).startswith(HF_PREFIX):
+        return "reads texts, as --text-arch does; give models of images beside it"
     try:
         built(candidate, shared, classes=2)
     except UserError as error:
@@ -264,7 +284,11 @@ def built(candidate: Candidate, shared: Mapping[str, Any], classes: int) -> Mode
 def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> MeasuredEncoder:
     """Build a candidate and measure it."""
     model = built(candidate, shared, classes=2)
-    config = Train(**fitted({**shared, **candidate.settings}, Train))
+    config, stated, _ = adopted(Train(**fitted({**shared, **candidate.settings}, Train)))
+    texts = None if config.text_arch is None else text_side(config, stated)
+    speed = 1 / sum(1 / model_speed(each, device) for each in (model, texts) if each is not None)
+    if texts is not None:
+        model = joined(config, model, texts, 2, ("", " "), stated)
     rate, base = usual_rate(config, model)
     head_rate, head_base = usual_rate(replace(config, freeze="backbone"), model)
     assert base and head_base
@@ -272,7 +296,7 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
     fixed = model.text is not None or not model.convolutional or "img_size" in shared
     return MeasuredEncoder(
         candidate=candidate,
-        rate=model_speed(model, device),
+        rate=speed,
         parameters=sum(each.numel() for each in model.module.parameters()),
         side=side,
         small=None if fixed else small_side(side),

@@ -55,7 +55,7 @@ def entrants(encoders: Sequence[MeasuredEncoder], heads: Mapping[str, TrialRecor
         head = heads.get(candidate.name)
         if head is not None:
             start["weights"] = trials.run_of(head)
-            start |= {name: head.settings[name] for name in ("smoothing", "head") if name in head.settings}
+            start |= {name: head.settings[name] for name in ("smoothing", "head", "combiner") if name in head.settings}
         column = []
         for varied in _possible(measured, start, trials):
             arm = Arm(
@@ -76,7 +76,8 @@ def _possible(measured: MeasuredEncoder, start: Mapping[str, Any], trials: Trial
     found: list[dict[str, Any]] = []
     tuned, text = measured.candidate.tuned, trials.data.content == "text"
     for varied in variations(tuned, text, measured.learning_rate):
-        left = {name: value for name, value in varied.items() if name not in shared}
+        idle = "layer_decay" if "text_arch" in shared else ""  # models of images and texts have none
+        left = {name: value for name, value in varied.items() if name not in shared and name != idle}
         config = Train(**fitted({**start, **shared, **left}, Train))
         faults = [rule.fault(config) for rule in TRAIN if isinstance(rule, Range | Excludes)]
         if left not in found and not any(faults):

@@ -44,7 +44,10 @@ def search_heads(encoders: Sequence[MeasuredEncoder], trials: Trials, until: flo
     """The best trial of each encoder that has one. Ends at `until`, by the journal's clock, or when enough is tried."""
     names = {each.candidate.name: each for each in encoders}
     asked = trials.asked
-    draws = {name: HeadDraws(each.head_rate, asked.seed, trials.metric, asked.shared) for name, each in names.items()}
+    pairs = "text_arch" in asked.shared
+    draws = {
+        name: HeadDraws(each.head_rate, asked.seed, trials.metric, asked.shared, pairs) for name, each in names.items()
+    }
     heights: dict[str, list[float]] = {name: [] for name in names}
     needs = {name: embedding_seconds(each, trials) + _FIRST_TRIAL for name, each in names.items()}
     best: dict[str, TrialRecord] = {}

@@ -68,8 +68,12 @@ def search_by_stages(
 
     journal = TrialJournal(asked.folder, workers.run, clock, limit, began)
     data = candidates.facts(asked.data, asked.shared, asked.seed)
-    trials = Trials(asked, data, journal, say)
     say(_data_told(data))
+    reader, words = candidates.text_reader(data, asked.shared, bool(asked.archs or asked.weights))
+    if words:
+        say(f"texts       {words}")
+    asked = replace(asked, shared={**asked.shared, **reader})
+    trials = Trials(asked, data, journal, say)
     try:
         found = _found(trials)
         trials.compared_by(workers.probe(trials.settings({**found[0].settings, "name": "probe"})))

@@ -28,7 +28,11 @@ _NUMBERS: Mapping[str, tuple[float, float, bool]] = {  # parameters: from, to, b
     "hflip": (0.0, 1.0, False),
     "layer_decay": (0.5, 1.0, False),
 }
-_CHOICES: Mapping[str, tuple[str, ...]] = {"head": ("linear", "mlp"), "aa": ("none", "trivial")}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "head": ("linear", "mlp"),
+    "combiner": ("gated", "concat"),
+    "aa": ("none", "trivial"),
+}
 
 
 class StageStudies:

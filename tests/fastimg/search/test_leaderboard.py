@@ -110,7 +110,7 @@ def test_models_whose_checkpoints_were_deleted_keep_their_rows(folder):
     models.free(TRIALS, {"runs/0002"}, {("a", 3): 70.0})
     assert left(folder) == ["0002"]
     assert (folder / "runs" / "0001" / "metrics.jsonl").exists() and not (folder / "runs/0001/checkpoints").exists()
-    assert models.told().startswith("the checkpoints of 2 models that did worse, 0.0 MB")
+    assert models.told().startswith("the checkpoints of 2 other models, 0.0 MB")
     again = KeptModels(folder)
     rows = again.rows(TRIALS, "top1")
     assert [row.trial for row in rows] == [2, 3, 1] and again.told() == ""

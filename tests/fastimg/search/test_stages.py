@@ -349,7 +349,7 @@ def test_only_models_that_may_win_or_go_on_keep_their_checkpoints(search, tmp_pa
     assert {row.run for row in board.rows if not row.freed} == {f"runs/{name}" for name in saved(folder)}
     assert json.loads((folder / "leaderboard.json").read_text()) == json.loads(json.dumps(board.as_json()))
     (line,) = (line for line in said if line.startswith("deleted"))
-    assert "models that did worse" in line
+    assert "other models" in line
 
     more, _, second = search(encoders, seconds=1200, workers=Saving(encoders))
     assert not {job.number for job in second.jobs} & {job.number for job in of(workers.jobs, "heads")}
