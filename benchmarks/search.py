@@ -11,7 +11,8 @@ finds in the same time: `train` with its defaults and the same weights, `suggest
 search over the same flags at random.
 
 FOLDER holds dogs-vs-cats/, flowers/ (class folders), text/sst2/train.tsv and text/imdb/ (pos, neg). `small` is made of
-the photographs: seven classes of 32 x 32 pixels. Of each class a sixth is the test split, a sixth validates.
+the photographs: seven classes of 32 x 32 pixels. Of each class a sixth is the test split, a sixth validates; with
+`time`, each seed takes another sixth as its test split, and `--held-out` says how small the parts are.
 """
 
 import argparse
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="of an image model; they state what they are of")
     parser.add_argument("--encoder", help="of texts: hf:FOLDER")
     parser.add_argument("--samples", type=int, default=1000, help="of each class, at most")
+    parser.add_argument("--held-out", type=float, default=1 / 6, help="the share of each class in test, and in val")
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20, help="of a trial on kept embeddings")
@@ -100,38 +102,44 @@ def tpe_and_random(args: argparse.Namespace, data: Path, folder: Path) -> Iterat
 
 
 def equal_time(args: argparse.Namespace, data: Path, folder: Path) -> Iterator[dict[str, Any]]:
-    """The accuracy on the test split of what each way finds in the same time."""
+    """The accuracy on the test split of what each way finds in the same time; a way that is refused says why."""
+    for seed in range(args.seeds):
+        if seed:
+            data = folder / f"{args.data}{seed}"
+            split(args, data, seed)
+        for way in args.only:
+            row: dict[str, Any] = {"seed": seed, "way": way, "budget": args.time}
+            began = time.perf_counter()
+            try:
+                best = found_by(way, args, data, folder / f"{way}{seed}", seed)
+                row["test_top1"] = judged(best, data, args.device)
+            except RuntimeError as error:
+                row["refused"] = str(error)
+            yield {**row, "seconds": time.perf_counter() - began}
+
+
+def found_by(way: str, args: argparse.Namespace, data: Path, home: Path, seed: int) -> Path:
+    """The run that one way finds in the time. Raises RuntimeError where it is refused."""
     starts = started_with(args)
     size = ["--img-size", args.img_size] if args.img_size else []
-    for seed in range(args.seeds):
-        for way in args.only:
-            home = folder / f"{way}{seed}"
-            began = time.perf_counter()
-            if way == "train":
-                limit = ["--max-time", args.time, "--seed", seed, "--device", args.device]
-                command("train", data, *starts, *size, *limit, "--output", home, "--name", "run")
-                best = home / "run"
-            elif way == "suggest":
-                command("suggest", data, "--time", args.time, *starts, "-o", folder / f"suggested{seed}.yaml")
-                limit = ["--max-time", args.time, "--seed", seed, "--device", args.device]
-                file = ["--config", folder / f"suggested{seed}.yaml"]
-                command("train", data, *file, *limit, "--output", home, "--name", "run")
-                best = home / "run"
-            else:
-                space = [word for text in HEADS for word in ("--param", text)] if way == "random" else []
-                by = ["--sampler", "random", "--pruner", "none"] if way == "random" else []
-                own = ["--freeze", "backbone", "--epochs", args.epochs] if way == "random" else []
-                behind = ["--", *own, *size] if own or size else []
-                given = ["--time", args.time, "--seed", seed, "--device", args.device, "-o", home]
-                command("search", data, *starts, *space, *by, *given, *behind)
-                best = home / "best"
-            yield {
-                "seed": seed,
-                "way": way,
-                "budget": args.time,
-                "test_top1": judged(best, data, args.device),
-                "seconds": time.perf_counter() - began,
-            }
+    common = ["--seed", seed, "--device", args.device]
+    training = ["--max-time", args.time, *common, "--output", home, "--name", "run"]
+    if way == "train":
+        command("train", data, *starts, *size, *training)
+        return home / "run"
+    if way == "suggest":
+        command("suggest", data, "--time", args.time, *starts, "-o", home.with_suffix(".yaml"))
+        command("train", data, "--config", home.with_suffix(".yaml"), *training)
+        return home / "run"
+    space: list[object] = []
+    behind = list(size)
+    if way == "random":
+        space = [word for text in HEADS for word in ("--param", text)] + ["--sampler", "random", "--pruner", "none"]
+        behind = ["--freeze", "backbone", "--epochs", args.epochs, *size]
+    command(
+        "search", data, *starts, *space, "--time", args.time, *common, "-o", home, *(["--", *behind] if behind else [])
+    )
+    return home / "best"
 
 
 def started_with(args: argparse.Namespace) -> list[object]:
@@ -162,20 +170,23 @@ def judged(best: Path, data: Path, device: str) -> float:
 
 def command(*words: object) -> str:
     """What a command prints. Raises RuntimeError where it fails."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    said, refused = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(refused):
         code = run([str(word) for word in words])
     if code:
-        raise RuntimeError(f"fastimg {words[0]} ended with exit code {code}: {said.getvalue()[-500:]}")
+        reason = refused.getvalue().strip() or said.getvalue()
+        raise RuntimeError(f"fastimg {words[0]} ended with exit code {code}: {reason[-500:]}")
     return said.getvalue()
 
 
-def split(args: argparse.Namespace, target: Path) -> None:
-    """Make train, val and test of class folders: of each class a sixth is test, a sixth val."""
+def split(args: argparse.Namespace, target: Path, turn: int = 0) -> None:
+    """Make train, val and test of class folders; `turn` says how many test splits come before this one."""
     for name, samples in classes(args).items():
         chosen = samples[: args.samples]
-        sixth = max(1, len(chosen) // 6)
-        parts = {"test": chosen[:sixth], "val": chosen[sixth : 2 * sixth], "train": chosen[2 * sixth :]}
+        few = max(1, round(len(chosen) * args.held_out))
+        start = turn * few % len(chosen)
+        turned = chosen[start:] + chosen[:start]
+        parts = {"test": turned[:few], "val": turned[few : 2 * few], "train": turned[2 * few :]}
         for part, members in parts.items():
             folder = target / part / name
             folder.mkdir(parents=True)

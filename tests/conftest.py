@@ -43,7 +43,10 @@ from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
 
 sys.dont_write_bytecode = False  # for this process, which has read the variable already
-settings.register_profile("fastimg", deadline=None)  # times depend on other processes on the machine
+# No deadlines, since times depend on other processes on the machine; the same examples in every run, so that a run that
+# fails can be repeated. `pytest --hypothesis-profile=explore` draws others.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("fastimg", deadline=None, derandomize=True)
 settings.load_profile("fastimg")
 
 

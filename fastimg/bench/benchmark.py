@@ -10,11 +10,9 @@ tuning       the best settings, for `train` to read
 
 import json
 import os
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import Spread, environment
 from fastimg.system.memory import available
 from fastimg.system.progress import telling
+from fastimg.system.signals import sigterm_exits
 from fastimg.system.terminal import say
 from fastimg.train.choices import machine_profile as machine
 from fastimg.train.choices import refusals
@@ -62,7 +61,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
     """Measure, and print tables on `console`, or JSON. Raises UsageError, UserError and DataError."""
     check(settings)
     with ExitStack() as stack:
-        stack.enter_context(_sigterm_exits())
+        stack.enter_context(sigterm_exits())
         ranks = stack.enter_context(start(settings.device))
         request = understand(settings, ranks.device.type)
         for remark in request.remarks:
@@ -337,20 +336,3 @@ def _head(out: Console, record: dict[str, Any], request: BenchRequest) -> None:
     }
     for name, text in rows.items():
         say(out, f"{name:<9} {text}")
-
-
-@contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that temporary folders are deleted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -2,12 +2,10 @@
 
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +14,7 @@ from fastimg.config.searching import Search
 from fastimg.errors import UsageError
 from fastimg.system import terminal
 from fastimg.system.progress import duration
+from fastimg.system.signals import sigterm_exits
 from fastimg.wording import plural
 
 from .folder import locked, remembered
@@ -41,7 +40,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     from .plots import draw
 
     devices = devices_of(settings.device, settings.jobs)
-    with _terminated(), ExitStack() as stack:
+    with sigterm_exits(), ExitStack() as stack:
         lock = stack.enter_context(locked(asked.folder))
         stack.enter_context(remembered(asked.folder, asked.remembered))
         pool = stack.enter_context(TrialPool(devices, None, say, inherited=(lock,)))
@@ -149,18 +148,3 @@ def _live(console: Console) -> Iterator[Any]:
         return
     with console.status("") as status:
         yield status.update
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM ends a search as Ctrl-C does: trials that run save a checkpoint."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

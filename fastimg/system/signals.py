@@ -3,8 +3,10 @@ stops it at once, except that a checkpoint that is being written is completed.""
 
 import math
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -38,6 +40,27 @@ class Interrupt:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.signal = number
+
+
+@contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that what it has opened is closed; a second SIGTERM is ignored.
+
+    In a thread, which cannot set handlers, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class TimeLimit:

@@ -45,14 +45,14 @@ def test_reading_is_counted_separately(image_folder, monkeypatch):
     epoch(image_folder)  # a process's first decoding takes seconds
     monkeypatch.setattr(FilesDataset, "read", asleep(FilesDataset.read))
     spent, _, count = epoch(image_folder)
-    assert spent.read >= NAP * count and spent.read > 0.5 * spent.busy
+    assert spent.read >= NAP * count
 
 
 def test_decoding_is_the_rest_of_the_threads_time(image_folder, monkeypatch):
     epoch(image_folder)
     monkeypatch.setattr(ImageDecoder, "_decode", asleep(ImageDecoder._decode))
     spent, _, count = epoch(image_folder)
-    assert spent.busy >= NAP * count and spent.read < 0.5 * spent.busy
+    assert spent.busy - spent.read >= NAP * count
 
 
 def test_unreadable_images_are_counted_too(image_folder, monkeypatch):
