@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from fastimg.config.training import HF_PREFIX
 from fastimg.errors import printable
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.system.progress import duration
@@ -253,12 +254,20 @@ def write(board: Leaderboard, folder: Path) -> None:
     link.replace(folder / "best")
 
 
+def short(arch: str) -> str:
+    """An architecture as lines and tables have room for it: of a text encoder's folder, the end of its path."""
+    folder = Path(arch.removeprefix(HF_PREFIX))
+    if arch.startswith(HF_PREFIX) and folder.is_absolute():
+        return f"{HF_PREFIX}{Path(*folder.parts[-2:])}"
+    return arch
+
+
 def print_board(board: Leaderboard, console: Console) -> None:
     """At most ten rows, best first."""
     rows = board.rows[:TOP]
     if not rows:
         return
-    numbers = ("px", board.metric, "trained", "img/s", "MB")
+    numbers = ("px", board.metric, "trained", "img/s" if any(row.size for row in rows) else "texts/s", "MB")
     columns = [Column(name, justify="right", no_wrap=True) for name in numbers]
     table = Table(
         Column("#", justify="right"), "arch", *columns, "stage", Column("differs in", overflow="fold"), "run", box=None
@@ -267,7 +276,7 @@ def print_board(board: Leaderboard, console: Console) -> None:
         speed = "" if row.images_per_second is None else f"{row.images_per_second:,.0f}"
         table.add_row(
             str(rank),
-            printable(row.arch),
+            printable(short(row.arch)),
             str(row.size or ""),
             shown(board.metric, row.value),
             duration(row.seconds),

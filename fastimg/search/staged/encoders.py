@@ -21,6 +21,7 @@ from fastimg.loaders import Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
+from fastimg.search.leaderboard import short
 from fastimg.search.speed import model_speed
 from fastimg.train.choices.resolution import usual_rate
 from fastimg.train.choices.stated_weights import adopted
@@ -205,7 +206,7 @@ def _asked(archs: Sequence[str], weights: Sequence[Path], shared: Mapping[str, A
     at_hand, why = _at_hand(left)
     for arch in left:
         plain = Candidate(
-            name=arch,
+            name=short(arch),
             settings={"arch": arch},
             tuned=arch.startswith(HF_PREFIX),
             origin="--arch" if arch.startswith(HF_PREFIX) else f"random weights: {why or 'none are published'}",
@@ -213,7 +214,7 @@ def _asked(archs: Sequence[str], weights: Sequence[Path], shared: Mapping[str, A
         candidate = _of_kept(at_hand[arch]) if arch in at_hand else plain
         reason = misfit(candidate, shared)
         if reason:
-            skipped.append(LeftOut(arch, reason))
+            skipped.append(LeftOut(short(arch), reason))
         else:
             candidates.append(candidate)
     if not candidates:
@@ -326,7 +327,7 @@ def _named_apart(candidates: Iterable[Candidate]) -> list[Candidate]:
     names = [candidate.name for candidate in candidates]
     return [
         replace(each, name=f"{each.name} ({Path(each.settings['weights']).stem})")
-        if names.count(each.name) > 1
+        if names.count(each.name) > 1 and "weights" in each.settings
         else each
         for each in candidates
     ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NUMBER = "number"  # of a trial, over all stages
 _FOLDER = "folder"  # of the search that a study belongs to
-_RATE = (1e-7, 1e2)  # learning rates lie within
+_RATE = (1e-6, 1.0)  # learning rates usually lie within
 _NUMBERS: Mapping[str, tuple[float, float, bool]] = {  # parameters: from, to, by orders of magnitude
     "weight_decay": (1e-4, 1.0, True),
     "smoothing": (0.0, 0.2, False),

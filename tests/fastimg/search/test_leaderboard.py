@@ -154,3 +154,13 @@ def test_of_equal_models_one_with_checkpoints_wins():
     rows = contenders([trial(1, 0.9, loss=1), trial(2, 0.9, loss=2)], "top1")
     rows = [dataclasses.replace(row, freed=row.trial == 1) for row in rows]
     assert [row.trial for row in ordered(rows, "top1")] == [2, 1]
+
+
+def test_of_a_text_encoders_folder_the_end_of_its_path_is_shown():
+    rows = contenders(
+        [trial(1, 0.9, arch="hf:/data/encoders/mini/model"), trial(2, 0.8, arch="hf:some/encoder")], "top1"
+    )
+    text = io.StringIO()
+    print_board(Leaderboard(metric="top1", rows=rows), Console(file=text, width=200))
+    assert " hf:mini/model " in text.getvalue() and " hf:some/encoder " in text.getvalue()
+    assert "texts/s" in text.getvalue()

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from fastimg.errors import UsageError
+from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.search import command
 from fastimg.search.folder import locked
 from fastimg.search.probing import metric_of
@@ -112,6 +113,31 @@ def test_accuracy_and_speed(search, tmp_path):
     study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'S' / 'study.db'}")
     assert [trial.params for trial in study.trials] == [{"smoothing": 0.0}, {"smoothing": 0.1}]
     assert {f"runs/{trial.number:04d}" for trial in study.best_trials} == front
+
+
+@pytest.mark.parametrize(("metric", "least"), [("tags.map", False), (None, True)])
+def test_of_several_targets_the_metric_is_one_of_theirs(search, tmp_path, monkeypatch, metric, least):
+    from tests.fastimg.train.test_targets import columns
+
+    monkeypatch.setattr(FilesDataset, "targets", property(columns))
+    given = () if metric is None else ("--metric", metric)
+    ran = search("--param", "lr=1e-3,1e-2", "--sampler", "grid", "--json", *given)
+    assert ran.code == 0, ran.err
+    board = json.loads(ran.out)
+    assert board["metric"] == (metric or "loss")
+    values = [row["value"] for row in board["trials"]]
+    assert values == sorted(values, reverse=not least)
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'S' / 'study.db'}")
+    assert study.best_value == values[0]
+
+
+def test_of_several_targets_an_unknown_metric_is_refused_with_their_names(search, monkeypatch):
+    from tests.fastimg.train.test_targets import columns
+
+    monkeypatch.setattr(FilesDataset, "targets", property(columns))
+    ran = search(*PARAM, "--trials", 1, "--metric", "wave.mea")
+    assert ran.code == 2
+    assert "--metric wave.mea: give one of loss, " in ran.err and "did you mean wave.mae" in ran.err
 
 
 def test_trials_that_diverge_are_pruned_with_their_reason(search, tmp_path):

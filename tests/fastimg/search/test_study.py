@@ -1,6 +1,7 @@
 """The study: the same trials from the same seed, whatever interrupted them."""
 
 import math
+import statistics
 
 import optuna
 import pytest
@@ -172,6 +173,43 @@ def test_a_trial_below_the_median_is_ended(tmp_path, storage):
         study.tell(TrialRecord(number=draw.number, stage="trials", state="complete", values=(0.9,)))
     draw = study.ask()
     assert study.report(draw.number, 1, 0.1)
+
+
+def draws(tmp_path, sampler: str, trials: int) -> list[float]:
+    """The learning rates of trials that are the better the nearer they are to 0.01."""
+    parameters = read(["lr=log:1e-4:1e-1"], Train())
+    chosen = StudyPlan(parameters=parameters, sampler=sampler, pruner="none", largest=(True,), seed=0)
+    study = SearchStudy(tmp_path, optuna.storages.InMemoryStorage(), chosen)
+    found = []
+    for _ in range(trials):
+        draw = study.ask()
+        found.append(draw.parameters["lr"])
+        study.tell(
+            TrialRecord(number=draw.number, stage="trials", state="complete", values=(goodness(draw.parameters["lr"]),))
+        )
+    return found
+
+
+def test_a_gaussian_process_draws_near_what_did_well(tmp_path):
+    """The first ten are at random, by Optuna's own rule."""
+    random, process = (draws(tmp_path, sampler, 12) for sampler in ("random", "gp"))
+    assert random[:10] == process[:10] and random[10:] != process[10:]
+    assert max(map(goodness, process[10:])) > statistics.median(map(goodness, process[:10]))
+
+
+def test_hyperband_ends_trials_and_never_the_best(tmp_path, storage):
+    study = SearchStudy(tmp_path, storage, plan(pruner="hyperband"))
+    ended = []
+    for number in range(20):
+        draw = study.ask()
+        value = number * 7 % 20  # the best is the 17th
+        stop = any(study.report(draw.number, epoch, value * epoch / 9) for epoch in range(1, 10))
+        ended += [value] if stop else []
+        state, reason = ("pruned", "not promising") if stop else ("complete", None)
+        study.tell(TrialRecord(number=draw.number, stage="trials", state=state, reason=reason, values=(float(value),)))
+    assert 5 < len(ended) < 20 and 19 not in ended
+    states = [trial.state.name for trial in study._study.trials]
+    assert states.count("PRUNED") == len(ended)
 
 
 def test_a_database_of_other_objectives_is_refused(tmp_path, storage):
