@@ -124,7 +124,8 @@ class _ParamSearch:
     def finished(self, say: Say) -> Leaderboard:
         """Write the leaderboard, with the speeds of the first kinds of models, and keep the checkpoints of the best."""
         rows = self._models.rows(self.records, self._metric)
-        speeds = {row.kind: self._speed(row) for row in firsts(rows, _KINDS)}
+        measured = {str(record.run): record.values[1] for record in self.records if len(record.values) > 1}
+        speeds = {row.kind: measured.get(row.run) or self._speed(row) for row in firsts(rows, _KINDS)}
         board = self._board(speeds)
         if self.records:
             write(board, self._asked.folder)
@@ -132,6 +133,8 @@ class _ParamSearch:
             self._models.free(self.records, {board.winner.run} | self._front(), speeds)
             board = self._models.marked(board)
             write(board, self._asked.folder)
+        if self._study.exhausted and self._asked.asked.sampler != "grid":
+            say(f"tried       all of the {plural(self._study.combinations, 'combination')} that there are")
         if self._models.bytes:
             say(f"deleted     {self._models.told()}")
         return board

@@ -5,8 +5,11 @@ interrupted goes on as if it had not been.
 """
 
 import hashlib
+import itertools
+import math
+import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,13 +116,13 @@ class SearchStudy:
 
     @property
     def combinations(self) -> int:
-        """How many a grid has; otherwise 0."""
-        return len(self._grid)
+        """How many there are; 0 of a range without steps."""
+        return math.prod(len(parameter.values or ()) for parameter in self._plan.parameters)
 
     @property
     def exhausted(self) -> bool:
-        """Whether every combination of a grid has been drawn."""
-        return self._plan.sampler == "grid" and self.begun >= len(self._grid) and not self.waiting
+        """Whether every combination has been drawn: none is drawn twice, since a trial would come to the same."""
+        return 0 < self.combinations <= self.begun and not self.waiting
 
     @property
     def waiting(self) -> int:
@@ -144,7 +147,13 @@ class SearchStudy:
         number = self.begun
         with quiet():
             self._study.sampler = _sampler(self._optuna, self._plan, number)
+            tried = set() if queued or not self.combinations else self._tried()
             trial = self._study.ask(_distributions(self._optuna, self._plan.parameters))
+            if _key(trial.params) in tried:
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)  # it was never begun
+                self._study.enqueue_trial(self._untried(number, tried), {_NUMBER: number, _REPORTED: {}})
+                queued = True
+                trial = self._study.ask(_distributions(self._optuna, self._plan.parameters))
             if queued:
                 number = trial.user_attrs[_NUMBER]
                 for epoch, value in trial.user_attrs[_REPORTED].items():
@@ -153,6 +162,17 @@ class SearchStudy:
                 trial.set_user_attr(_NUMBER, number)
         self._open[number] = trial
         return Draw(number=number, parameters=trial.params)
+
+    def _tried(self) -> set[str]:
+        """The combinations that trials have, in any state."""
+        return {_key(trial.params) for trial in self._study.get_trials(deepcopy=False) if _counts(trial)}
+
+    def _untried(self, number: int, tried: Collection[str]) -> dict[str, Any]:
+        """A combination that no trial has, at random."""
+        place = random.Random(f"{self._plan.seed} {number}").randrange(self.combinations)
+        behind = itertools.islice(combinations(self._plan.parameters), place, None)
+        every = itertools.chain(behind, combinations(self._plan.parameters))
+        return next(drawn for drawn in every if _key(drawn) not in tried)
 
     def report(self, number: int, epoch: int, value: float) -> bool:
         """Note the first objective after an epoch. Returns whether the trial is not worth going on with."""
@@ -193,6 +213,11 @@ class SearchStudy:
             self._study.tell(number, list(record.values))
         else:
             self._study.tell(number, state=states.PRUNED)
+
+
+def _key(drawn: Mapping[str, Any]) -> str:
+    """What tells a combination from others; steps of a range are told apart, and not the last bits of a number."""
+    return repr(sorted((name, f"{value:.9g}" if isinstance(value, float) else value) for name, value in drawn.items()))
 
 
 def _restored(stated: Any) -> TrialRecord:

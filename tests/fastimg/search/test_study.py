@@ -175,6 +175,39 @@ def test_a_trial_below_the_median_is_ended(tmp_path, storage):
     assert study.report(draw.number, 1, 0.1)
 
 
+def test_a_combination_is_never_tried_twice_and_a_search_ends_when_all_are(tmp_path, monkeypatch):
+    parameters = read(["smoothing=0:0.3:0.1", "aa=none,trivial", "epochs=1:3"], Train())
+    chosen = StudyPlan(parameters=parameters, sampler="tpe", pruner="none", largest=(True,), seed=0)
+
+    def drawn(study: SearchStudy, trials: int) -> list[tuple[object, ...]]:
+        found = []
+        while len(found) < trials and not study.exhausted:
+            draw = study.ask()
+            found.append(tuple(draw.parameters.values()))
+            value = draw.parameters["epochs"] - draw.parameters["smoothing"]
+            study.tell(TrialRecord(number=draw.number, stage="trials", state="complete", values=(value,)))
+        return found
+
+    every = drawn(SearchStudy(tmp_path, optuna.storages.InMemoryStorage(), chosen), 100)
+    assert len(every) == len(set(every)) == 24
+    storage = optuna.storages.InMemoryStorage()
+    first = drawn(SearchStudy(tmp_path, storage, chosen), 20)
+    study = SearchStudy(tmp_path, storage, chosen)
+    tell = study._study.tell
+
+    def killed(number: int, **state: object) -> None:
+        tell(number, **state)
+        raise Killed  # between a draw that was tried and another one
+
+    monkeypatch.setattr(study._study, "tell", killed)
+    with pytest.raises(Killed):
+        drawn(study, 4)
+    again = SearchStudy(tmp_path, storage, chosen)
+    again.recover()
+    assert len({*first, *drawn(again, 100)}) == 24
+    assert [record.number for record in again.records] == list(range(24))
+
+
 def draws(tmp_path, sampler: str, trials: int) -> list[float]:
     """The learning rates of trials that are the better the nearer they are to 0.01."""
     parameters = read(["lr=log:1e-4:1e-1"], Train())
