@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from fastimg.config.training import HF_PREFIX
 from fastimg.errors import UsageError
 from fastimg.system.progress import duration
 from fastimg.train.tasks.score import lower_is_better, shown
@@ -18,7 +19,7 @@ from .pool import Say, TrialPool
 from .records import TrialRecord
 from .request import SearchRequest, as_yaml, pruner_of
 from .speed import prediction_speed
-from .staged.encoders import DataFacts, facts
+from .staged.encoders import DataFacts, facts, text_reader
 from .study import SearchStudy, StudyPlan
 
 STAGE = "trials"
@@ -49,6 +50,11 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
     if "speed" in asked.objectives:
         pool.speed_split = data.val_split
     say(_announced(asked, study, data, metric, interrupted))
+    names = [name for parameter in asked.parameters for name in (parameter.name, *map(str, parameter.choices))]
+    archs = [name for name in (asked.base.arch, *names) if name is not None and name.startswith(HF_PREFIX)]
+    _, words = text_reader(data, asked.shared, chosen=True, archs=archs)
+    if words and "text_arch" not in names:
+        say(f"texts       {words}")
     search = _ParamSearch(asked, study, data, metric, began)
     if asked.seconds is not None:
         pool.deadline = began + asked.seconds - study.seconds
@@ -207,7 +213,8 @@ def _announced(asked: SearchRequest, study: SearchStudy, data: DataFacts, metric
     ended = sum(not record.cut for record in study.records)
     if not ended and not interrupted:
         return words
-    return f"{words}; goes on after {plural(ended, 'trial')}, {interrupted} of those that ran go on"
+    resumed = f" and resumes {plural(interrupted, 'trial')}" if interrupted else ""
+    return f"{words}; goes on after {plural(ended, 'trial')}{resumed}"
 
 
 def _nothing(asked: SearchRequest, records: list[TrialRecord]) -> str:

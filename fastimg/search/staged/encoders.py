@@ -133,12 +133,16 @@ def facts(data: Path, shared: Mapping[str, Any], seed: int) -> DataFacts:
             )
 
 
-def text_reader(data: DataFacts, shared: Mapping[str, Any], chosen: bool) -> tuple[dict[str, Any], str]:
+def text_reader(
+    data: DataFacts, shared: Mapping[str, Any], chosen: bool, archs: Sequence[str] = ()
+) -> tuple[dict[str, Any], str]:
     """Settings that read the texts beside images, and what to say of it; neither where there are none, or it is set.
 
-    `chosen`: whether the user has named encoders. Otherwise one that is at hand reads the texts.
+    `chosen`: whether the user has named encoders, of which `archs` are some. Otherwise one that is at hand reads the
+    texts. Encoders of texts alone read them, and no images.
     """
-    if not data.captions or "text_arch" in shared:
+    alone = bool(archs) and all(arch.startswith(HF_PREFIX) for arch in archs)
+    if not data.captions or "text_arch" in shared or alone:
         return {}, ""
     kept = [] if chosen else kept_texts()
     if kept:

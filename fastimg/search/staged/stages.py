@@ -69,7 +69,7 @@ def search_by_stages(
     journal = TrialJournal(asked.folder, workers.run, clock, limit, began)
     data = candidates.facts(asked.data, asked.shared, asked.seed)
     say(_data_told(data))
-    reader, words = candidates.text_reader(data, asked.shared, bool(asked.archs or asked.weights))
+    reader, words = candidates.text_reader(data, asked.shared, bool(asked.archs or asked.weights), asked.archs)
     if words:
         say(f"texts       {words}")
     asked = replace(asked, shared={**asked.shared, **reader})
