@@ -24,12 +24,12 @@ def embedding_seconds(measured: MeasuredEncoder, trials: Trials) -> float:
 
 
 def chosen(encoders: Sequence[MeasuredEncoder], trials: Trials, budget: float) -> list[MeasuredEncoder]:
-    """The frozen encoders that embed in the time of the stage, the cheapest first."""
+    """The frozen encoders that embed in the time of the stage, the cheapest first, which is one of them in any case."""
     found: list[MeasuredEncoder] = []
     spent = 0.0
     for each in sorted(encoders, key=lambda each: embedding_seconds(each, trials)):
         needs = embedding_seconds(each, trials)
-        if spent + needs <= budget * _EMBEDDING:
+        if not found or spent + needs <= budget * _EMBEDDING:
             spent += needs
             found.append(each)
         else:

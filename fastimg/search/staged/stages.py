@@ -86,7 +86,9 @@ def search_by_stages(
         raise
     board = _board(trials)
     if board.winner is None:
-        reason = next(iter(board.pruned), "none was begun")
+        if not board.records:
+            raise _too_short(measured, trials)
+        reason = next(iter(board.pruned))
         more = "; give more --time, and the search goes on" if reason.startswith(TIME_OVER) else ""
         raise UsageError(f"search: no trial ended well: {reason}{more}")
     write(board, asked.folder)
@@ -122,7 +124,7 @@ def _stages(measured: Sequence[MeasuredEncoder], trials: Trials) -> None:
         )
     if "heads" in parts:
         budget = whole * parts["heads"]
-        frozen = embeddable(frozen, trials, budget) or [min(frozen, key=lambda each: embedding_seconds(each, trials))]
+        frozen = embeddable(frozen, trials, budget)
         trials.say(heads_told(frozen, trials, budget))
         heads = search_heads(frozen, trials, trials.journal.now() + budget)
     if "fine-tuning" in parts:
@@ -185,13 +187,17 @@ def _measure(found: Sequence[Candidate], trials: Trials) -> list[MeasuredEncoder
 
 def _refuse_short(measured: Sequence[MeasuredEncoder], trials: Trials) -> None:
     """Raises UsageError where no encoder could finish one trial."""
+    if min(_least(each, trials) for each in measured) > trials.left():
+        raise _too_short(measured, trials)
+
+
+def _too_short(measured: Sequence[MeasuredEncoder], trials: Trials) -> UsageError:
+    """What to say where not one trial can be run in what is left of the time."""
     needs = {each.candidate.name: _least(each, trials) for each in measured}
     name = min(needs, key=lambda each: needs[each])
-    if needs[name] <= trials.left():
-        return
     need = trials.journal.now() + needs[name] * 1.2
     rounded = f"{round(need) + 1}s" if need < 120 else f"{round(need / 60) + 1}m"
-    raise UsageError(
+    return UsageError(
         f"--time: {duration(trials.asked.seconds)} is too short for one trial: the fastest candidate, {name}, needs "
         f"about {duration(need)} here; give --time {rounded} or more"
     )
