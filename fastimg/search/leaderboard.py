@@ -36,6 +36,8 @@ _PLACES = frozenset(
 class Contender:
     """A model that a search trained: a run, with all trials that went on with it.
 
+    More than 12 fields: they are the columns of the table.
+
     value: the best that it reached. seconds: of training, over all its trials. size: the side of its images, in pixels;
         0 of texts. megabytes: of its weights. images_per_second: at prediction, None where it was not measured.
     settings: those in which trials may differ. freed: whether its checkpoints were deleted.

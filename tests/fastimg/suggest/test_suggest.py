@@ -159,7 +159,7 @@ def test_what_it_prints(photographs, cli, unmeasured, tmp_path):
     assert ran.code == 0, ran.err
     for words in (
         "2 classes of 10 images",
-        "96 x 80 pixels in the middle",
+        "96 x 80 pixels, the median",
         "epochs ",
         "expected    about ",
         "written  ",
