@@ -30,6 +30,8 @@ def convert(
     label_column: str | None = None,
     target: Sequence[str] = (),
     label_delimiter: str | None = None,
+    field: Sequence[str] = (),
+    images: str | PathLike[str] | None = None,
     split_column: str | None = None,
     no_header: bool = False,
     delimiter: str | None = None,

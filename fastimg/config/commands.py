@@ -35,8 +35,9 @@ class Convert:  # more than 12 fields: a flag each
     src: Positional[Annotated[Path, arg(metavar="SRC")]]
     """A folder with one subfolder of images or .txt files per class, optionally below train/, val/ and test/; a csv,
     tsv, jsonl or parquet manifest with a label and the path of an image, or a text, in each row; parquet files with
-    image bytes (Hugging Face's layout); tar shards or .beton files of any origin; torchvision:NAME (CIFAR10, MNIST,
-    ...); sklearn:digits."""
+    image bytes (Hugging Face's layout); COCO's annotations (.json, or the folder above annotations/); a folder as YOLO,
+    VOC or images/ and masks/ have it; tar shards or .beton files of any origin; torchvision:NAME (CIFAR10, MNIST, ...);
+    sklearn:digits."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The dataset directory to write."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
@@ -78,6 +79,12 @@ class Convert:  # more than 12 fields: a flag each
     label_delimiter: str | None = None
     """With --target: what separates several labels in a cell. Default: | where it occurs, else a comma; lists as JSON
     are recognised."""
+    field: tuple[str, ...] = ()
+    """A manifest column to keep as a field beside the image, as NAME:KIND, several times for several: number, array,
+    ragged (a list of items), labels, box (xyxy; also box-xywh, box-yolo), keypoint, mask, image or bytes. Cells are
+    numbers, JSON lists or paths. NAME:labels@boxes goes along the items of boxes."""
+    images: Path | None = None
+    """For COCO's annotations, the folder of the images. Default: what lies beside the file."""
     split_column: str | None = None
     """Manifest column with split names. Default: split, where there is one."""
     no_header: Switch[bool] = False

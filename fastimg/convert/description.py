@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from fastimg import __version__
+from fastimg.convert.annotations.facts import joined, with_facts
 from fastimg.convert.sources.containers import ORIGINAL
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import UserError, printable
@@ -23,7 +24,9 @@ from fastimg.loaders.containers.datasets import (
     SHARD_KEYS,
     declared_targets,
     read_description,
+    stated_fields,
 )
+from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.tar import index_path
 from fastimg.loaders.containers.targets import Target, first_class
 from fastimg.loaders.errors import DataError
@@ -54,6 +57,7 @@ class _Split(msgspec.Struct):
     shards: list[_Shard]
     missing: dict[str, int] = {}
     without_targets: int = 0
+    missing_fields: dict[str, int] = {}
 
 
 class _Skipped(msgspec.Struct):
@@ -130,6 +134,16 @@ class Base:
         return declared_targets(self.description)
 
     @property
+    def fields(self) -> dict[str, StoredField]:
+        """The fields that its samples have, by name."""
+        return stated_fields(self.description)
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """The fields of its .beton files by those of its samples that they hold."""
+        return {stated["name"]: stated["field"] for stated in self.description.get("fields", ()) if "field" in stated}
+
+    @property
     def target_fields(self) -> dict[str, str]:
         """The fields of its .beton files by the targets that they hold, if it declares any."""
         return {stated["name"]: stated["field"] for stated in self.description.get("targets", ()) if "field" in stated}
@@ -145,7 +159,7 @@ class Base:
         names = {"dataset.json"}
         for split, content in self.description["splits"].items():
             shards = [str(shard["name"]) for shard in content["shards"]]
-            names |= {*shards, f"{split}.fidx", f"{split}.fcol"}
+            names |= {*shards, f"{split}.fidx", f"{split}.fcol", f"{split}.ffld"}
             if self.container == "tar":
                 names |= {index_path(Path(shard)).name for shard in shards}
         return names
@@ -179,14 +193,16 @@ class Base:
         made = [self.description["options"], *self.description.get("appended", ())]
         return any(other["listing"] == options["listing"] for other in made)
 
-    def refuse_columns(self, targets: tuple[Target, ...]) -> None:
+    def refuse_columns(self, targets: tuple[Target, ...], fields: tuple[StoredField, ...] = ()) -> None:
         """Raise UserError if its samples already have columns, which are no targets, under the names of new targets.
 
-        Samples that were stored before a target was declared lack it; their columns have not been checked.
+        Samples that were stored before a target was declared lack it; their columns have not been checked. The same
+        holds for fields that are numbers.
         """
-        known = {target.name for target in self.targets}
+        known = {target.name for target in self.targets} | self.fields.keys()
         own = first_class(targets)
         new = [target.name for target in targets if target.name not in known and target is not own]
+        new += [field.name for field in fields if field.name not in known and not field.member]
         if not new or self.container != "tar":
             return
         shards = [
@@ -196,9 +212,10 @@ class Base:
         ]
         for name, note in notes_of_tars(shards):
             if column := next((column for column in new if note.get(column) is not None), None):
+                kind = "field" if any(field.name == column for field in fields) else "target"
                 raise UserError(
-                    f"{name}: has a column {column!r} that is no target there; convert those samples again with "
-                    f"--target {column}, or rename the new column"
+                    f"{name}: has a column {column!r} that is no {kind} there; convert those samples again with "
+                    f"--{kind} {column}, or rename the new column"
                 )
 
     def accept(self, schema: Schema) -> Schema:
@@ -277,11 +294,14 @@ def describe(
             "class_counts": [counts[label] for label in range(len(source.classes))],
             "source_bytes": before["source_bytes"] + sum(shard.source_bytes for shard in shards),
             **lacking,
+            **_missing_fields(source, before, shards),
             "shards": _files(folder, total, before["shards"], shards),
         }
     for split, content in splits.items():  # splits that nothing was added to
         if source.targets:
             splits[split] = content = content | _missing(source, content, [])
+        if source.stored_fields:
+            splits[split] = content = content | _missing_fields(source, content, [])
         content["class_counts"] += [0] * (len(source.classes) - len(content["class_counts"]))
         if inputs:
             content["missing_inputs"] = stored_counts(folder, content["shards"])
@@ -295,6 +315,7 @@ def describe(
         "schema": _schema(source, schema, old.get("schema", {})),
         "classes": list(source.classes),
         **_targets(source, schema),
+        **_fields(source, schema, base, journal, splits),
         "named": source.named,
         "splits": dict(sorted(splits.items())),
         "skipped": skipped,
@@ -326,6 +347,34 @@ def _missing(source: Source, before: dict[str, Any], shards: list[Finished]) -> 
         missing.update(shard.missing)
     bare = before.get("without_targets", unlabelled) + sum(shard.without_targets for shard in shards)
     return {"missing": dict(missing), "without_targets": bare}
+
+
+def _missing_fields(source: Source, before: dict[str, Any], shards: list[Finished]) -> dict[str, Any]:
+    """How many samples of a split lack each field."""
+    if not source.stored_fields:
+        return {}
+    old = before.get("missing_fields", {})
+    missing = Counter({field.name: old.get(field.name, before["samples"]) for field in source.stored_fields})
+    for shard in shards:
+        missing.update({name: facts.missing for name, facts in shard.fields.items()})
+    return {"missing_fields": dict(missing)}
+
+
+def _fields(
+    source: Source, schema: Schema | None, base: Base | None, journal: Journal, splits: dict[str, Any]
+) -> dict[str, Any]:
+    """The schemas of the fields, as all samples have them, with their fields in a .beton."""
+    if not source.stored_fields:
+        return {}
+    names = schema.field_names if schema else {}
+    before = base.fields if base else {}
+    stated = []
+    for field in source.stored_fields:
+        facts = joined(shard.fields[field.name] for shard in journal.finished.values())
+        facts.missing = sum(split["missing_fields"][field.name] for split in splits.values())
+        each = with_facts(field, facts, before.get(field.name)).to_json()
+        stated.append(each | ({"field": names[field.name]} if schema else {}))
+    return {"fields": stated}
 
 
 def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:

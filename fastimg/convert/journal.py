@@ -18,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from fastimg.convert.annotations.facts import FieldFacts
 from fastimg.data.derived import CACHE
 from fastimg.errors import UserError
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
@@ -28,7 +29,7 @@ from fastimg.loaders.containers.tar import index_path
 JOURNAL_FORMAT = "fastimg conversion"
 
 SPLIT = "(?:train|val|test)"
-_NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|fcol|beton))|dataset\.json|convert\.json)"
+_NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|fcol|ffld|beton))|dataset\.json|convert\.json)"
 _MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
 
 
@@ -60,6 +61,7 @@ class Finished:  # more than 12 fields: a line of the journal, which is flat
     outcomes: dict[str, int] = field(default_factory=dict)  # images by what became of them
     missing: dict[str, int] = field(default_factory=dict)  # samples without a value, by target
     without_targets: int = 0  # samples that have none of the targets
+    fields: dict[str, FieldFacts] = field(default_factory=dict)  # what its samples have of each field
 
     def on_disk(self, folder: Path) -> bool:
         """Whether its files are unchanged since they were written, by their sizes and the index's checksum."""

@@ -26,10 +26,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from fastimg.config.commands import Convert
+from fastimg.convert.annotations.facts import FieldCounter
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, combine, onto
 from fastimg.convert.sources.labels import FLAG, class_remarks
-from fastimg.convert.sources.resolve import is_class_folder, read_source
+from fastimg.convert.sources.resolve import annotations_in, is_class_folder, read_source
 from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.convert.sources.tables import parse_delimiter
 from fastimg.convert.sources.targets import StatedTargets
@@ -48,7 +49,7 @@ from .image_preparation import Prepare, Prepared, prepared_in_order
 from .journal import DestinationState, Finished, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
-from .request import Request, check_paths, read_request, refuse_image_flags
+from .request import Request, check_paths, read_request, refuse_field_flags, refuse_image_flags
 from .survey import Schema, survey
 from .text_preparation import PrepareText
 from .writers import BetonStore, Store, TarStore
@@ -94,6 +95,7 @@ def _convert(config: Convert, console: Console) -> Report:
     try:
         if source.content == "text":
             refuse_image_flags(config)
+        refuse_field_flags(config, source)
         for remark in (*source.remarks, *class_remarks(source)):
             say(console, with_flags(remark))
         _check_apart(source, request.dst)
@@ -127,13 +129,17 @@ def _source(request: Request, base: Base | None) -> Source:
         request.targets,
         config.label_delimiter,
         base.targets if base else (),
+        request.fields,
     )
     if config.classes is not None and not any(map(is_class_folder, request.sources)):
         given = ", ".join(map(str, request.sources))
         raise UsageError(
             f"--classes {config.classes} has no effect: {given} is not a folder of class folders; leave it out"
         )
-    source = combine([read_source(src, columns, request.dst, config.classes) for src in request.sources])
+    if config.images is not None and not any(annotations_in(src) == "COCO" for src in request.sources):
+        raise UsageError(f"--images {config.images} has no effect: no source is COCO's annotations; leave it out")
+    listed = (read_source(src, columns, request.dst, config.classes, config.images) for src in request.sources)
+    source = combine(list(listed))
     if config.labels_are_classes and not source.from_table:
         source.close()
         raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")
@@ -144,8 +150,8 @@ def _source(request: Request, base: Base | None) -> Source:
             f"{config.dst} holds {samples_of(base.content)} and {source.src} {samples_of(source.content)}: a "
             "dataset holds only one kind; convert them separately"
         )
-    matched = onto(source, Side.of_base(base.classes, base.named, base.targets))
-    base.refuse_columns(matched.targets)
+    matched = onto(source, Side.of_base(base.classes, base.named, base.targets, base.fields.values()))
+    base.refuse_columns(matched.targets, matched.stored_fields)
     return matched
 
 
@@ -245,6 +251,8 @@ def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema |
     schema = survey(
         job.source, entries, treatment, pool, job.request.workers * 2, lambda count: progress.advance(task, count)
     )
+    if job.source.stored_fields:
+        schema = schema.with_fields(job.source.stored_fields, job.base.field_names if job.base else {})
     if job.source.targets:
         schema = schema.with_targets(job.source.targets, job.base.target_fields if job.base else {})
     progress.remove_task(task)
@@ -267,6 +275,7 @@ def _write_shard(
     counts: Counter[int] = Counter()
     outcomes: Counter[str] = Counter()
     missing: Counter[str] = Counter()  # by target
+    fields = FieldCounter(job.source.stored_fields)
     bare = 0
     skipped = []
     source_bytes = 0
@@ -276,6 +285,7 @@ def _write_shard(
             if isinstance(sample, str):
                 raise ImageError(sample)
             lacking, without = _lacking(job, entry, sample.note)
+            found = fields.look(sample.fields, sample.note)
             store.add(number, entry.label, sample)
         except ImageError as error:
             if job.request.flags.on_error == "fail":
@@ -284,6 +294,7 @@ def _write_shard(
         else:
             counts[entry.label] += 1
             missing.update(lacking)
+            fields.add(found)
             bare += without
             outcomes[sample.outcome] += 1
             source_bytes += sample.source_bytes
@@ -298,6 +309,7 @@ def _write_shard(
         outcomes=dict(sorted(outcomes.items())),
         missing=dict(sorted(missing.items())),
         without_targets=bare,
+        fields=fields.facts,
         **store.end(),
     )
 

@@ -41,6 +41,7 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
     splits: dict[str, int]
     targets: list[dict[str, Any]] = field(default_factory=list)  # name, kind, number of classes, missing; if declared
     without_targets: int = 0  # samples that have none of them
+    fields: list[dict[str, Any]] = field(default_factory=list)  # as dataset.json states them, and missing; if any
     bytes_in: int  # of the images that are stored
     bytes_out: int  # of shards and their indexes
     tiled: int  # without loss
@@ -68,6 +69,8 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
             del flat["missing"]
         if not self.targets:
             del flat["targets"], flat["without_targets"]
+        if not self.fields:
+            del flat["fields"]
         return json.dumps(flat, indent=2)
 
 
@@ -92,6 +95,7 @@ def report_on(
         classes=len(description["classes"]),
         splits={name: split["samples"] for name, split in splits.items()},
         targets=_targets(description),
+        fields=_fields(description),
         without_targets=sum(split.get("without_targets", 0) for split in splits.values()),
         bytes_in=sum(split["source_bytes"] for split in splits.values()),
         bytes_out=sum(shard["bytes"] + shard.get("index_bytes", 0) for shard in shards),
@@ -126,6 +130,33 @@ def _targets(description: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _fields(description: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a description says about the fields of samples."""
+    splits = description["splits"].values()
+    return [
+        {
+            **{key: value for key, value in stated.items() if key not in ("classes", "optional")},
+            **({"classes": len(stated["classes"])} if "classes" in stated else {}),
+            "missing": sum(split["missing_fields"][stated["name"]] for split in splits),
+        }
+        for stated in description.get("fields", ())
+    ]
+
+
+def field_line(stated: Mapping[str, Any]) -> str:
+    """A field in words."""
+    shape = f" {stated['shape']}" if stated.get("shape") else ""
+    what = f"{stated.get('geometry') or stated['kind']}{shape}"
+    parts = [f"{what} of {stated['dtype']}" if "dtype" in stated else what]
+    if "longest" in stated:
+        parts.append(f"at most {plural(stated['longest'], 'item' if stated['kind'] == 'ragged' else 'byte')}")
+    parts += [f"along {stated['along']}"] if "along" in stated else []
+    parts += [plural(stated["classes"], "class")] if "classes" in stated else []
+    missing = f"; missing in {stated['missing']:,}" if stated["missing"] else ""
+    place = f"; field {stated['field']}" if stated.get("field", stated["name"]) != stated["name"] else ""
+    return f"{stated['name']}: {', '.join(parts)}{missing}{place}"
+
+
 def target_line(target: Mapping[str, Any]) -> str:
     """A target in words."""
     names = {"class": "class", "multilabel": "label"}
@@ -149,6 +180,7 @@ def print_report(report: Report, console: Console) -> None:
         *([("texts", f"beside images; {missing_words(report.missing)}")] if report.missing is not None else []),
         *(("columns", used) for used in report.columns),
         *(("target", target_line(target)) for target in report.targets),
+        *(("field", field_line(stated)) for stated in report.fields),
         *(("without", f"{plural(count, what[:-1])} with no target") for count in (report.without_targets,) if count),
         ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
     ]

@@ -10,7 +10,8 @@ from fastimg import __version__
 from fastimg.config.commands import Convert
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rules import refuse_set
-from fastimg.convert.sources.columns import AskedTarget
+from fastimg.convert.annotations.cells import parse_fields
+from fastimg.convert.sources.columns import AskedField, AskedTarget
 from fastimg.convert.sources.samples import Source
 from fastimg.convert.sources.targets import parse_targets
 from fastimg.errors import UsageError
@@ -34,6 +35,7 @@ class Request:
     treatment: Treatment
     flags: Convert
     targets: tuple[AskedTarget, ...] = ()
+    fields: tuple[AskedField, ...] = ()
 
     def shuffles(self, source: Source) -> bool:
         """Whether the training split is shuffled."""
@@ -61,6 +63,7 @@ class Request:
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
             **({"labels_are_classes": True} if self.flags.labels_are_classes else {}),
             **({"targets": [target.to_json() for target in source.targets]} if source.targets else {}),
+            **({"fields": [field.to_json() for field in source.stored_fields]} if source.stored_fields else {}),
         } | treatment
 
 
@@ -98,6 +101,7 @@ def read_request(config: Convert, container: str | None = None) -> Request:
         _treatment(config, container or config.format or "tar", tile_px),
         config,
         _targets(config),
+        parse_fields(config.field),
     )
 
 
@@ -123,6 +127,16 @@ def check_paths(config: Convert) -> None:
         raise UsageError("--merge makes a new dataset, --append adds to one; give only one of them")
     if sources > 1 and not config.merge:
         raise UsageError(f"{sources + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
+
+
+def refuse_field_flags(config: Convert, source: Source) -> None:
+    """Raise UsageError if a flag would move what fields of the source say where it is."""
+    placed = [field.name for field in source.stored_fields if field.geometry]
+    if placed and config.max_size is not None:
+        raise UsageError(
+            f"--max-size {config.max_size} would shrink images and not their fields ({', '.join(placed)}); leave it "
+            "out, or shrink both before"
+        )
 
 
 def refuse_image_flags(config: Convert) -> None:

@@ -7,9 +7,9 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from itertools import islice
@@ -19,16 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.convert.sources.containers import ORIGINAL, extension
-from fastimg.convert.sources.samples import ABSENT, Source, SourceEntry
+from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.loaders.containers.beton_dataset import USUAL
 from fastimg.loaders.containers.beton_fields import (
     ABSENT_LABELS,
     BETON_KINDS,
     PAGE_SIZES,
     BetonField,
+    beton_field,
     describe,
     jpeg_fault,
 )
+from fastimg.loaders.containers.fields import ABSENT, StoredField, unpacked_npy
 from fastimg.loaders.containers.targets import Target, TargetValues, first_class
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
@@ -52,14 +54,31 @@ class Schema:
     page_size: int
     targets: tuple[Target, ...] = ()
     target_fields: dict[str, str] = dataclass_field(default_factory=dict)  # a field's name by that of its target
+    stored: tuple[StoredField, ...] = ()  # of samples
+    field_names: dict[str, str] = dataclass_field(default_factory=dict)  # a field's name by that of the samples' field
 
     @classmethod
     def of(cls, fields: dict[str, BetonField], page_size: int, new: "Schema") -> "Schema":
         """The schema of a file that has these fields, and the targets of the `new` samples."""
-        own = (_main(fields), "label", "json", ORIGINAL, *new.target_fields.values())
+        own = (_main(fields), "label", "json", ORIGINAL, *new.target_fields.values(), *new.field_names.values())
         further = {name: field for name, field in fields.items() if name not in own}
         places = {extension(name, field.kind): name for name, field in further.items()}
-        return cls(fields, places, page_size, new.targets, new.target_fields)
+        places |= {stored.member: new.field_names[stored.name] for stored in new.stored if stored.member}
+        return cls(fields, places, page_size, new.targets, new.target_fields, new.stored, new.field_names)
+
+    def with_fields(self, stored: tuple[StoredField, ...], given: Mapping[str, str]) -> "Schema":
+        """The schema with a field for each of the samples' fields; see `with_targets` for their names."""
+        fields = dict(self.fields)
+        places = dict(self.places)
+        names: dict[str, str] = {}
+        for number, each in enumerate(stored, start=1):
+            name = names[each.name] = given.get(each.name) or _free_name(
+                each.name, f"field{number}", {*fields, *given.values(), *RESERVED}
+            )
+            fields[name] = beton_field(each)
+            if each.member:
+                places[each.member] = name
+        return replace(self, fields=fields, places=places, stored=stored, field_names=names)
 
     def with_targets(self, targets: tuple[Target, ...], given: Mapping[str, str]) -> "Schema":
         """The schema with a field for each target; `given` are the names of fields that the dataset already has.
@@ -75,18 +94,14 @@ class Schema:
                 names[target.name] = "label"
                 continue
             taken = {*fields, *given.values(), *RESERVED}
-            name = given.get(target.name) or next(
-                name
-                for name in itertools.chain([target.name], (f"target{i}" for i in itertools.count(number)))
-                if name.isascii() and 0 < len(name) <= 16 and "\0" not in name and name.lower() not in taken
-            )
-            names[target.name] = name
+            name = names[target.name] = given.get(target.name) or _free_name(target.name, f"target{number}", taken)
             several = target.kind == "multilabel"
             array = (np.dtype(np.uint8), (len(target.classes),)) if several else (None, ())
             fields[name] = BetonField(BETON_KINDS[target.kind], *array)
             most += fields[name].nbytes
         page_size = next((size for size in PAGE_SIZES if size >= self.page_size + most), PAGE_SIZES[-1])
-        return Schema(fields, self.places, page_size if most > _SLACK else self.page_size, targets, names)
+        page_size = page_size if most > _SLACK else self.page_size
+        return replace(self, fields=fields, page_size=page_size, targets=targets, target_fields=names)
 
     def sample(self, label: int, prepared: Prepared) -> dict[str, Any]:
         """The values of one sample. Raises ImageError if the schema has no place for one of them."""
@@ -96,6 +111,10 @@ class Schema:
                 raise ImageError(f"its field {ext} appeared after the source was listed")
             name = self.places[ext]
             values[name] = _value(self.fields[name], content)
+        for field in self.stored:
+            if field.kind == "ragged" and field.member in prepared.fields:
+                items = unpacked_npy(field, prepared.fields[field.member])
+                values[self.field_names[field.name]] = items.tobytes()
         absent = sorted(self.places.keys() - prepared.fields.keys())
         for ext in absent:
             values[self.places[ext]] = _nothing(self.fields[self.places[ext]])
@@ -103,6 +122,11 @@ class Schema:
         values["json"] = json.dumps(json.loads(note) | {ABSENT: absent}).encode() if absent else note
         for target, value in self._stated(note).items():
             values[self.target_fields[target]] = value
+        numbers = [field for field in self.stored if not field.member]
+        known = json.loads(note) if numbers else {}
+        for field in numbers:
+            number = known.get(field.name)
+            values[self.field_names[field.name]] = _no_number(field) if number is None else number
         if ORIGINAL in self.fields:
             values[ORIGINAL] = prepared.original
         elif prepared.original:
@@ -132,6 +156,21 @@ class Schema:
         return values
 
 
+def _free_name(own: str, made: str, taken: Collection[str]) -> str:
+    """A name for a field of a .beton: its own where FFCV allows it and it is not `taken`, or else a made one."""
+    stem, first = made.rstrip("0123456789"), int(made[len(made.rstrip("0123456789")) :])
+    return next(
+        name
+        for name in itertools.chain([own], (f"{stem}{i}" for i in itertools.count(first)))
+        if name.isascii() and 0 < len(name) <= 16 and "\0" not in name and name.lower() not in taken
+    )
+
+
+def _no_number(field: StoredField) -> int | float:
+    """What stands for a number that is missing; the note says that it is."""
+    return math.nan if np.dtype(field.dtype).kind == "f" else 0
+
+
 def _main(fields: dict[str, BetonField]) -> str:
     """The field of the images, or of the texts."""
     return "image" if "image" in fields and fields["image"].kind == "rgb" else "txt"
@@ -156,6 +195,7 @@ def survey(
     """Look at every entry, calling `tick` with the progress. Raises DataError for what a .beton cannot hold."""
     largest = 0
     original = False
+    declared = {field.member for field in source.stored_fields}
     members: dict[str, BetonField] = {}
 
     def look_at(chunk: list[SourceEntry]) -> list[_Seen]:
@@ -167,7 +207,7 @@ def survey(
             largest = max(largest, sample.nbytes)
             original = original or sample.original
             for ext, field in sample.fields.items():
-                if members.setdefault(ext, field) != field:
+                if ext not in declared and members.setdefault(ext, field) != field:
                     members[ext] = BetonField("bytes")  # several types or shapes
         tick(_CHUNK)
     main = {"image": BetonField("rgb")} if source.content == "images" else {"txt": BetonField("bytes")}

@@ -19,6 +19,7 @@ from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import Captions, captions_of
 from fastimg.loaders.containers.content import Content, samples_of
 from fastimg.loaders.containers.datasets import foreign_shards, read_description
+from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.tar import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.cpus import available_cpus
@@ -26,6 +27,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import plural
 
+from .annotations.checking import missing_faults, sample_field_faults
 from .text_preparation import text_fault
 
 _CHUNK = 1 << 22  # bytes hashed at a time
@@ -124,6 +126,9 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
             printed.update(dataset.notes)
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
             faults += _target_faults(dataset, split.get("missing", {}) if isinstance(split, dict) else {})
+            if isinstance(dataset, WithFields) and dataset.stored is not None:
+                lacking = missing_faults(dataset.stored.columns, split.get("missing_fields", {}))
+                faults += [Fault(dataset.name, fault) for fault in lacking]
             if config.deep:
                 images += len(dataset)
                 faults += _sample_faults(dataset, config.max_pixels, err)
@@ -223,7 +228,10 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
             try:
                 data = dataset.read(index, scratch)
                 if dataset.content == "images":
-                    decode(data, read_header(data, max_pixels), scratch)
+                    header = read_header(data, max_pixels)
+                    decode(data, header, scratch)
+                    of_fields = sample_field_faults(dataset, index, header.size) if dataset.fields else ()
+                    faults += [Fault(dataset.sample_name(index), fault) for fault in of_fields]
                 elif fault := text_fault(data):
                     faults.append(Fault(dataset.sample_name(index), fault))
             except DataError as error:

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from fastimg.config.commands import Inspect, Train
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables import AUGMENTATION, INSPECT
 from fastimg.config.rules import refuse, refuse_set
-from fastimg.convert.report import missing_words
+from fastimg.convert.report import field_line, missing_words
 from fastimg.data import augmentation
 from fastimg.data.datasets import check_classes, display_name, random_crop
 from fastimg.errors import UsageError, UserError, nearest, printable
@@ -39,6 +40,7 @@ from .summaries import (
     print_classes,
     print_copies,
     print_some,
+    stated_fields,
     summarised,
     target_rows,
 )
@@ -83,6 +85,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     unreadable_names: list[tuple[str, str]]
     duplicates: Duplicates
     pictures: list[str] | None  # None: not requested
+    fields: list[dict[str, Any]] = dataclass_field(default_factory=list)  # of samples, as dataset.json states them
     missing: dict[str, int] | None = None  # of images with texts beside them: samples that lack an input
 
 
@@ -254,6 +257,7 @@ def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | Non
         unreadable_names=[pair for facts in splits for pair in facts.unreadable],
         duplicates=duplicates(splits),
         pictures=pictures,
+        fields=stated_fields(splits),
     )
 
 
@@ -274,6 +278,7 @@ def _print(result: Inspection, out: Console) -> None:
         "images": f"{result.images:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
         "balance": "\n".join(balanced(split, classes, "image") for split, classes in result.balance.items()),
         **({"targets": target_rows(result.targets)} if result.targets else {}),
+        **({"fields": "\n".join(map(field_line, result.fields))} if result.fields else {}),
         "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB per image",
         "formats": ", ".join(f"{name} {count:,}" for name, count in result.formats.items()) or "none",
         "width": _from_to(result.width, ",.0f", " pixels"),

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.errors import printable
+from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import LABEL
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import agreeing, plural, shortened
@@ -72,6 +73,19 @@ def summarised(splits: list[SplitFacts]) -> list[dict[str, Any]]:
     return summaries
 
 
+def stated_fields(splits: list[SplitFacts]) -> list[dict[str, Any]]:
+    """The fields of samples as dataset.json states them, and how many samples of these splits lack each."""
+    stated = []
+    for name, schema in splits[0].dataset.fields.items():
+        each = schema.to_json()
+        each.pop("optional", None)
+        each |= {"classes": len(schema.classes)} if schema.classes else {}
+        stored = [facts.dataset.stored for facts in splits if isinstance(facts.dataset, WithFields)]
+        columns = [fields.columns[name] for fields in stored if fields is not None]
+        stated.append(each | {"missing": sum(int((~column.present).sum()) for column in columns)})
+    return stated
+
+
 def target_rows(summaries: list[dict[str, Any]]) -> str:
     """Summaries of targets, a line each."""
     lines = []
@@ -101,8 +115,9 @@ def plain(result: Any) -> dict[str, Any]:
         return [unfolded(each) for each in value] if isinstance(value, list | tuple) else value
 
     unnamed: dict[str, Any] = unfolded(asdict(result))
-    if not unnamed.get("targets"):
-        unnamed.pop("targets", None)
+    for name in ("targets", "fields"):
+        if not unnamed.get(name):
+            unnamed.pop(name, None)
     return unnamed
 
 

@@ -27,6 +27,7 @@ from fastimg.embeddings.text_rows import TextRows
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import Batch, BatchSource, Dataset, FilesDataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.formats import undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
@@ -46,7 +47,7 @@ from . import inference
 Named = tuple[Dataset, list[str], TextRows | None]  # samples, their names, and the texts beside images
 
 
-class GivenTexts:
+class GivenTexts(WithFields):
     """Texts from the command line, as a dataset."""
 
     content: Content = "text"

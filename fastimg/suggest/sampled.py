@@ -1,8 +1,9 @@
 """Some samples of a dataset as a dataset of their own: what is looked at, and measured with, instead of all of it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from fastimg.data.datasets import DatasetPart
 from fastimg.loaders import Dataset
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -37,6 +39,15 @@ class SampledDataset:
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The encoded sample. Raises DataError."""
         return self.source.read(int(self.ids[index]), scratch)
+
+    @property
+    def fields(self) -> Mapping[str, StoredField]:
+        """Those of the dataset."""
+        return self.source.fields
+
+    def read_field(self, name: str, index: int) -> npt.NDArray[Any] | bytes | None:
+        """The value of a sample, or None where it is missing. Raises DataError."""
+        return self.source.read_field(name, int(self.ids[index]))
 
     def will_need(self, indices: Ids) -> None:
         """Ask the system to fetch these samples."""

@@ -1,17 +1,18 @@
 """The texts beside the images of a split, as a dataset of texts."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.datasets import Dataset, read_description
-from fastimg.loaders.containers.handles import Handles
+from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.targets import TargetColumn
-from fastimg.loaders.containers.watch import FileWatch, fill
+from fastimg.loaders.containers.watch import FileWatch, Handles, fill
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
@@ -55,6 +56,15 @@ class Captions:
     def targets(self) -> tuple[TargetColumn, ...]:
         """Those of the images."""
         return self.images.targets
+
+    @property
+    def fields(self) -> Mapping[str, StoredField]:
+        """Those of the images."""
+        return self.images.fields
+
+    def read_field(self, name: str, index: int) -> npt.NDArray[Any] | bytes | None:
+        """See Dataset."""
+        return self.images.read_field(name, index)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of a text. Raises ImageError if the sample has none, and ShardError if its shard has changed."""

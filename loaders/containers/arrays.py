@@ -19,10 +19,10 @@ from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .datasets import Dataset
-from .handles import Handles
+from .fields import WithFields
 from .targets import TargetColumn
 from .ustar import BLOCK, stated_size
-from .watch import FileWatch, fill
+from .watch import FileWatch, Handles, fill
 
 MAX_IN_MEMORY = 1 << 28  # bytes of arrays of one dataset: 256 MiB
 
@@ -42,7 +42,7 @@ def npy_array(data: memoryview | bytes) -> npt.NDArray[Any]:
     return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
 
 
-class ArrayDataset:
+class ArrayDataset(WithFields):
     """The samples of `source`, each with an array from `shards` as its content.
 
     `places` [N] of PLACE are their positions. `reasons` maps the id of a sample without an array to the reason, which
@@ -178,7 +178,7 @@ class ArrayDataset:
         self._handles.close()
 
 
-class Views:
+class Views(WithFields):
     """Several array datasets over the same samples: epoch e reads number e modulo their count."""
 
     notes: Sequence[str] = ()

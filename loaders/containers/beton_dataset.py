@@ -16,6 +16,7 @@ from fastimg.loaders.wording import plural
 from .beton import BetonFile
 from .beton_fields import RAW
 from .content import TEXT_FIELDS, Content
+from .fields import WithFields
 from .readahead import pieces
 from .targets import TargetColumn
 from .watch import FileState, FileWatch
@@ -25,7 +26,7 @@ MAX_CLASSES = 1 << 20  # in a file without class names: a larger label is not a 
 USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}
 
 
-class BetonDataset:
+class BetonDataset(WithFields):
     """Images of the rgb field with labels of the int field, which are class indices or -1 (unknown).
 
     If there are several fields of a kind, the one with a usual name is used. A raw image is read as a PPM, which has a
@@ -95,6 +96,17 @@ class BetonDataset:
             raise
         self._watch.read(0)
         return view
+
+    def fetch(self, _shard: int, offset: int, size: int) -> bytes:
+        """The bytes of a region. Raises ShardError as `read` does."""
+        data = bytearray(size)
+        try:
+            self.reader.fill(memoryview(data), offset)
+        except ShardError:
+            self._watch.look(0)
+            raise
+        self._watch.read(0)
+        return bytes(data)
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Ask the system to read these samples ahead."""

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.errors import ImageError
 
+from .fields import StoredField
 from .targets import TargetKind
 
 if TYPE_CHECKING:
@@ -73,6 +74,15 @@ class BetonField:
     def nbytes(self) -> int:
         """Size of one array in bytes."""
         return math.prod(self.shape) * (self.dtype.itemsize if self.dtype else 0)
+
+
+def beton_field(field: StoredField) -> BetonField:
+    """What holds a field of samples in a .beton: int, float or ndarray; bytes for items without a header, and files."""
+    if field.kind == "number":
+        return BetonField("float" if np.dtype(field.dtype).kind == "f" else "int")
+    if field.kind == "array":
+        return BetonField("ndarray", np.dtype(field.dtype).newbyteorder("<"), field.shape)
+    return BetonField("bytes")
 
 
 def sample_dtype(metadata: list[np.dtype[Any]]) -> np.dtype[Any]:

@@ -3,7 +3,8 @@
 `<split>.fidx` contains a head, a record per sample, and notes as lines of text. It has a stamp of what it was derived
 from, is made again if it is missing, stale or damaged, and is kept in the user's cache if the data is read-only. Texts
 have no width and height, and their own kind of stamp. `<split>.fcol` has the same head, and the columns of the targets
-that dataset.json declares, except for the class in .cls: so the notes of a tar are parsed once.
+that dataset.json declares, except for the class in .cls: so the notes of a tar are parsed once. `<split>.ffld` says the
+same of fields: numbers, and where each other value is.
 """
 
 import hashlib
@@ -28,8 +29,9 @@ from fastimg.loaders.runtime.cache import cache_folder
 from .atomic import replace_file
 from .beton import BetonFile
 from .beton_dataset import MAX_CLASSES
-from .beton_fields import ABSENT_LABELS, BETON_KINDS, BetonField
+from .beton_fields import ABSENT_LABELS, BETON_KINDS, BetonField, beton_field
 from .content import TEXT_EXTENSIONS, Content, singular
+from .fields import ABSENT, POSITION, FieldColumn, StoredField
 from .tar import Member, Sample, index_path, parse_index, scan
 from .targets import Target, TargetColumn, TargetValues, packed, unpacked
 
@@ -39,6 +41,7 @@ RECORD = np.dtype(
 
 _MAGIC = b"FIMGIDX2"
 _TARGETS_MAGIC = b"FIMGCOL1"
+_FIELDS_MAGIC = b"FIMGFLD1"
 _HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), records, checksum of what follows
 _JPEG_BYTES = 32 * 1024  # read first from a JPEG; few have longer metadata
 _LABEL_BYTES = 64
@@ -119,6 +122,107 @@ def _columns(content: bytearray, found: int, targets: Sequence[Target], count: i
     except ValueError:
         return None
     return columns if found == count and not len(rest) else None
+
+
+def field_columns(
+    folder: Path,
+    cache_name: str,
+    fields: Sequence[StoredField],
+    count: int,
+    fingerprint: str,
+    derive: Callable[[], list[FieldColumn]],
+) -> list[FieldColumn]:
+    """The columns of `fields` for the `count` samples of a split in `folder`: kept ones, or those of `derive`.
+
+    Raises ShardError if a sample states something that is not a value of its field.
+    """
+    stated = json.dumps([field.to_json() for field in fields])
+    stamp = hashlib.sha256(f"{fingerprint} {stated}".encode("utf-8", "surrogatepass")).digest()
+    places = _places(folder, f"{cache_name}.ffld")
+    for path in places:
+        kept = _read_kept(path, _FIELDS_MAGIC, stamp)
+        if kept is not None and kept[1] == count and (columns := _field_columns(kept[0], fields, count)) is not None:
+            return columns
+    columns = derive()
+    body = b"".join(column.packed() for column in columns)
+    _keep(places, _HEAD.pack(_FIELDS_MAGIC, stamp, count, zlib.crc32(body)) + body)
+    return columns
+
+
+def _field_columns(content: bytearray, fields: Sequence[StoredField], count: int) -> list[FieldColumn] | None:
+    columns = []
+    rest = memoryview(content)
+    try:
+        for field in fields:
+            column, rest = FieldColumn.unpacked(field, rest, count)
+            columns.append(column)
+    except ValueError:
+        return None
+    return columns if not len(rest) else None
+
+
+def fields_of_tars(shards: Sequence[Path], fields: Sequence[StoredField]) -> list[FieldColumn]:
+    """The columns of `fields` from the indexes of our shards and, for numbers, their notes. Raises ShardError."""
+    placed = [field for field in fields if field.member]
+    found: dict[str, list[tuple[int, int, int]]] = {field.name: [] for field in placed}
+    for number, shard in enumerate(shards):
+        for sample in parse_index(index_path(shard), shard.stat().st_size):
+            members = {member.ext: (member.offset, member.size, number) for member in sample}
+            for field in placed:
+                found[field.name].append(members.get(field.member, (0, 0, 0)))
+    numbers = [field for field in fields if not field.member]
+    columns = _number_columns(notes_of_tars(shards), numbers) if numbers else {}
+    for field in placed:
+        positions = np.array(found[field.name], POSITION)
+        columns[field.name] = FieldColumn(schema=field, present=positions["offset"] > 0, positions=positions)
+    return [columns[field.name] for field in fields]
+
+
+def _number_columns(
+    notes: Iterator[tuple[str, dict[str, Any]]], fields: Sequence[StoredField]
+) -> dict[str, FieldColumn]:
+    """The numbers that notes state under the names of fields. Raises ShardError."""
+    values: dict[str, list[int | float]] = {field.name: [] for field in fields}
+    present: dict[str, list[bool]] = {field.name: [] for field in fields}
+    for name, note in notes:
+        for field in fields:
+            value = note.get(field.name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ShardError(f"{name}: field {field.name!r}: {value!r} is not a number; convert again")
+            values[field.name].append(0 if value is None else value)
+            present[field.name].append(value is not None)
+    return {
+        field.name: FieldColumn(
+            schema=field,
+            present=np.array(present[field.name], np.bool_),
+            numbers=np.array(values[field.name], np.dtype(field.dtype).newbyteorder("<")),
+        )
+        for field in fields
+    }
+
+
+def fields_of_beton(reader: BetonFile, fields: Sequence[StoredField], names: Sequence[str]) -> list[FieldColumn]:
+    """The columns of `fields` from the fields `names` of a .beton and its notes. Raises ShardError."""
+    notes = list(_notes_of_beton(reader)) if any(field.optional or not field.member for field in fields) else []
+    columns = _number_columns(iter(notes), [field for field in fields if not field.member])
+    for field, name in zip(fields, names, strict=True):
+        found = reader.fields.get(name)
+        fits = found is not None and found.kind == beton_field(field).kind
+        if not fits or (found is not None and found.dtype is not None and found.shape != field.shape):
+            raise ShardError(f"{reader.path}: no field {name} for the field {field.name!r}; convert again")
+        if field.member:
+            positions = np.zeros(len(reader), POSITION)
+            positions["offset"], positions["size"] = reader.extents(name)
+            lacking = [field.member in (note.get(ABSENT) or ()) for _, note in notes] if field.optional else None
+            present = np.ones(len(reader), np.bool_) if lacking is None else ~np.array(lacking, np.bool_)
+            columns[field.name] = FieldColumn(schema=field, present=present, positions=positions)
+    return [columns[field.name] for field in fields]
+
+
+def _notes_of_beton(reader: BetonFile) -> Iterator[tuple[str, dict[str, Any]]]:
+    for index in range(len(reader)):
+        note = reader.value("json", index)
+        yield f"{reader.path}: sample {index}", note if isinstance(note, dict) else {}
 
 
 def columns_of_tars(shards: Sequence[Path], targets: Sequence[Target]) -> list[TargetColumn]:

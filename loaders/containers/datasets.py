@@ -2,8 +2,9 @@
 
 A dataset directory contains `<split>.beton`, or `<split>-00000.tar` with its index `<split>-00000.idx`; `dataset.json`
 with classes, splits, counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`,
-which is derived (compact_index.py), as is `<split>.fcol` where dataset.json declares targets. Tars without a
-dataset.json come from other writers: they are scanned, and an index next to them is only compared.
+which is derived (compact_index.py), as is `<split>.fcol` where dataset.json declares targets, and `<split>.ffld` where
+it states fields. Tars without a dataset.json come from other writers: they are scanned, and an index next to them is
+only compared.
 """
 
 import contextlib
@@ -28,12 +29,12 @@ from fastimg.loaders.wording import plural
 from . import compact_index as compact
 from .beton_dataset import BetonDataset
 from .content import Content
-from .handles import Handles
+from .fields import FieldColumn, SplitFields, StoredField, WithFields, check_fields
 from .readahead import ask, pieces
 from .tar import index_path, split_name
 from .targets import Target, TargetColumn, first_class
 from .ustar import BLOCK, stated_size
-from .watch import FileWatch, fill
+from .watch import FileWatch, Handles, fill
 
 _T = TypeVar("_T")
 
@@ -78,6 +79,17 @@ class Dataset(Protocol):
 
         `labels` and `classes` are those of the first class target. Data that declares no targets has one, the class,
         whose name is `targets.LABEL`.
+        """
+
+    @property
+    def fields(self) -> Mapping[str, StoredField]:
+        """The schemas of what samples have beside their image and targets, by name; empty if there is nothing."""
+
+    def read_field(self, name: str, index: int) -> npt.NDArray[Any] | bytes | None:
+        """The value of a sample, or None where it is missing.
+
+        An array: without dimensions for a number, [k, *shape] for ragged items; or bytes: an encoded image as it is
+        stored, or the bytes themselves. Raises DataError, also for a field that the data does not have.
         """
 
     @property
@@ -179,6 +191,7 @@ def read_description(path: Path) -> dict[str, Any]:
         if description.setdefault("content", "images") not in get_args(Content):
             raise ValueError(f"content {description['content']!r}")
         declared_targets(description)
+        stated_fields(description)
         for name, split in description["splits"].items():
             if not _is_plain(name):
                 raise ValueError(f"split {name!r}")
@@ -313,6 +326,41 @@ def _declare(path: Path, split: str, dataset: "TarDataset | BetonDataset", descr
         kept = compact.target_columns(path, split, others, len(dataset), dataset.fingerprint, derive)
         columns |= {column.target.name: column for column in kept}
     dataset.declared = tuple(columns[target.name] for target in targets)
+    if fields := stated_fields(description):
+        _attach_fields(path, split, dataset, description, list(fields.values()))
+
+
+def _attach_fields(
+    path: Path,
+    split: str,
+    dataset: "TarDataset | BetonDataset",
+    description: Mapping[str, Any],
+    fields: Sequence[StoredField],
+) -> None:
+    """Give a dataset the fields that its description states."""
+    names = [stated.get("field", "") for stated in description["fields"]]
+
+    def derive() -> list[FieldColumn]:
+        if isinstance(dataset, BetonDataset):
+            return compact.fields_of_beton(dataset.reader, fields, names)
+        return compact.fields_of_tars(dataset.files(), fields)
+
+    columns = compact.field_columns(path, split, fields, len(dataset), dataset.fingerprint, derive)
+    by_name = {column.schema.name: column for column in columns}
+    dataset.stored = SplitFields(by_name, dataset.fetch, of_beton=isinstance(dataset, BetonDataset))
+
+
+def stated_fields(description: Mapping[str, Any]) -> dict[str, StoredField]:
+    """The fields that a dataset.json states, by name.
+
+    Raises LookupError, TypeError or ValueError if they are not valid.
+    """
+    stated = [StoredField.of_json(each) for each in description.get("fields", ())]
+    fields = {each.name: each for each in stated}
+    if len(fields) < len(stated):
+        raise ValueError("two fields of one name")
+    check_fields(fields)
+    return fields
 
 
 def declared_targets(description: Mapping[str, Any]) -> tuple[Target, ...]:
@@ -349,7 +397,7 @@ def _check_count(file: Path, found: int, stated: int) -> None:
         )
 
 
-class TarDataset:
+class TarDataset(WithFields):
     """Samples of tar shards, read by preadv: if a shard shrinks, that is a short read and an error, never a SIGBUS."""
 
     declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
@@ -392,7 +440,14 @@ class TarDataset:
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of an image or a text. Raises ShardError if the tar has changed or does not fit its index."""
         offset, size, shard, *_ = self.records[index].item()
-        view = scratch.encoded(BLOCK + size)
+        return self._member_data(shard, offset, size, scratch.encoded(BLOCK + size))
+
+    def fetch(self, shard: int, offset: int, size: int) -> bytes:
+        """The bytes of any member. Raises ShardError as `read` does."""
+        return bytes(self._member_data(shard, offset, size, memoryview(bytearray(BLOCK + size))))
+
+    def _member_data(self, shard: int, offset: int, size: int, view: memoryview) -> memoryview:
+        """The part of `view`, which has room for the header too, that holds the member's data."""
         try:
             fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:

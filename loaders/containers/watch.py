@@ -1,11 +1,17 @@
-"""Detects files that change after their index was read; a new file that fits the index would go unnoticed.
+"""Open files of a dataset, and the detection of files that change after their index was read.
+
+A file is opened and checked when it is first read, and stays open until all are closed. A new file that fits the index
+would go unnoticed otherwise.
 
 A path is checked again every few reads of its file, which takes 2 us. Size, modification time and inode are compared,
 so a file that was replaced, written to, truncated or removed is detected even if the reader still has the old one open,
 because a resumed run would read the new one.
 """
 
+import errno
 import os
+import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -83,3 +89,48 @@ def _state(path: Path) -> FileState:
         return FileState.of(path.stat())
     except OSError as error:
         raise ShardError(f"{path}: {error.strerror}; copy it again, or convert again") from error
+
+
+class Handles:
+    """Descriptors of `paths`, for any thread. `remedy` is part of the message if a file cannot be opened.
+
+    `close` closes them, and so does garbage collection; after `close` they are opened again when needed.
+    """
+
+    def __init__(self, paths: Sequence[Path], watch: FileWatch, remedy: str) -> None:
+        self._paths = paths
+        self._watch = watch
+        self._remedy = remedy
+        self._files: dict[int, int] = {}
+        self._close = weakref.finalize(self, _close_all, self._files)
+        self._lock = threading.Lock()
+
+    def file(self, number: int) -> int:
+        """The descriptor of file `number`. Raises ShardError if it is gone or was replaced."""
+        file = self._files.get(number)
+        if file is not None:
+            return file
+        with self._lock:
+            if number not in self._files:
+                try:
+                    file = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else self._remedy
+                    raise ShardError(f"{self._paths[number]}: {error.strerror}; {remedy}") from error
+                try:
+                    self._watch.opened(number, file)
+                except BaseException:
+                    os.close(file)
+                    raise
+                self._files[number] = file
+            return self._files[number]
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            _close_all(self._files)
+
+
+def _close_all(files: dict[int, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])

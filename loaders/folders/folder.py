@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.runtime.scratch import Scratch
@@ -227,7 +228,7 @@ def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:
     return ignored
 
 
-class FilesDataset:
+class FilesDataset(WithFields):
     """Image or text files by path. Sample i is `paths[i]` with the label `labels[i]`, -1 if it has none."""
 
     def __init__(

@@ -59,7 +59,7 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "convert": {
         "source": (
-            *("classes", "split_column", "label_column", "target", "label_delimiter"),
+            *("classes", "split_column", "label_column", "target", "label_delimiter", "field", "images"),
             *("path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
@@ -101,7 +101,7 @@ FIRST: Mapping[str, frozenset[str]] = {
     ),
     "convert": frozenset(
         (
-            *("val_fraction", "label_column", "target", "path_column", "format", "append", "max_size", "tile"),
+            *("val_fraction", "label_column", "target", "field", "path_column", "format", "append", "max_size", "tile"),
             *("resume", "overwrite", "workers", "on_error", "json"),
         )
     ),

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from fastimg.errors import UsageError, nearest
 from fastimg.loaders.containers.targets import Target, TargetKind
@@ -32,6 +33,20 @@ class AskedTarget:
     kind: TargetKind | None = None
 
 
+FieldWriting = Literal[
+    "number", "array", "ragged", "labels", "box", "box-xywh", "box-yolo", "keypoint", "mask", "image", "bytes"
+]
+
+
+@dataclass(frozen=True)
+class AskedField:
+    """A column that --field names, how its values are written, and the field whose items it accompanies, if any."""
+
+    name: str
+    kind: FieldWriting
+    along: str | None = None
+
+
 @dataclass(frozen=True)
 class Columns:
     """How to read the tables of a source. Columns that are None are detected."""
@@ -47,11 +62,12 @@ class Columns:
     targets: tuple[AskedTarget, ...] = ()  # columns to learn; then there is no column of labels
     label_delimiter: str | None = None  # between several labels in a cell
     known_targets: tuple[Target, ...] = ()  # of the dataset being appended to
+    fields: tuple[AskedField, ...] = ()  # columns that become fields
 
     def given(self) -> list[str]:
         """The flags that were given, except --labels-are-classes, which is checked once all sources are read."""
         flags = [f"--{name}-column" for name in ("path", "text", "label", "split") if getattr(self, name) is not None]
-        flags += ["--target"] * bool(self.targets)
+        flags += ["--target"] * bool(self.targets) + ["--field"] * bool(self.fields)
         return flags + ["--no-header"] * self.no_header + ["--delimiter"] * (self.delimiter is not None)
 
     def lower(self) -> set[str]:

@@ -3,15 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.targets import LABEL, Target, first_class
 from fastimg.loaders.errors import DataError
-from fastimg.wording import plural
+from fastimg.wording import plural, shortened
 
 from .samples import Entries, Source
 
@@ -28,7 +29,8 @@ def combine(sources: Sequence[Source]) -> Source:
                 f"{first.src} holds {samples_of(first.content)} and {other.src} {samples_of(other.content)}: a "
                 "dataset holds only one kind; convert them separately"
             )
-        first = _joined(first, onto(other, Side.of_base(first.classes, first.named, first.targets)))
+        side = Side.of_base(first.classes, first.named, first.targets, first.stored_fields)
+        first = _joined(first, onto(other, side))
     return replace(first, src=Path(" + ".join(str(source.src) for source in sources)))
 
 
@@ -38,11 +40,14 @@ class Side(NamedTuple):
     classes: tuple[str, ...]
     named: bool
     targets: tuple[Target, ...]
+    fields: tuple[StoredField, ...] = ()  # that its samples have
 
     @classmethod
-    def of_base(cls, classes: Iterable[str], named: bool, targets: Iterable[Target]) -> "Side":
+    def of_base(
+        cls, classes: Iterable[str], named: bool, targets: Iterable[Target], fields: Iterable[StoredField] = ()
+    ) -> "Side":
         """A side of any sequences."""
-        return cls(tuple(classes), named, tuple(targets))
+        return cls(tuple(classes), named, tuple(targets), tuple(fields))
 
 
 def onto(source: Source, side: Side) -> Source:
@@ -51,6 +56,7 @@ def onto(source: Source, side: Side) -> Source:
     Raises DataError if they do not go together.
     """
     matched = _onto_classes(source, side.classes, side.named)
+    matched = replace(matched, stored_fields=joined_fields(source, side.fields))
     if not (source.targets or side.targets):
         return matched
     before, after = _stated(side.targets, side.classes), _stated(source.targets, source.classes)
@@ -84,6 +90,34 @@ def onto(source: Source, side: Side) -> Source:
 def _stated(targets: tuple[Target, ...], classes: tuple[str, ...]) -> tuple[Target, ...]:
     """The targets of one side; its class alone if it declares none."""
     return targets or ((Target(name=LABEL, kind="class", classes=classes),) if classes else ())
+
+
+def joined_fields(source: Source, others: Sequence[StoredField]) -> tuple[StoredField, ...]:
+    """The fields of the other side, and then those that only the source has.
+
+    Raises DataError if a field is not the same on both sides.
+    """
+    merged = {field.name: field for field in others}
+    for field in source.stored_fields:
+        known = merged.setdefault(field.name, field)
+        mine, theirs = (_lasting(each) for each in (field, known))
+        if mine != theirs:
+            differing = next(key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key))
+            raise DataError(
+                f"{source.src}: its field {field.name!r} has the {differing} {_said(mine.get(differing))}, and on the "
+                f"other side {_said(theirs.get(differing))}; a field is the same for all samples of a dataset"
+            )
+    return tuple(merged.values())
+
+
+def _lasting(field: StoredField) -> dict[str, Any]:
+    """What is the same for all samples of a field; the rest is counted."""
+    counted = ("longest", "optional", *(("dtype",) if field.geometry == "mask" else ()))
+    return {key: value for key, value in field.to_json().items() if key not in counted}
+
+
+def _said(value: Any) -> str:
+    return shortened(str(value), 60) if value is not None else "none"
 
 
 def _onto_classes(source: Source, classes: Sequence[str], named: bool) -> Source:
@@ -148,4 +182,5 @@ def _joined(first: Source, second: Source) -> Source:
         from_table=first.from_table or second.from_table,
         inputs=first.inputs or second.inputs,
         targets=second.targets,
+        stored_fields=second.stored_fields,
     )

@@ -25,7 +25,8 @@ from fastimg.loaders.containers.beton_dataset import MAX_CLASSES, BetonDataset
 from fastimg.loaders.containers.beton_fields import RAW
 from fastimg.loaders.containers.compact_index import check_index
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
-from fastimg.loaders.containers.datasets import declared_targets, open_dataset, read_description
+from fastimg.loaders.containers.datasets import declared_targets, open_dataset, read_description, stated_fields
+from fastimg.loaders.containers.fields import ABSENT, StoredField, packed_npy, unpacked_items
 from fastimg.loaders.containers.tar import Sample, index_path, parse_index, scan, split_name
 from fastimg.loaders.errors import DataError, ImageError, ShardError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
@@ -33,7 +34,7 @@ from fastimg.loaders.folders.formats import image_extensions, undecodable_extens
 from fastimg.loaders.folders.ignored import extension_of
 from fastimg.wording import agreeing, plural
 
-from .samples import ABSENT, Entries, Original, Source, SourceEntry, note
+from .samples import Entries, Original, Source, SourceEntry, note
 
 ORIGINAL = "original"  # field of a .beton for encoded images that its image field cannot hold
 
@@ -55,12 +56,17 @@ def read_dataset(src: Path) -> Source:
     named = bool(description.get("named", True))
     files = {split: [src / shard["name"] for shard in splits[split]["shards"]] for split in splits}
     targets = declared_targets(description)
+    stored = stated_fields(description)
     if description["container"] == "beton":
         fields = [stated["field"] for stated in description.get("targets", ())]
+        of_samples = {stated["field"]: stored[stated["name"]] for stated in description.get("fields", ())}
         betons = {split: file for split, (file,) in files.items()}
-        source = read_betons(src, betons, description["classes"], named, fields)
+        source = read_betons(src, betons, description["classes"], named, fields, of_samples)
     else:
         source = read_tars(src, files, description["classes"], named, description["content"])
+    if stored:
+        members = {field.member for field in stored.values() if field.member}
+        source = replace(source, stored_fields=tuple(stored.values()), fields=tuple(sorted({*source.fields, *members})))
     source = replace(source, inputs=tuple(description.get("inputs", ())))
     if not targets:
         return source
@@ -127,14 +133,18 @@ def read_betons(
     classes: list[str] | None = None,
     named: bool = True,
     target_fields: Collection[str] = (),
+    stored: Mapping[str, StoredField] | None = None,
 ) -> Source:
-    """List .beton files, one for each split. `target_fields` hold what the notes of samples state, too."""
+    """List .beton files, one for each split. `target_fields` hold what the notes of samples state, too.
+
+    `stored` are the samples' fields by the fields of the file that hold them.
+    """
     _check_splits(src, files)
     readers: list[BetonSourceReader] = []
     splits: dict[str, Entries] = {}
     remarks: list[str] = []
     for split, file in files.items():
-        reader = BetonSourceReader(BetonDataset(file, classes), target_fields)
+        reader = BetonSourceReader(BetonDataset(file, classes), target_fields, stored)
         dataset = reader.dataset
         sizes = reader.sizes()
         splits[split] = Entries(
@@ -337,8 +347,14 @@ def extension(name: str, kind: str) -> str:
 class BetonSourceReader:
     """Reads samples from one .beton."""
 
-    def __init__(self, dataset: BetonDataset, target_fields: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        dataset: BetonDataset,
+        target_fields: Collection[str] = (),
+        stored: Mapping[str, StoredField] | None = None,
+    ) -> None:
         self.dataset = dataset
+        self._stored = dict(stored or {})
         self._reader = reader = dataset.reader
         self.remarks: list[str] = []
         self._note: str | None = None  # the field with the notes
@@ -347,7 +363,10 @@ class BetonSourceReader:
         for name, field in reader.fields.items():
             if name in (dataset.image_field, dataset.label_field, *target_fields):
                 continue
-            if field.kind == "custom":
+            if name in self._stored:
+                if member := self._stored[name].member:  # numbers stand in the note
+                    self.fields[member] = name
+            elif field.kind == "custom":
                 self.remarks.append(
                     f"{reader.path}: {name} is left out: only the code that defined its type can read it"
                 )
@@ -411,6 +430,10 @@ class BetonSourceReader:
     def _field(self, name: str, index: int) -> bytes:
         """Encode a field's value as the content of a tar member."""
         kind = self._reader.fields[name].kind
+        if name in self._stored and self._stored[name].kind == "ragged":
+            return packed_npy(unpacked_items(self._stored[name], self._reader.raw(name, index)))
+        if name in self._stored and kind == "ndarray":
+            return packed_npy(self._reader.value(name, index))
         if kind == "bytes":
             return self._reader.raw(name, index)
         if kind == "json":

@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from fastimg.convert.annotations.cells import FieldCells, check_fields_of
+from fastimg.convert.annotations.reader import FieldsReader
 from fastimg.errors import UsageError
+from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
 from fastimg.wording import plural
@@ -31,7 +34,7 @@ from .columns import (
 )
 from .folders import FilesReader, file_size
 from .labels import Labels, is_empty, number_classes
-from .samples import Entries, Row, Source, SourceEntry
+from .samples import Entries, Row, Source, SourceEntry, SourceReader
 from .tables import Rows, readable, table_rows
 from .targets import TargetCells, check_targets, labels_from
 
@@ -60,13 +63,14 @@ def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
 def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) -> Source:
     known, rows = first_row(src, rows)
     path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path")
-    label_column = None if columns.targets else find_column(src, known, columns.label, LABEL_COLUMNS, "label")
+    label_column = _label_column(src, known, columns)
     split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
     taken = [name for name in (path_column, label_column, split_column) if name is not None]
     if len(set(taken)) < len(taken):
         raise UsageError(f"{src}: path, label and split are three columns; {', '.join(taken)} names one of them twice")
     assert path_column is not None
     check_targets(src, known, columns.targets, taken)
+    check_fields_of(src, known, columns.fields, [*taken, columns.text, *(target.name for target in columns.targets)])
     if "path" in known and "path" not in taken:
         raise DataError(
             f"{src}: the column 'path' beside --path-column {path_column} would hide where an image came from; "
@@ -78,6 +82,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     if columns.targets:
         again = table_rows(src, columns.delimiter or "", header=not columns.no_header)
         target_cells = TargetCells(src, columns, again, {})
+    field_cells = FieldCells(src, columns.fields) if columns.fields else None
     paths = _Paths(src)
     labels: list[str] = []
     splits: list[str] = []
@@ -95,6 +100,8 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         if target_cells is not None:
             label = target_cells.read_into(extra, number, row, splits[-1])
+        if field_cells is not None:
+            field_cells.read_into(extra, number, row)
         path, size = paths.absent(number) if absent else paths.find(path, number)
         listed.append(SourceEntry(path, label, size, number, extra, NO_IMAGE if absent else 0))
     judged = label_cells.judged() if label_cells is not None else ()
@@ -107,19 +114,36 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     entries = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
     used = f"{src}: path from column {path_column!r}{labels_from(label_column, columns)}"
     used += f", split from {split_column!r}" if split_column is not None else ""
+    used += f", fields from {', '.join(repr(field.name) for field in columns.fields)}" if columns.fields else ""
+    reader: SourceReader = FilesReader(src.parent, src, labelled=label_cells is not None)
+    schemas: tuple[StoredField, ...] = ()
+    if field_cells is not None:
+        schemas, of_fields = field_cells.decided()
+        remarks = (*remarks, *of_fields)
+        reader = FieldsReader(reader, src.parent, schemas, {field.name: field.kind for field in columns.fields})
     uncounted = f"{src.name} names the files to read; other files beside them are not counted"
     return Source(
         src,
         src.suffix.lower()[1:],
         classes,
         entries,
-        (FilesReader(src.parent, src, labelled=label_cells is not None),),
+        (reader,),
         uncounted=(uncounted,),
         remarks=remarks,
         columns=(used + on_delimiter(src, columns),),
         from_table=label_cells is not None,
         targets=target_cells.targets if target_cells is not None else (),
+        fields=tuple(schema.member for schema in schemas if schema.member),
+        stored_fields=schemas,
     )
+
+
+def _label_column(src: Path, known: list[str], columns: Columns) -> str | None:
+    """The column of labels; None if there are targets instead, or only fields."""
+    usual = any(name.strip().lower() in LABEL_COLUMNS for name in known)
+    if columns.targets or (columns.fields and columns.label is None and not usual):
+        return None
+    return find_column(src, known, columns.label, LABEL_COLUMNS, "label")
 
 
 class _Paths:

@@ -4,7 +4,12 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+from fastimg.convert.annotations.coco import is_coco, read_coco, read_coco_folder
+from fastimg.convert.annotations.mask_folders import holds_masks, read_mask_folders
+from fastimg.convert.annotations.voc import is_voc, read_voc
+from fastimg.convert.annotations.yolo import is_yolo, read_yolo
 from fastimg.convert.pairs import holds_pairs, read_pairs
 from fastimg.convert.strays import strays
 from fastimg.errors import UsageError
@@ -21,19 +26,27 @@ from .samples import Source
 from .streams import NAMED, read_named, read_parquets
 from .text_manifests import holds_texts, read_texts
 
+Annotations = Literal["COCO", "VOC", "YOLO", "mask"]
+
 
 def is_class_folder(src: Path) -> bool:
     """Whether `src` is read as a folder of class folders."""
-    return os.path.isdir(src) and is_plain_folder(src) and not find_parquets(src)
+    return os.path.isdir(src) and is_plain_folder(src) and not find_parquets(src) and not annotations_in(src)
 
 
-def read_source(src: Path, columns: Columns, spool: Path, classes: Level | None = None) -> Source:
+def read_source(
+    src: Path, columns: Columns, spool: Path, classes: Level | None = None, images: Path | None = None
+) -> Source:
     """List the samples of `src` without decoding them. `spool` is the folder for a temporary file, if one is needed.
 
-    `classes` tells which level of a class folder names the classes. Other sources ignore it.
+    `classes` tells which level of a class folder names the classes, `images` where the images of COCO's annotations
+    are. Other sources ignore them.
     Raises DataError, UsageError.
     """
     text = str(src)
+    if (annotated := annotations_in(src)) is not None:
+        _refuse_columns(columns, f"{src} holds {annotated} annotations and has no columns")
+        return _read_annotations(src, annotated, images)
     if text.partition(":")[0] in NAMED and not os.path.exists(src):
         _refuse_columns(columns, f"{text} has no columns")
         return read_named(text, spool)
@@ -41,6 +54,7 @@ def read_source(src: Path, columns: Columns, spool: Path, classes: Level | None 
         parquets = find_parquets(src)
         if parquets and not (src / "dataset.json").exists():
             _refuse_separation(columns, src)
+            _refuse_fields(columns, src)
             source = read_parquets(src, parquets, columns, spool)
             files = [file for files in parquets.values() for file in files]
             return replace(source, ignored=strays(src, files, "parquet files"))
@@ -65,12 +79,42 @@ def read_source(src: Path, columns: Columns, spool: Path, classes: Level | None 
         from .image_parquets import holds_images  # brings pyarrow
 
         if holds_images(src, columns):
+            _refuse_fields(columns, src)
             return read_parquets(src, {"train": [src]}, columns, spool)
+    if columns.fields and columns.text is not None:
+        raise UsageError(f"{src}: --field goes with images alone, and --text-column names texts; leave one of them out")
     if holds_pairs(src, columns):
         return read_pairs(src, columns)
-    if holds_texts(src, columns):
+    if not columns.fields and holds_texts(src, columns):
         return read_texts(src, columns, spool)
     return read_manifest(src, columns)
+
+
+def annotations_in(src: Path) -> Annotations | None:
+    """Whose layout of annotations a file or folder has; None if it has none."""
+    if src.suffix.lower() == ".json" and src.is_file():
+        return "COCO"
+    if not src.is_dir() or not is_plain_folder(src) or (src / "convert.json").exists():
+        return None
+    layouts: tuple[tuple[Annotations, bool], ...] = (
+        ("COCO", is_coco(src)),
+        ("VOC", is_voc(src)),
+        ("YOLO", is_yolo(src)),
+        ("mask", holds_masks(src)),
+    )
+    return next((name for name, found in layouts if found), None)
+
+
+def _read_annotations(src: Path, kind: Annotations, images: Path | None) -> Source:
+    match kind:
+        case "COCO":
+            return read_coco_folder(src, images) if src.is_dir() else read_coco(src, images)
+        case "VOC":
+            return read_voc(src)
+        case "YOLO":
+            return read_yolo(src)
+        case "mask":
+            return read_mask_folders(src)
 
 
 def _read_directory(src: Path, classes: Level | None) -> Source:
@@ -98,6 +142,11 @@ def _refuse_separation(columns: Columns, src: Path) -> None:
         raise UsageError(f"--delimiter: no character separates the columns of {src}; leave it out")
     if columns.no_header:
         raise UsageError(f"--no-header: the columns of {src} have names; leave it out")
+
+
+def _refuse_fields(columns: Columns, src: Path) -> None:
+    if columns.fields:
+        raise UsageError(f"--field: {src} holds the images themselves; give a manifest with their paths")
 
 
 def _refuse_columns(columns: Columns, reason: str) -> None:

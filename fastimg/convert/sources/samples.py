@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.targets import Target
 from fastimg.loaders.decode import Pixels
 from fastimg.loaders.folders.ignored import Ignored
 
 Row = dict[str, Any]
 
-ABSENT = "__absent__"  # key in the note of a .beton sample: the fields that this sample lacks
 NO_LABEL = "the label is empty"  # reason for skipping a row of a manifest
 
 
@@ -169,6 +169,7 @@ class Source:  # more than 12 fields: each kind of source sets only a few
     from_table: bool = False  # the classes are the distinct values of a column
     inputs: tuple[str, ...] = ()  # image and text, if samples have both
     targets: tuple[Target, ...] = ()  # if they were declared; the first class has the classes above
+    stored_fields: tuple[StoredField, ...] = ()  # the schemas of what samples have; their members are among `fields`
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""

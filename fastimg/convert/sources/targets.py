@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.errors import UsageError, nearest
+from fastimg.loaders.containers.fields import ABSENT
 from fastimg.loaders.containers.targets import KINDS, Target, TargetKind, TargetValues, first_class
 from fastimg.loaders.errors import DataError
 from fastimg.wording import plural, shortened
 
 from .columns import AskedTarget, Columns
 from .labels import is_empty, look_like_lists, look_unique, number_classes
-from .samples import ABSENT, Row
+from .samples import Row
 from .tables import Rows
 
 _MAX_NUMBERED_CLASSES = 20  # more different whole numbers are taken for a number, not for classes
@@ -64,7 +65,7 @@ def labels_from(label: str | None, columns: Columns) -> str:
     """Which columns the labels or targets come from, for a sentence about columns."""
     if columns.targets:
         return f", targets from {', '.join(repr(target.name) for target in columns.targets)}"
-    return f", label from {label!r}"
+    return "" if label is None else f", label from {label!r}"
 
 
 class StatedTargets:

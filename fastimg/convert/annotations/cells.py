@@ -1,0 +1,253 @@
+"""Columns of tables as fields: what `--field` asks for, and the schemas that the cells of all rows give.
+
+A cell is a number, a list (in a csv as JSON), or a path relative to the table: of a mask, an image, a file of bytes, or
+of an .npy instead of a list. The first row that has an array, or items, decides their shape.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from fastimg.convert.sources.columns import AskedField, FieldWriting
+from fastimg.convert.sources.labels import is_empty
+from fastimg.convert.sources.samples import Row
+from fastimg.errors import UsageError, nearest
+from fastimg.loaders.captions.positions import MISSING
+from fastimg.loaders.containers.fields import ABSENT, FieldKind, Geometry, StoredField
+from fastimg.loaders.errors import DataError
+from fastimg.wording import plural, shortened
+
+from .reader import GIVEN, file_value
+
+WRITINGS: tuple[FieldWriting, ...] = get_args(FieldWriting)
+_FILES = ("mask", "image", "bytes")
+_RESERVED = ("path", MISSING, ABSENT, GIVEN)  # keys of a note, or of an entry, that are their own
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def parse_fields(texts: Sequence[str]) -> tuple[AskedField, ...]:
+    """The values of --field: NAME:KIND, or NAME:KIND@FIELD for items along those of another. Raises UsageError."""
+    asked: list[AskedField] = []
+    for text in texts:
+        name, _, rest = text.rpartition(":")
+        writing, _, along = rest.partition("@")
+        kind = next((kind for kind in WRITINGS if kind == writing), None)
+        if kind is None or not name:
+            said = nearest(writing, WRITINGS) if name else ""
+            raise UsageError(f"--field {text}: give NAME:KIND, with a kind of {', '.join(WRITINGS)}{said}")
+        if not _NAME.fullmatch(name) or name in _RESERVED:
+            raise UsageError(f"--field {text}: a field's name has A-Z a-z 0-9 _ - and is not {_RESERVED[0]}; rename it")
+        if any(other.name == name for other in asked):
+            raise UsageError(f"--field {name}: given twice; give each column once")
+        asked.append(AskedField(name, kind, along or None))
+    ragged = {field.name for field in asked if field.kind in ("ragged", "labels", "keypoint") or "box" in field.kind}
+    for field in asked:
+        fits = field.kind in ("ragged", "labels") and field.along in ragged - {field.name}
+        if field.along is not None and not fits:
+            raise UsageError(
+                f"--field {field.name}:{field.kind}@{field.along}: only ragged and labels go along another field, "
+                "which must be given, too, and be of boxes, key points or ragged"
+            )
+    return tuple(asked)
+
+
+def check_fields_of(src: Path, known: Sequence[str], asked: Sequence[AskedField], taken: Iterable[str | None]) -> None:
+    """Raise DataError or UsageError for fields that are no columns, or columns that mean something else."""
+    for field in asked:
+        if field.name not in known:
+            said = f"it has {', '.join(known)}{nearest(field.name, known)}"
+            raise DataError(f"{src}: no column {field.name!r} (--field); {said}")
+        if field.name in taken:
+            raise UsageError(
+                f"{src}: --field {field.name}: the column is already its path, label, split, text or a target; leave "
+                "it out"
+            )
+
+
+@dataclass
+class _CellTally:
+    """What all rows have in the column of one field."""
+
+    rows: int = 0
+    missing: int = 0
+    fractions: bool = False  # whether any number is not an int
+    shape: tuple[int, ...] | None = None  # of the first array or item
+    lengths: tuple[int, int] = (1 << 62, 0)  # the shortest and the longest list
+    names: set[str] = dataclass_field(default_factory=set)  # of classes, in `labels`
+    numbered: bool = False  # whether any of `labels` is a number
+
+
+class FieldCells:
+    """The fields of a table: their values in a row, and, after all rows, their schemas."""
+
+    def __init__(self, src: Path, asked: Sequence[AskedField]) -> None:
+        self._src = src
+        self._asked = asked
+        self._tallies = {field.name: _CellTally() for field in asked}
+
+    def read_into(self, extra: Row, number: int, row: Row) -> None:
+        """Move the fields of a row from its other columns to `GIVEN`. Raises DataError that names the row."""
+        given: dict[str, Any] = {}
+        for field in self._asked:
+            extra.pop(field.name, None)
+            tally = self._tallies[field.name]
+            tally.rows += 1
+            cell = row.get(field.name)
+            try:
+                value = None if is_empty(cell) and not isinstance(cell, list) else self._value(field, cell, tally)
+            except ValueError as error:
+                where = f"{self._src}: row {number}: column {field.name!r}"
+                raise DataError(f"{where}: {shortened(str(cell), 40)!r} {error}; correct it") from error
+            if value is None:
+                tally.missing += 1
+            if field.kind == "number":
+                extra[field.name] = value
+            elif value is not None:
+                given[field.name] = value
+        extra[GIVEN] = given
+
+    def decided(self) -> tuple[tuple[StoredField, ...], tuple[str, ...]]:
+        """The schemas, and a remark on each field. Raises DataError."""
+        schemas = []
+        remarks = []
+        for field in self._asked:
+            tally = self._tallies[field.name]
+            where = f"{self._src}: field {field.name!r}"
+            if tally.missing == tally.rows:
+                raise DataError(f"{where}: every row is empty; fill it in, or leave out --field {field.name}")
+            schema = self._schema(field, tally)
+            if 0 in schema.shape or (schema.kind == "array" and not schema.shape):
+                raise DataError(f"{where}: its arrays have no elements; leave out --field {field.name}")
+            shape = f" {list(schema.shape)}" if schema.shape else ""
+            parts = [f"{schema.kind}{shape}" + (f" of {schema.dtype}" if schema.kind in _TYPED else "")]
+            parts += [plural(len(schema.classes), "class")] if schema.classes else []
+            parts += [f"missing in {tally.missing:,} of {plural(tally.rows, 'row')}"] if tally.missing else []
+            remarks.append(f"{where}: {'; '.join(parts)}")
+            schemas.append(schema)
+        return tuple(schemas), tuple(remarks)
+
+    def _schema(self, field: AskedField, tally: _CellTally) -> StoredField:
+        number = "float32" if tally.fractions else "int64"
+        kind: FieldKind = "ragged"
+        geometry: Geometry | None = None
+        dtype, shape = number, tally.shape or ()
+        if field.kind == "number":
+            kind = "number"
+        elif field.kind == "array":
+            kind = "array"
+        elif field.kind == "keypoint":
+            geometry, dtype, shape = "keypoint", "float32", (2,)
+            if tally.lengths[0] == tally.lengths[1] > 0:
+                kind, shape = "array", (tally.lengths[1], 2)
+        elif field.kind == "mask":
+            kind, geometry, dtype, shape = "image", "mask", "uint8", ()
+        elif field.kind in ("image", "bytes"):
+            kind, shape = ("image" if field.kind == "image" else "bytes"), ()
+        elif field.kind == "labels":
+            dtype, shape = "int64", ()
+        elif field.kind != "ragged":
+            geometry, dtype, shape = "box", "float32", (4,)
+        classes = tuple(sorted(tally.names))
+        return StoredField(
+            name=field.name, kind=kind, dtype=dtype, shape=shape, geometry=geometry, along=field.along, classes=classes
+        )
+
+    def _value(self, field: AskedField, cell: Any, tally: _CellTally) -> Any:
+        """What is kept of a cell; None if it is missing. Raises ValueError."""
+        if field.kind == "number":
+            return _number(cell, tally)
+        if field.kind in _FILES:
+            if not isinstance(cell, str):
+                raise ValueError("is not a path")
+            return self._file(cell)
+        items = cell
+        if isinstance(cell, str):
+            if cell.strip().lower().endswith(".npy"):
+                return self._array_file(field, cell.strip(), tally)
+            try:
+                items = json.loads(cell)
+            except (ValueError, RecursionError) as error:
+                raise ValueError("is neither a JSON list nor the path of an .npy file") from error
+        if not isinstance(items, list):
+            raise ValueError("is not a list")
+        if field.kind == "labels":
+            return _labels(items, tally)
+        first = items[0] if items and field.kind != "array" else items
+        if items and tally.shape is None:
+            tally.shape = np.shape(first) if _even(first) else ()
+        tally.lengths = min(tally.lengths[0], len(items)), max(tally.lengths[1], len(items))
+        tally.fractions = tally.fractions or _has_fractions(items)
+        return items
+
+    def _file(self, cell: str) -> dict[str, Any]:
+        root = self._src.parent
+        tried = dict.fromkeys((cell, cell.strip(), cell.strip().replace("\\", "/")))
+        values = [file_value(root, os.path.normpath(path)) for path in tried]
+        return next((value for value in values if value["bytes"] >= 0), values[0])
+
+    def _array_file(self, field: AskedField, cell: str, tally: _CellTally) -> dict[str, Any]:
+        """The value for the path of an .npy file, whose head is read. Raises ValueError."""
+        value = self._file(cell)
+        try:
+            array = np.load(self._src.parent / value["path"], mmap_mode="r", allow_pickle=False)
+        except (OSError, EOFError) as error:
+            raise ValueError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        if array.dtype.kind not in "iufb" or array.ndim == 0:
+            raise ValueError(f"holds {array.dtype} {list(array.shape)}, not an array of numbers")
+        if tally.shape is None:
+            tally.shape = array.shape if field.kind == "array" else array.shape[1:]
+        tally.lengths = min(tally.lengths[0], len(array)), max(tally.lengths[1], len(array))
+        tally.fractions = tally.fractions or array.dtype.kind == "f"
+        return value
+
+
+_TYPED = ("number", "array", "ragged")
+
+
+def _number(cell: Any, tally: _CellTally) -> int | float | None:
+    try:
+        if isinstance(cell, bool) or not isinstance(cell, str | int | float):
+            raise ValueError
+        value = int(cell) if isinstance(cell, int) or re.fullmatch(r"\s*[+-]?[0-9]+\s*", str(cell)) else float(cell)
+    except ValueError as error:
+        raise ValueError("is not a number") from error
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if math.isinf(value) or abs(value) >= 2**63:
+        raise ValueError("is not finite, or does not fit in 64 bits")
+    tally.fractions = tally.fractions or isinstance(value, float)
+    return value
+
+
+def _labels(items: list[Any], tally: _CellTally) -> list[Any]:
+    """Names, or numbers of classes. Raises ValueError if they are mixed, in this row or with another."""
+    if all(isinstance(item, str) and item for item in items):
+        tally.names.update(items)
+    elif all(type(item) is int and item >= 0 for item in items):
+        tally.numbered = True
+    else:
+        raise ValueError("is not a list of names, or of whole numbers from 0 on")
+    if tally.names and tally.numbered:
+        raise ValueError("has names where other rows have numbers, or the other way round")
+    return items
+
+
+def _even(items: Any) -> bool:
+    try:
+        return np.array(items, np.float64).dtype == np.float64
+    except (ValueError, TypeError):
+        return False
+
+
+def _has_fractions(items: Any) -> bool:
+    if isinstance(items, list):
+        return any(map(_has_fractions, items))
+    return type(items) is not int

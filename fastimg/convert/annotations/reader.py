@@ -1,0 +1,202 @@
+"""Reads samples with their fields: the values that a listing found, or the files that it names, as they are stored.
+
+An entry keeps the values of its fields as JSON, under `GIVEN` in its further columns: a list, or for a file its `path`
+and `bytes`. So everything that determines a sample is part of the listing, and of its fingerprint. Numbers are columns
+of their own, and stay in the sample's note.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from fastimg.convert.sources.folders import file_size
+from fastimg.convert.sources.samples import Original, SourceEntry, SourceReader
+from fastimg.loaders.containers.fields import StoredField, packed_npy
+from fastimg.loaders.decode import Header, read_header
+from fastimg.loaders.errors import ImageError
+from fastimg.wording import plural
+
+from .geometry import boxes_of, numbers_of, orientation_of, points_of, turned, turned_boxes
+from .masks import mask_png, mask_size
+
+GIVEN = "__fields__"  # key in an entry's further columns: the values of its fields by name
+SIZE = "__size__"  # key beside these values: the (width, height) that they are for, if the source states it
+
+Given = dict[str, Any]
+
+
+class AnnotationFrame(NamedTuple):
+    """What the annotations of a sample are for."""
+
+    header: Header
+    stated: tuple[int, int] | None  # (width, height), if the source states it
+    usually_upright: bool
+
+    @property
+    def orientation(self) -> int:
+        """The EXIF orientation by which they must be turned. Raises ValueError if they are for another size."""
+        return orientation_of(self.header, self.stated, self.usually_upright)
+
+
+def file_value(root: Path, path: str) -> Given:
+    """The value of a field that is a file: its path below `root`, and its size, -1 if there is none."""
+    return {"path": path, "bytes": file_size(root / path)}
+
+
+class FieldsReader:
+    """Reads what `reader` reads, with fields.
+
+    `styles`: how the boxes of a field are written, see `boxes_of`; by default as `box`. `usually_upright`: the frame of
+    the annotations where their size does not tell.
+    """
+
+    def __init__(
+        self,
+        reader: SourceReader,
+        root: Path,
+        schemas: Sequence[StoredField],
+        styles: Mapping[str, str] | None = None,
+        usually_upright: bool = False,
+    ) -> None:
+        self._reader = reader
+        self._root = root
+        self._schemas = [schema for schema in schemas if schema.member]
+        self._classes = {each.name: {name: i for i, name in enumerate(each.classes)} for each in schemas}
+        self._styles = styles or {}
+        self._usually_upright = usually_upright
+
+    def read(self, entry: SourceEntry) -> Original:
+        """See SourceReader."""
+        extra = dict(entry.extra or {})
+        given: Given = extra.pop(GIVEN, {})
+        original = self._reader.read(entry._replace(extra=extra or None))
+        assert isinstance(original.image, bytes)
+        stated = given.get(SIZE)
+        header = read_header(original.image, sys.maxsize)
+        frame = AnnotationFrame(header, (stated[0], stated[1]) if stated else None, self._usually_upright)
+        fields = dict(original.fields)
+        lengths: dict[str, int] = {}
+        for schema in self._schemas:
+            value = given.get(schema.name)
+            if value is None:
+                continue
+            try:
+                if isinstance(value, dict) and schema.kind in ("image", "bytes"):
+                    fields[schema.member] = self._file(schema, value, frame)
+                else:
+                    array = self._array(schema, value, frame)
+                    fields[schema.member] = packed_npy(array)
+                    lengths[schema.name] = len(array) if schema.kind == "ragged" else 0
+            except ValueError as error:
+                raise ImageError(f"{schema.name}: {error}") from error
+        self._refuse_lengths(lengths)
+        return original._replace(fields=fields)
+
+    def name(self, entry: SourceEntry) -> str:
+        """See SourceReader."""
+        return self._reader.name(entry)
+
+    def problem(self, entry: SourceEntry) -> str | None:
+        """See SourceReader."""
+        return self._reader.problem(entry)
+
+    def close(self) -> None:
+        """See SourceReader."""
+        self._reader.close()
+
+    def _refuse_lengths(self, lengths: Mapping[str, int]) -> None:
+        for schema in self._schemas:
+            other = schema.along
+            if other is not None and lengths.get(schema.name) != lengths.get(other):
+                here = plural(lengths.get(schema.name, 0), "item")
+                raise ImageError(f"{schema.name}: {here} along {lengths.get(other, 0):,} of {other}")
+
+    def _content(self, value: Given) -> bytes:
+        try:
+            data: bytes = (self._root / value["path"]).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{value['path']}: {error.strerror or error}") from error
+        if len(data) != value["bytes"]:
+            raise ValueError(f"{value['path']}: changed after the source was listed")
+        return data
+
+    def _file(self, schema: StoredField, value: Given, frame: AnnotationFrame) -> bytes:
+        data = self._content(value)
+        try:
+            if schema.geometry == "mask":
+                its_frame = frame._replace(stated=mask_size(data))
+                return mask_png(data, its_frame.orientation)
+            return data if schema.kind == "bytes" else _as_png(data)
+        except ValueError as error:
+            raise ValueError(f"{os.path.basename(value['path'])}: {error}") from error
+
+    def _array(self, schema: StoredField, value: Any, frame: AnnotationFrame) -> npt.NDArray[Any]:
+        header = frame.header
+        if isinstance(value, dict):
+            value = np.load(io.BytesIO(self._content(value)), allow_pickle=False).tolist()
+        if schema.geometry == "box":
+            size = header.size if frame.orientation == 1 else (header.width, header.height)
+            boxes = boxes_of(value, self._styles.get(schema.name, "box"), size)
+            return turned_boxes(boxes, header, frame.orientation).astype(np.float32)
+        if schema.geometry == "keypoint":
+            points = turned(points_of(value), header, frame.orientation).astype(np.float32)
+            return _shaped(points, schema)
+        if any(isinstance(item, str) for item in value):  # the name of a class, as the listing found it
+            value = [self._classes[schema.name].get(name, name) for name in value]
+        if np.dtype(schema.dtype).kind in "iu":
+            return _shaped(_whole(value, schema), schema)
+        return _shaped(_floats(value, schema), schema)
+
+
+def _shaped(array: npt.NDArray[Any], schema: StoredField) -> npt.NDArray[Any]:
+    """The array, if it has the field's shape. Raises ValueError."""
+    found = array.shape[1:] if schema.kind == "ragged" else array.shape
+    if found != schema.shape:
+        what = "items of shape " if schema.kind == "ragged" else "shape "
+        raise ValueError(f"{what}{list(found)}, not {list(schema.shape)}")
+    return array
+
+
+def _whole(value: Any, schema: StoredField) -> npt.NDArray[Any]:
+    if value == [] and schema.kind == "ragged":
+        return np.zeros((0, *schema.shape), schema.dtype)
+    try:
+        array = np.array(value)
+        if array.dtype.kind not in "iub":
+            raise ValueError("something that is not a whole number")
+        limits = np.iinfo(schema.dtype)
+        if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
+            raise ValueError(f"a number that {schema.dtype} cannot hold")
+    except (TypeError, OverflowError) as error:
+        raise ValueError("something that is not a whole number") from error
+    return array.astype(schema.dtype)
+
+
+def _floats(value: Any, schema: StoredField) -> npt.NDArray[Any]:
+    if schema.kind == "ragged":
+        return numbers_of(value, schema.shape, missing=True).astype(schema.dtype)
+    try:
+        return np.array(value, np.float64).astype(schema.dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError("something that is not a number, or rows of several lengths") from error
+
+
+def _as_png(data: bytes) -> bytes:
+    """An image as PNG, as it is if it is one. Raises ValueError if it cannot be decoded."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            if image.format == "PNG":
+                return data
+            buffer = io.BytesIO()
+            image.save(buffer, "PNG")
+            return buffer.getvalue()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"it cannot be decoded, or stored as PNG ({error})") from error
