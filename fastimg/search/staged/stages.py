@@ -26,7 +26,7 @@ from .heads import embedding_seconds, search_heads
 from .heads import told as heads_told
 from .journal import TrialJournal
 from .rungs import Arm, affordable, epoch_guess, shares
-from .studies import StageStudies
+from .studies import StageStudies, opened
 from .trials import Say, StagedSearch, Trials
 
 _LOOKING = 0.1  # of the time may go into measuring encoders
@@ -66,6 +66,8 @@ def search_by_stages(
     def limit(seconds: float) -> None:
         workers.deadline = clock() + seconds
 
+    if asked.storage is not None:
+        asked = replace(asked, storage=opened(asked.storage))  # refused at once, if it is
     journal = TrialJournal(asked.folder, workers.run, clock, limit, began)
     data = candidates.facts(asked.data, asked.shared, asked.seed)
     say(_data_told(data))

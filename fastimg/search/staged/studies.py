@@ -35,13 +35,22 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
+    """A storage, by its URL or as it is. Raises UsageError where it cannot be opened."""
+    try:
+        found: optuna.storages.BaseStorage = library().storages.get_storage(storage)
+    except Exception as error:  # SQLAlchemy's and its drivers' have no common class that needs no import
+        raise refused(storage, error) from error
+    return found
+
+
 class StageStudies:
     """The studies of a folder, by default in its study.db, named after their stages.
 
     In a storage that other searches use, too, the folder's name stands before the stage's. encoders: the names of all
     that are compared. metric: of the trials' values; largest: whether more of it is better.
 
-    Raises UsageError for a storage that cannot be opened, or where it has another folder's studies of these names.
+    Raises UsageError for a storage that cannot be opened, or that has another folder's studies of these names.
     """
 
     def __init__(
@@ -58,12 +67,7 @@ class StageStudies:
         self._encoders = tuple(encoders)
         self._metric = metric
         self._direction = "maximize" if largest else "minimize"
-        try:
-            self._storage = self._optuna.storages.get_storage(storage or url(folder / STUDY))
-        except Exception as error:  # SQLAlchemy's and its drivers' have no common class that needs no import
-            if storage is None:
-                raise
-            raise refused(storage, error) from error
+        self._storage = opened(url(folder / STUDY) if storage is None else storage)
         self._studies = {stage: self._opened(stage) for stage in get_args(StageName)}
 
     def agree(self, records: Iterable[TrialRecord]) -> None:

@@ -178,6 +178,7 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
         (("--param", "lr=0.1:0.2", "--time", "0.001s"), "--time 0.001s: too short for one trial"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--arch", "a,b"), "compare with --param arch=a,b"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--storage", "nonsense://x"), "--storage nonsense://x: "),
+        (("--time", "1h", "--storage", "nonsense://x"), "--storage nonsense://x: "),
     ],
 )
 def test_bad_input_is_one_sentence(search, arguments, words, tmp_path):
