@@ -17,7 +17,7 @@ BLOCK = re.compile(r"constraint-dependencies = \[\n.*?\]\n", re.DOTALL)
 # Packages that CI installs: the project, its development tools, the peers, and the documentation tools.
 EXPORT = (
     "uv export --quiet --frozen --no-hashes --no-annotate --no-header --no-emit-project "
-    "--group peers --group trackers --group docs"
+    "--group peers --group trackers --group cluster --group docs"
 )
 
 

@@ -27,8 +27,9 @@ from .intent import (
     tuned,
 )
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
+from .searching import Search
 from .training import COMPILE_MODES, CUDA_GRAPH_MODES, HF_PREFIX, SCHEDULE_FREE, TRACKERS, Train
-from .values import durations, folds
+from .values import durations, folds, trial_resources
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
@@ -571,7 +572,33 @@ BENCH: tuple[Rule, ...] = (
     *(Range(name, _at_least(1), "1 or more") for name in ("batch_size", "img_size", "repeats", "images")),
 )
 
+
+def _on_ray(config: Search) -> bool:
+    return config.backend == "ray"
+
+
+def _parts_a_gpu(config: Search) -> bool:
+    amounts = trial_resources.parse(config.resources_per_trial or "cpu=1")
+    return amounts.get("GPU", 1) < 1
+
+
+def _cluster_device(config: Search) -> str | None:
+    if not _on_ray(config) or config.device in ("auto", "cpu", "cuda"):
+        return None
+    return "Ray chooses the GPU of a trial; give auto, cpu or cuda"
+
+
+def _cluster_address(config: Search) -> str | None:
+    if config.address is None or "://" not in config.address:
+        return None
+    return "start the search on a machine of the cluster, and give auto or HOST:PORT"
+
+
 SEARCH: tuple[Rule, ...] = (
+    *(Needs(name, _on_ray, "--backend ray") for name in ("address", "resources_per_trial", "limit_gpu_memory")),
+    Check("device", _cluster_device),
+    Check("address", _cluster_address),
+    Needs("limit_gpu_memory", _parts_a_gpu, "a part of a GPU, as in --resources-per-trial gpu=0.5"),
     Range("trials", _at_least(1), "1 or more"),
     Range("jobs", _at_least(1), "1 or more"),
     Range("seed", _at_least(0), "0 or more"),

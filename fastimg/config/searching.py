@@ -57,7 +57,17 @@ class Search:  # more than 12 fields: a flag each
     device: str = "auto"
     """auto, cpu, cuda or cuda:N. auto: every GPU runs trials."""
     jobs: int | None = None
-    """Number of trials at a time. Default: one for each GPU, one on a CPU."""
+    """Number of trials at a time. Default: one for each GPU, one on a CPU; with --backend ray, as many as the cluster
+    has room for."""
+    backend: Literal["local", "ray"] = "local"
+    """Where trials run: on this machine, or on a Ray cluster whose nodes share a folder."""
+    address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
+    """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
+    resources_per_trial: Annotated[str | None, arg(metavar="NAME=AMOUNT[,...]")] = None
+    """What a trial takes of the Ray cluster, as gpu=0.5,cpu=2. Default: a GPU with its share of the node's cores;
+    without GPUs, the cores of a node."""
+    limit_gpu_memory: Switch[bool] = False
+    """A trial with a part of a GPU, as gpu=0.5, takes no more than that part of its memory."""
     seed: int = 0
     """Seed of what is drawn. With one trial at a time the same seed gives the same trials in the same order."""
     json: bool = False

@@ -2,9 +2,10 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from fastimg.system.signals import sigterm_exits
 from fastimg.wording import plural
 
 from .folder import locked, remembered
+from .hosts.machine import LocalHosts
+from .hosts.process import TrialHosts
 from .pool import TrialPool
 from .records import TIME_OVER
 from .request import SearchRequest, request
@@ -39,14 +42,15 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     from .leaderboard import print_board
     from .plots import draw
 
-    devices = devices_of(settings.device, settings.jobs)
+    devices = devices_of(settings.device, settings.jobs) if settings.backend == "local" else []
     with sigterm_exits(), ExitStack() as stack:
         lock = stack.enter_context(locked(asked.folder))
+        hosts = LocalHosts(devices, inherited=(lock,)) if devices else _ray_hosts(asked, stack)
         stack.enter_context(remembered(asked.folder, asked.remembered))
-        pool = stack.enter_context(TrialPool(devices, None, say, inherited=(lock,)))
+        pool = stack.enter_context(TrialPool(hosts, None, say))
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds
-        board = _searched(asked, pool, say, lines, devices, began)
+        board = _searched(asked, pool, say, lines, hosts.device != "cpu", began)
     for remark in draw(board, asked.folder):
         say(remark)
     pruned = sum(board.pruned.values())
@@ -64,7 +68,33 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     )
 
 
-def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, devices: list[str], began: float) -> Any:
+def _ray_hosts(asked: SearchRequest, stack: ExitStack) -> TrialHosts:
+    """The nodes of a Ray cluster, with which the stack stays connected."""
+    settings = asked.asked
+    from .hosts.cluster import ClusterRequest, connected
+
+    if settings.json:  # Ray prints its messages to whatever standard output is
+        stack.enter_context(redirect_stdout(sys.stderr))
+
+    cluster = ClusterRequest(
+        address=settings.address,
+        amounts=asked.amounts,
+        jobs=settings.jobs,
+        device=settings.device,
+        memory=settings.limit_gpu_memory,
+        data=asked.data,
+        folder=asked.folder,
+    )
+    hosts = stack.enter_context(connected(cluster))
+    if hosts.device == "cuda" and not asked.parameters and not _gpus():
+        raise UsageError(
+            "search --time: encoders are measured where the search starts, which has no GPU, and trials have one; "
+            "start it on a machine of the cluster that has one, or search with --param"
+        )
+    return hosts
+
+
+def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, gpu: bool, began: float) -> Any:
     """The leaderboard, and the curves of the best run."""
     if asked.parameters:
         from .param_search import search_parameters
@@ -86,7 +116,7 @@ def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, d
             archs=asked.archs,
             weights=settings.weights,
             device=settings.device,
-            gpu=devices[0] != "cpu",
+            gpu=gpu,
             seed=settings.seed,
             storage=settings.storage,
             keep=settings.keep,

@@ -73,4 +73,18 @@ class Ended:
     record: TrialRecord
 
 
-Message = TrialProbe | TrialProbed | TrialWork | Reported | TrialVerdict | Ended
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """From a process on another machine: it is there. node: the name of the machine."""
+
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFault:
+    """From there instead: why no process can run, a sentence."""
+
+    words: str
+
+
+Message = Arrived | HostFault | TrialProbe | TrialProbed | TrialWork | Reported | TrialVerdict | Ended

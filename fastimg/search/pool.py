@@ -1,21 +1,32 @@
-"""Processes that stay, one per device, and run one trial after the other."""
+"""Processes that stay, and run one trial after the other."""
 
 import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self
 
 from fastimg.errors import UsageError, UserError
+from fastimg.system.progress import duration
+from fastimg.wording import plural
 
-from .messages import TIME_OVER, Ended, Reported, TrialJob, TrialProbe, TrialProbed, TrialVerdict, TrialWork
+from .hosts.process import TrialHosts, TrialProcess
+from .messages import (
+    TIME_OVER,
+    Arrived,
+    Ended,
+    HostFault,
+    Message,
+    Reported,
+    TrialJob,
+    TrialProbe,
+    TrialProbed,
+    TrialVerdict,
+    TrialWork,
+)
 from .records import TrialRecord
 
 Job = TrialJob
@@ -24,6 +35,8 @@ Report = Callable[[int, int, float], bool]  # (number, epoch, value) -> whether 
 Runner = Callable[[Iterable[TrialJob], Report], Iterator[TrialRecord]]  # records in the order in which trials end
 Say = Callable[[str], None]
 _GRACE = 60.0  # seconds that a trial has for its last step and its checkpoint
+_LOSSES = 3  # of processes with the same trial, until it is taken for the cause
+_OTHERS = 5.0  # seconds in which the other processes arrive, when the first one has
 
 
 @dataclass(eq=False, kw_only=True)
@@ -31,36 +44,49 @@ class _Process:
     """A process, and the trial that it runs."""
 
     place: int
-    process: "subprocess.Popen[bytes]"
-    connection: Connection
+    process: TrialProcess
     job: TrialJob | None = None
     began: float = 0.0
     asked_to_end: float | None = None
     awaits: bool = False  # a verdict
+    node: str = ""
+
+    @property
+    def connection(self) -> Connection:
+        return self.process.connection
+
+    def send(self, message: Message) -> None:
+        """Send a message; a process that is gone is noticed where its answer is awaited."""
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
 
 
 class TrialPool:
-    """`with TrialPool(devices, metric, say) as pool: for record in pool.run(jobs, report): ...`
+    """`with TrialPool(hosts, metric, say) as pool: for record in pool.run(jobs, report): ...`
 
-    devices: one per process: cpu, or cuda:N, where N is what CUDA_VISIBLE_DEVICES names a GPU by. metric: of the first
-    objective; None for the one that `probe` finds. deadline: when running trials are asked to end, by the monotonic
-    clock. speed_split: of the data, where speed is the second objective. inherited: handles that the processes keep
-    open, as the lock of the search's folder.
+    metric: of the first objective; None for the one that `probe` finds. deadline: when running trials are asked to end,
+    by the monotonic clock. speed_split: of the data, where speed is the second objective.
     """
 
-    command: Sequence[str] = (sys.executable, "-m", "fastimg.search.worker")  # what starts a process
-
-    def __init__(self, devices: Sequence[str], metric: str | None, say: Say, inherited: Sequence[int] = ()) -> None:
+    def __init__(self, hosts: TrialHosts, metric: str | None, say: Say) -> None:
         self.metric = metric
         self.deadline: float | None = None
         self.speed_split: str | None = None
-        self._devices = list(devices)
+        self._hosts = hosts
         self._say = say
-        self._inherited = tuple(inherited)
         self._processes: list[_Process] = []
+        self._again: list[TrialJob] = []  # trials whose process was lost
+        self._lost: Counter[int] = Counter()  # by trial
+        self._missing_since = 0.0  # when the last process was seen, by the monotonic clock
 
     def __enter__(self) -> Self:
-        self._processes = [self._start(place) for place in range(len(self._devices))]
+        self._missing_since = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            stack.push(self.__exit__)
+            for place in range(self._hosts.count):
+                self._processes.append(_Process(place=place, process=self._hosts.start(place)))
+            self._gather()
+            stack.pop_all()
         return self
 
     def __exit__(
@@ -73,28 +99,40 @@ class TrialPool:
                 continue
             each.process.terminate()
             if each.awaits:  # what judges was interrupted
-                with contextlib.suppress(OSError):
-                    each.connection.send(TrialVerdict(stop=True))
+                each.send(TrialVerdict(stop=True))
         try:
             self._drain(time.monotonic() + _GRACE)
         finally:
             for each in self._processes:
                 each.connection.close()
                 each.process.kill()
-                each.process.wait()
             self._processes = []
+
+    def _gather(self) -> None:
+        """Wait until a process has arrived, and for a moment for the others; tell where they are."""
+        end: float | None = None  # for the others
+        while not all(each.process.arrived for each in self._processes):
+            now = time.monotonic()
+            if end is None and any(each.process.arrived for each in self._processes):
+                end = now + _OTHERS
+            if end is not None and now >= end:
+                break
+            self._hear((end or now + self._hosts.wait) - now, _unasked)
+        words = self._hosts.told([each.node for each in self._processes if each.process.arrived])
+        if words:
+            self._say(words)
 
     def probe(self, settings: Mapping[str, Any]) -> str:
         """The metric by which trials with these settings are compared; it is the pool's from here on.
 
         Raises UsageError and UserError where no trial could be run.
         """
-        first = self._processes[0]
-        first.connection.send(TrialProbe(settings=settings))
+        first = next(each for each in self._processes if each.process.arrived)
+        first.send(TrialProbe(settings=settings))
         try:
             answer = first.connection.recv()
         except (EOFError, ConnectionResetError):
-            raise UserError(f"search: {_death(first.process)} while it opened the data") from None
+            raise UserError(f"search: {first.process.ended().reason} while it opened the data") from None
         assert isinstance(answer, TrialProbed)
         if answer.fault is not None:
             if answer.exit_code is None:
@@ -115,89 +153,110 @@ class TrialPool:
         more = True
         while True:
             for each in self._processes:
-                if more and each.job is None and not self._over():
-                    job = next(waiting, None)
-                    more = job is not None
+                if each.process.arrived and each.job is None and not self._over():
+                    job = self._again.pop(0) if self._again else next(waiting, None) if more else None
+                    more = more and job is not None
                     if job is not None:
                         self._send(each, job)
-            busy = [each for each in self._processes if each.job is not None]
-            if not busy:
-                if more and not self._over():
-                    continue
+            if all(each.job is None for each in self._processes) and (self._over() or not (more or self._again)):
+                yield from (self._unfinished(job) for job in self._taken_back())
                 return
-            yield from self._ended(busy, report)
+            yield from self._hear(self._patience(), report)
 
     def _send(self, each: _Process, job: TrialJob) -> None:
         assert self.metric is not None
         each.job, each.awaits = job, False
         each.began = time.monotonic()
         each.asked_to_end = None
-        settings = {**job.settings, "device": "cpu" if self._devices[each.place] == "cpu" else "cuda"}
-        each.connection.send(
-            TrialWork(
-                job=TrialJob(number=job.number, stage=job.stage, parameters=job.parameters, settings=settings),
-                metric=self.metric,
-                speed_split=self.speed_split,
-            )
-        )
+        settings = {**job.settings, "device": self._hosts.device}
+        each.send(TrialWork(job=replace(job, settings=settings), metric=self.metric, speed_split=self.speed_split))
 
-    def _ended(self, busy: Sequence[_Process], report: Report) -> Iterator[TrialRecord]:
-        """Wait for something to happen, answer reports, and give the records of trials that have ended."""
-        by_connection = {each.connection: each for each in busy}
-        for connection in wait(list(by_connection), self._patience(busy)):
+    def _hear(self, seconds: float | None, report: Report) -> list[TrialRecord]:
+        """Wait for something to happen, answer reports, and return the records of trials that have ended."""
+        records: list[TrialRecord] = []
+        by_connection = {each.connection: each for each in self._processes}
+        for connection in wait(list(by_connection), seconds):
             assert isinstance(connection, Connection)
             each = by_connection[connection]
-            job = each.job
-            assert job is not None
             try:
                 message = connection.recv()
-                if isinstance(message, Reported):
-                    each.awaits = True
-                    connection.send(TrialVerdict(stop=report(job.number, message.epoch, message.value)))
-                    each.awaits = False
-                    continue
             except (EOFError, ConnectionError):
-                yield self._buried(each, job)
+                records += self._buried(each)
                 continue
-            assert isinstance(message, Ended)
-            each.job = None
-            yield message.record
-        self._end_overdue(busy)
+            match message:
+                case Arrived():
+                    each.process.arrived, each.node = True, message.node
+                case HostFault():
+                    raise UserError(message.words)
+                case Reported():
+                    assert each.job is not None
+                    each.awaits = True
+                    each.send(TrialVerdict(stop=report(each.job.number, message.epoch, message.value)))
+                    each.awaits = False
+                case Ended():
+                    each.job = None
+                    records.append(message.record)
+        self._end_overdue()
+        self._refuse_to_wait()
+        return records
 
-    def _buried(self, each: _Process, job: TrialJob) -> TrialRecord:
-        """The record of a trial whose process has died, which is replaced."""
-        reason = _death(each.process)
+    def _buried(self, each: _Process) -> list[TrialRecord]:
+        """A process has died, and is replaced. Returns the record of its trial, unless that is queued again."""
+        job, end = each.job, each.process.ended()
+        each.connection.close()
+        each.process, each.job, node = self._hosts.start(each.place), None, each.node
+        if job is None:
+            if node:
+                self._say(f"{end.reason}; another one is started")
+            return []
+        self._lost[job.number] += end.lost
         if each.asked_to_end is not None:
             reason = f"{TIME_OVER}, and its process ended before it could tell more"
+        elif end.lost and self._lost[job.number] < _LOSSES:
+            self._say(f"trial {job.number}: {end.reason}; it is queued again, and goes on from its last checkpoint")
+            self._again.append(job)
+            return []
         else:
+            reason = f"{end.reason}, {plural(_LOSSES, 'time')}" if end.lost else end.reason
             self._say(f"trial {job.number}: {reason}; another process goes on with the next trial")
-        each.connection.close()
-        fresh = self._start(each.place)
-        each.process, each.connection, each.job = fresh.process, fresh.connection, None
-        return TrialRecord(
-            number=job.number,
-            stage=job.stage,
-            state="pruned",
-            reason=reason,
-            parameters=job.parameters,
-            settings=job.settings,
-            seconds=time.monotonic() - each.began,
-        )
+        return [_pruned(job, reason, time.monotonic() - each.began)]
+
+    def _taken_back(self) -> list[TrialJob]:
+        """Trials that were queued again, and for which no time is left."""
+        jobs, self._again = self._again, []
+        return jobs
+
+    def _unfinished(self, job: TrialJob) -> TrialRecord:
+        return _pruned(job, f"{TIME_OVER} before the trial could go on in another process", 0.0)
+
+    def _refuse_to_wait(self) -> None:
+        """Raises UserError where no process has been there for too long."""
+        now = time.monotonic()
+        if any(each.process.arrived for each in self._processes):
+            self._missing_since = now
+        elif now >= self._missing_since + self._hosts.wait:
+            raise UserError(
+                f"search: no process could be started for {duration(self._hosts.wait)}; the same command goes on when "
+                "there is room"
+            )
 
     def _over(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
-    def _patience(self, busy: Sequence[_Process]) -> float | None:
+    def _patience(self) -> float | None:
         """Seconds until something has to be ended; None where nothing has to."""
+        busy = [each for each in self._processes if each.job is not None]
         ends = [each.asked_to_end + _GRACE for each in busy if each.asked_to_end is not None]
-        if self.deadline is not None and any(each.asked_to_end is None for each in busy):
+        if self.deadline is not None and (any(each.asked_to_end is None for each in busy) or not busy):
             ends.append(self.deadline)
+        if not any(each.process.arrived for each in self._processes):
+            ends.append(self._missing_since + self._hosts.wait)
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
-    def _end_overdue(self, busy: Sequence[_Process]) -> None:
+    def _end_overdue(self) -> None:
         """After the deadline: ask for an end, then insist on it."""
         now = time.monotonic()
-        for each in busy:
+        for each in self._processes:
             if each.job is None:
                 continue
             if each.asked_to_end is None and self._over():
@@ -221,37 +280,19 @@ class TrialPool:
                 except (EOFError, ConnectionError):
                     del left[connection]
 
-    def _start(self, place: int) -> _Process:
-        """Start a process. It has a session of its own, so that Ctrl-C reaches the search alone."""
-        ours, theirs = socket.socketpair()
-        device = self._devices[place]
-        environment = dict(os.environ)
-        if device != "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = device.removeprefix("cuda:")
-        process = subprocess.Popen(
-            [*self.command, str(theirs.fileno()), self._cores(place)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), *self._inherited),
-            start_new_session=True,
-            env=environment,
-        )
-        theirs.close()
-        return _Process(place=place, process=process, connection=Connection(ours.detach()))
 
-    def _cores(self, place: int) -> str:
-        """The cores of one of several processes on a CPU, an even share; empty for all of them."""
-        count = self._devices.count("cpu")
-        if count < 2 or not hasattr(os, "sched_getaffinity"):
-            return ""
-        every = sorted(os.sched_getaffinity(0))
-        return ",".join(map(str, every[place::count] or every))
+def _pruned(job: TrialJob, reason: str, seconds: float) -> TrialRecord:
+    """The record of a trial that could not tell how it ended."""
+    return TrialRecord(
+        number=job.number,
+        stage=job.stage,
+        state="pruned",
+        reason=reason,
+        parameters=job.parameters,
+        settings=job.settings,
+        seconds=seconds,
+    )
 
 
-def _death(process: "subprocess.Popen[bytes]") -> str:
-    """How a process ended."""
-    code = process.wait()
-    if code == -signal.SIGKILL:
-        return "its process was killed, by the system where memory runs out"
-    if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}"
-    return f"its process ended with exit code {code}"
+def _unasked(number: int, _epoch: int, _value: float) -> bool:
+    raise AssertionError(f"trial {number} reports before it was begun")

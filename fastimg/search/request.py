@@ -1,5 +1,6 @@
 """What `search` is asked for, checked before anything starts. Nothing here imports torch."""
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +15,8 @@ from fastimg.config.commands import Train
 from fastimg.config.rule_tables import SEARCH, TRAIN
 from fastimg.config.rules import Excludes, Range, refuse
 from fastimg.config.searching import Search
-from fastimg.config.values import durations
-from fastimg.errors import UsageError, nearest
+from fastimg.config.values import durations, trial_resources
+from fastimg.errors import UsageError, UserError, nearest
 from fastimg.loaders.containers.datasets import refuse_no_folder
 
 from .parameters import OURS, Parameter, combinations, differing, read
@@ -30,7 +31,8 @@ class SearchRequest:
     """A search that is possible, as far as its words tell.
 
     parameters: none where stages decide what is tried. shared: settings of Train that all trials have, with YAML's
-    values. seconds: None where only the number of trials ends it.
+    values. seconds: None where only the number of trials ends it. amounts: what a trial takes of a Ray cluster, by its
+    names; empty for the usual.
     """
 
     data: Path
@@ -41,6 +43,7 @@ class SearchRequest:
     seconds: float | None
     objectives: tuple[str, ...]
     archs: tuple[str, ...]
+    amounts: Mapping[str, float]
     base: Train
     asked: Search
 
@@ -63,7 +66,7 @@ class SearchRequest:
 
 
 def request(asked: Search) -> SearchRequest:
-    """Check what is asked. Raises UsageError and DataError, each with a sentence."""
+    """Check what is asked. Raises UserError and DataError, each with a sentence."""
     refuse(asked, SEARCH)
     refuse_no_folder(asked.data)
     seconds = None if asked.time is None else durations.limit(asked.time, "--time")
@@ -90,6 +93,7 @@ def request(asked: Search) -> SearchRequest:
         seconds=seconds,
         objectives=_objectives(asked.objective),
         archs=archs,
+        amounts=_amounts(asked),
         base=base,
         asked=asked,
     )
@@ -101,6 +105,17 @@ def pruner_of(request: SearchRequest) -> str:
     if several and request.asked.pruner not in (None, "none"):
         raise UsageError(f"--pruner {request.asked.pruner}: trials with several objectives cannot be ended early")
     return request.asked.pruner or ("none" if several else "median")
+
+
+def _amounts(asked: Search) -> dict[str, float]:
+    if asked.backend == "ray" and not installed("ray"):
+        raise UserError('search --backend ray: Ray is not installed; install it with pip install "fastimg[ray]"')
+    return {} if asked.resources_per_trial is None else trial_resources.parse(asked.resources_per_trial)
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be imported; it is not."""
+    return importlib.util.find_spec(module) is not None
 
 
 def as_yaml(config: Train) -> dict[str, Any]:

@@ -91,13 +91,15 @@ class PoolLine:
 
 
 def main() -> None:
-    """Serve the pool that started this process, on the connection whose number is the argument."""
+    """Serve the pool that started this process. Arguments: the number of the connection, cores, a share of memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the search, which asks for the rest
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     line = PoolLine(Connection(int(sys.argv[1])))
     _bind(sys.argv[2])
+    if sys.argv[3]:
+        _limit_memory(float(sys.argv[3]))
     serve(line, ending)
 
 
@@ -105,6 +107,14 @@ def _bind(cores: str) -> None:
     """Use these cores alone, if some are named: beside other trials."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, cores.split(",")))
+
+
+def _limit_memory(share: float) -> None:
+    """Let trials take no more than a share of the GPU's memory, which they have beside others."""
+    import torch
+
+    if torch.cuda.is_available():  # where it is not, each trial says so
+        torch.cuda.set_per_process_memory_fraction(share, 0)
 
 
 def serve(line: PoolLine, ending: _Ending) -> None:

@@ -143,12 +143,12 @@ def _place(address: str, root: Path) -> _Place | None:
 def _share(places: Sequence[_Place], rank: int, allowed: frozenset[int], root: Path) -> tuple[int, ...]:
     """A rank's part of the cores of its node: whole processors where there are enough, beside its GPU's other ranks."""
     mates = [other for other, place in enumerate(places) if place.node == places[rank].node]
-    cores = sorted(places[rank].cores & allowed, key=lambda core: (_processor(core, root), core))
+    cores = sorted(places[rank].cores & allowed, key=lambda core: (processor(core, root), core))
     at = mates.index(rank)
     return tuple(sorted(cores[len(cores) * at // len(mates) : len(cores) * (at + 1) // len(mates)]))
 
 
-def _processor(core: int, root: Path) -> int:
+def processor(core: int, root: Path) -> int:
     """The first of the cores that share a physical processor with this one."""
     siblings = _cores(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
     return min(siblings, default=core)

@@ -49,6 +49,7 @@ OPTIONAL = {
     "onnx": ("onnx", "onnx", "pip install '.[export]'"),
     "onnxruntime": ("onnxruntime", "onnxruntime", "pip install '.[export]'"),
     "optuna": ("optuna", "optuna", "pip install '.[tune]'"),
+    "ray": ("ray", "ray", "pip install '.[ray]'"),
     "tensorboard": ("tensorboard", "tensorboard", "pip install '.[tensorboard]'"),
     "wandb": ("wandb", "wandb", "pip install '.[wandb]'"),
     "mlflow": ("mlflow", "mlflow", "pip install '.[mlflow]'"),

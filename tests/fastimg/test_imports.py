@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-SLOW_MODULES = ("torch", "torchvision", "timm", "sklearn", "matplotlib", "transformers", "onnx", "kornia")
+SLOW_MODULES = ("torch", "torchvision", "timm", "sklearn", "matplotlib", "transformers", "onnx", "kornia", "ray")
 
 # Runs commands one after the other, and prints the exit code of each and the slow modules that it imported.
 SCRIPT = """
@@ -58,6 +58,7 @@ REFUSED = {
     "bench": ("bench", "{}/tar", "--repeats", "0"),
     "inspect's flag": ("inspect", "{}/tar", "--samples", "0"),
     "what search has no flag for": ("search", "{}/images", "--param", "lrr=0:1", "--trials", "1"),
+    "a cluster that cannot be": ("search", "{}/images", "--trials", "1", "--backend", "ray", "--address", "ray://h:1"),
     "convert's flag": ("convert", "{}/images", "{}/other", "--quality", "0"),
 }
 MISSING = {

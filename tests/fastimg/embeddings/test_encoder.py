@@ -1,7 +1,9 @@
 """A frozen encoder runs once: what is cached, when the cache is valid, and when embeddings are computed again."""
 
+import fcntl
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +98,28 @@ def test_cached_and_uncached_training_have_the_same_losses(train, losses, weight
     assert one.keys() == two.keys()
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
+
+
+def test_of_two_processes_at_once_only_one_encodes(train, fast, shards, trained, tmp_path, python):
+    """They meet at the lock, which this process holds until both wait for it."""
+    train("before", "--epochs", "1")
+    (lock,) = shards.glob(".fastimg/embeddings/*/.lock")
+    for file in [*lock.parent.glob("0*"), lock.parent / "shards.jsonl"]:
+        file.unlink()
+    frozen = ("--epochs", "1", "--freeze", "backbone", "--weights", trained.run, "-o", tmp_path / "runs")
+    runs = []
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for name in ("a", "b"):
+            command = [python, "-m", "fastimg", "train", shards, *fast, *frozen, "--name", name]
+            runs.append(subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True))
+        for run in runs:
+            assert any("waiting for it" in line for line in iter(run.stdout.readline, ""))
+    said = "".join(run.communicate()[0] for run in runs)
+    assert [run.returncode for run in runs] == [0, 0]
+    made = [json.loads(line)["samples"] for line in (lock.parent / "shards.jsonl").read_text().splitlines()]
+    assert sum(made) == 36
+    assert said.count("12 images with test_resnet, once") == said.count("24 images with test_resnet, once") == 1
 
 
 def test_every_tensor_of_the_backbone_keeps_its_bits(train, weights, trained):

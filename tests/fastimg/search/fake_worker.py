@@ -1,6 +1,7 @@
 """A process of a pool whose trials do what their settings say, without torch: for tests.
 
-A trial's settings have `act`: report, die, or hang; and `log`, a file that gets a line when it begins and when it ends.
+A trial's settings have `act`: report, die, die once, hang, or linger, until the file LOG.go is there; and `log`, a file
+that gets a line when it begins and when it ends.
 """
 
 import os
@@ -10,7 +11,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from fastimg.search.messages import Ended, Reported, TrialProbe, TrialProbed, TrialVerdict
+from fastimg.search.messages import Arrived, Ended, HostFault, Reported, TrialProbe, TrialProbed, TrialVerdict
 from fastimg.search.records import TrialRecord
 
 
@@ -22,6 +23,8 @@ def note(job, word):
 
 def main():
     connection = Connection(int(sys.argv[1]))
+    if node := os.environ.get("FAKE_NODE"):
+        connection.send(HostFault(words=f"{node}: no room") if node == "full" else Arrived(node=node))
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     while True:
@@ -36,7 +39,8 @@ def main():
         note(job, "begin")
         reason = None
         act = job.settings["act"]
-        if act == "die":
+        if act == "die" or (act == "die once" and not os.path.exists(f"{job.settings['log']}.died")):
+            open(f"{job.settings['log']}.died", "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
         if act == "hang":
             while not ended.is_set():
@@ -50,6 +54,8 @@ def main():
             if verdict.stop:
                 reason = "not promising"
                 break
+        while act == "linger" and not os.path.exists(f"{job.settings['log']}.go"):
+            time.sleep(0.01)
         note(job, "end")
         record = TrialRecord(
             number=job.number,
@@ -57,7 +63,8 @@ def main():
             state="pruned" if reason else "complete",
             reason=reason,
             parameters=job.parameters,
-            settings={"device": job.settings["device"], "cores": sys.argv[2], "process": os.getpid()},
+            settings={"device": job.settings["device"], "cores": sys.argv[2], "process": os.getpid()}
+            | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "share": sys.argv[3], "here": os.getcwd()},
             values=(job.parameters["value"],),
         )
         connection.send(Ended(record=record))

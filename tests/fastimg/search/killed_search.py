@@ -1,13 +1,17 @@
-"""A search whose trials are those of `fake_worker.py`, for a test that kills it: `killed_search.py FOLDER`.
+"""A search whose trials are those of `fake_worker.py`, for a test that kills it: `killed_search.py FOLDER [ADDRESS]`.
+
+ADDRESS: of a Ray cluster, whose nodes run the trials.
 
 It prints a line after every step, and waits for a line before it goes on.
 """
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from fastimg.config.commands import Train
 from fastimg.search.folder import locked
+from fastimg.search.hosts.machine import LocalHosts
 from fastimg.search.messages import TrialJob
 from fastimg.search.parameters import read
 from fastimg.search.pool import TrialPool
@@ -21,11 +25,29 @@ def step(words):
     sys.stdin.readline()
 
 
-def main(folder):
-    TrialPool.command = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+def hosts_of(folder, lock, address, stack):
+    worker = str(Path(__file__).with_name("fake_worker.py"))
+    if address is None:
+        LocalHosts.command = (sys.executable, worker)
+        return LocalHosts(["cpu"], (lock,))
+    from fastimg.search.hosts.cluster import ClusterRequest, RayHosts, connected
+
+    RayHosts.arguments = (worker,)
+    return stack.enter_context(
+        connected(
+            ClusterRequest(
+                address=address, amounts={"CPU": 1}, jobs=1, device="auto", memory=False, data=folder, folder=folder
+            )
+        )
+    )
+
+
+def main(folder, address=None):
     parameters = read(["lr=log:1e-4:1e-1"], Train())
     plan = StudyPlan(parameters=parameters, sampler="random", pruner="none", largest=(True,), seed=0)
-    with locked(folder) as lock, TrialPool(["cpu"], "top1", print, inherited=(lock,)) as pool:
+    with ExitStack() as stack:
+        lock = stack.enter_context(locked(folder))
+        pool = stack.enter_context(TrialPool(hosts_of(folder, lock, address, stack), "top1", lambda _: None))
         study = SearchStudy(folder, None, plan)
         study.recover()
 
@@ -53,4 +75,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

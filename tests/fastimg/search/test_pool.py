@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from fastimg.errors import UsageError, UserError
+from fastimg.search.hosts.machine import LocalHosts
+from fastimg.search.hosts.process import ProcessEnd
 from fastimg.search.messages import TrialJob
 from fastimg.search.pool import TrialPool
 
@@ -15,8 +17,8 @@ FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 
 @pytest.fixture
 def pool_of(monkeypatch):
-    monkeypatch.setattr(TrialPool, "command", FAKE)
-    return lambda *devices, say=lambda _: None: TrialPool(devices or ("cpu",), "top1", say)
+    monkeypatch.setattr(LocalHosts, "command", FAKE)
+    return lambda *devices, say=lambda _: None: TrialPool(LocalHosts(devices or ("cpu",)), "top1", say)
 
 
 @pytest.fixture
@@ -133,3 +135,87 @@ def test_the_metric_is_the_one_that_was_found(pool_of):
     with pool_of() as pool:
         assert pool.probe({"answer": {"metric": "age.mae"}}) == "age.mae"
         assert pool.metric == "age.mae"
+
+
+class FarHosts(LocalHosts):
+    """Processes of this machine that arrive, and are lost, as if they were on others."""
+
+    wait = 60.0
+
+    def start(self, place):
+        process = super().start(place)
+        process.arrived = False
+        process.ended = lambda: process.process.wait() and ProcessEnd(reason="its node was lost", lost=True)
+        return process
+
+    def told(self, nodes):
+        return f"on {sorted(nodes)}"
+
+
+@pytest.fixture
+def far(monkeypatch):
+    monkeypatch.setattr(LocalHosts, "command", FAKE)
+    monkeypatch.setenv("FAKE_NODE", "n1")
+    return lambda count, say: TrialPool(FarHosts(["cpu"] * count), "top1", say)
+
+
+def test_a_trial_whose_process_was_lost_is_queued_again(far, jobs, tmp_path):
+    said = []
+    with far(1, said.append) as pool:
+        records = list(pool.run(jobs("report", "die once", "report"), never))
+    assert [(record.number, record.state) for record in records] == [(0, "complete"), (1, "complete"), (2, "complete")]
+    assert said == [
+        "on ['n1']",
+        "trial 1: its node was lost; it is queued again, and goes on from its last checkpoint",
+    ]
+    assert (tmp_path / "log").read_text().split()[4:8] == ["begin", "1", "begin", "1"]
+
+
+def test_a_trial_that_loses_every_process_is_pruned(far, jobs):
+    said = []
+    with far(2, said.append) as pool:
+        records = sorted(pool.run(jobs("die", "report"), never), key=lambda record: record.number)
+    assert [(record.number, record.state, record.reason) for record in records] == [
+        (0, "pruned", "its node was lost, 3 times"),
+        (1, "complete", None),
+    ]
+    assert said[-1] == "trial 0: its node was lost, 3 times; another process goes on with the next trial"
+
+
+def test_a_lost_trial_for_which_no_time_is_left(far, jobs, monkeypatch):
+    with far(1, lambda words: words.startswith("trial") and setattr(pool, "deadline", time.monotonic())) as pool:
+        (record,) = pool.run(jobs("die"), never)
+    assert record.reason.startswith("the time was over before the trial could go on")
+
+
+def test_why_no_process_can_be_there_is_said(far, monkeypatch):
+    monkeypatch.setenv("FAKE_NODE", "full")
+    with pytest.raises(UserError, match="full: no room"), far(2, lambda _: None):
+        pass
+
+
+def test_processes_are_not_waited_for_without_end(far, monkeypatch):
+    monkeypatch.delenv("FAKE_NODE")
+    monkeypatch.setattr(FarHosts, "wait", 0.0)
+    with pytest.raises(UserError, match="no process could be started for 0:00"), far(1, lambda _: None):
+        pass
+
+
+def test_a_process_that_dies_between_trials_is_noticed(pool_of, jobs):
+    with pool_of() as pool:
+        pool._processes[0].process.kill()
+        records = list(pool.run(jobs("report", "report"), never))
+    assert [record.state for record in records] == ["pruned", "complete"]
+
+
+def test_each_process_sees_its_own_gpu_and_has_its_own_cores(pool_of, jobs, monkeypatch):
+    monkeypatch.setattr("fastimg.system.core_shares.os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    with pool_of("cuda:2", "cuda:GPU-a") as pool:
+        first = pool.run(jobs("linger", "report"), never)
+        records = [next(first)]
+        Path(f"{jobs('report')[0].settings['log']}.go").touch()
+        records += first
+    found = {record.settings["gpus"]: record.settings["cores"] for record in records}
+    assert found.keys() == {"2", "GPU-a"}
+    assert sorted(core for cores in found.values() for core in cores.split(",")) == ["0", "1", "2", "3"]
+    assert {record.settings["device"] for record in records} == {"cuda"}  # the first of those that it sees

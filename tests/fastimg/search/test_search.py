@@ -23,10 +23,9 @@ BASE = ("--img-size", 32, "--batch-size", 8, "--workers", 1, "--no-amp", "--epoc
 class InThisProcess(AbstractContextManager["InThisProcess"]):
     """A pool without processes."""
 
-    def __init__(self, devices, metric, say, inherited=()):
+    def __init__(self, hosts, metric, say):
         self.deadline = None
         self.speed_split = None
-        self.devices = devices
 
     def __exit__(self, *_):
         pass
@@ -47,6 +46,7 @@ class InThisProcess(AbstractContextManager["InThisProcess"]):
 def search(cli, image_folder, tmp_path, monkeypatch):
     """`search(--param, ..., base=...)`: search in tmp_path/S."""
     monkeypatch.setattr("fastimg.search.command.TrialPool", InThisProcess)
+    monkeypatch.setitem(sys.modules, "ray", None)  # importing it would fail
     monkeypatch.setattr("fastimg.search.param_search.prediction_speed", lambda *_: 100.0)
     monkeypatch.setattr("fastimg.train.reporting.summary.plot_curves", lambda *arguments: arguments[-1].touch())
 
@@ -147,6 +147,15 @@ def test_trials_that_diverge_are_pruned_with_their_reason(search, tmp_path):
     assert json.loads((tmp_path / "S" / "leaderboard.json").read_text())["trials"] == []
 
 
+def test_ray_that_is_not_installed(search, monkeypatch):
+    monkeypatch.setattr("fastimg.search.request.installed", lambda name: name != "ray")
+    ran = search(*PARAM, "--trials", 1, "--backend", "ray")
+    assert (ran.code, ran.err) == (
+        1,
+        'fastimg: error: search --backend ray: Ray is not installed; install it with pip install "fastimg[ray]"\n',
+    )
+
+
 def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
     with locked(tmp_path / "S"):
         ran = search(*PARAM, "--trials", 1)
@@ -165,6 +174,13 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
         (("--param", "lr=0.1:0.2"), "say when it ends, by --trials N or --time 20m"),
         ((), "say when it ends: --time 20m"),
         (("--param", "lr=0.1:0.2", "--trials", 0), "--trials 0: give 1 or more"),
+        (("--trials", 1, "--address", "auto"), "--address has no effect without --backend ray"),
+        (("--trials", 1, "--backend", "ray", "--address", "ray://h:1"), "start the search on a machine of the cluster"),
+        (
+            ("--trials", 1, "--backend", "ray", "--device", "cuda:1"),
+            "Ray chooses the GPU of a trial; give auto, cpu or",
+        ),
+        (("--trials", 1, "--backend", "ray", "--limit-gpu-memory"), "has no effect without a part of a GPU, as in"),
         (("--time", "soon"), "--time soon: give a time"),
         (("--objective", "accuracy,size", "--time", "1m"), "give accuracy or speed"),
         (("--objective", "speed", "--time", "1m"), "give accuracy, or accuracy,speed"),

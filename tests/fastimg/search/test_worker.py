@@ -9,7 +9,7 @@ import pytest
 from fastimg.errors import UserError
 from fastimg.loaders import DataError
 from fastimg.search.messages import TrialJob
-from fastimg.search.worker import _Ending, best_of, run_trial
+from fastimg.search.worker import _Ending, _limit_memory, best_of, run_trial
 from fastimg.train.loop import Result
 
 
@@ -118,3 +118,12 @@ def test_the_best_validation_is_the_one_whose_checkpoint_is_kept():
     assert best_of(validations, "top1") == validations[2]
     assert best_of(validations, "loss") == validations[3]
     assert best_of({}, "top1") is None
+
+
+@pytest.mark.parametrize(("there", "limits"), [(True, [(0.5, 0)]), (False, [])])
+def test_a_share_of_a_gpu_is_one_of_its_memory(monkeypatch, there, limits):
+    calls = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda *share: calls.append(share))
+    _limit_memory(0.5)
+    assert calls == limits

@@ -1,0 +1,254 @@
+"""Processes for trials on the nodes of a Ray cluster. Ray is imported by `connected` alone."""
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from fastimg.config.values.trial_resources import written
+from fastimg.errors import UsageError, UserError, reason_of
+from fastimg.search.messages import HostFault
+from fastimg.wording import plural
+
+from .node import SharedPlaces, TrialNode, shared_places
+from .process import WORKER, ProcessEnd
+
+_NAMESPACE = "fastimg-search"
+_ANSWER = 5.0  # seconds in which a cluster answers
+_GONE = 60.0  # seconds in which actors of a search that was killed end
+_ROOM = 600.0  # seconds to wait for the cluster to have room for one process
+_CALLS = 4  # of an actor at a time: one of them waits for messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterRequest:
+    """What is asked of a cluster.
+
+    amounts: what a trial takes, by Ray's names; empty for the usual. device: auto, cpu or cuda. memory: whether a trial
+    may take no more of a GPU's memory than its share of the GPU.
+    """
+
+    address: str | None
+    amounts: Mapping[str, float]
+    jobs: int | None
+    device: str
+    memory: bool
+    data: Path
+    folder: Path
+
+
+@contextlib.contextmanager
+def connected(asked: ClusterRequest) -> Iterator["RayHosts"]:
+    """The hosts of a cluster. Raises UserError where it cannot be reached, UsageError for what no node has."""
+    ray = _ray()
+    _connect(ray, asked.address or os.environ.get("RAY_ADDRESS") or "auto")
+    places = None
+    try:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        amounts = dict(asked.amounts) or usual(nodes, asked.device)
+        if asked.device == "cuda" and "GPU" not in amounts:
+            raise UsageError("--device cuda: a trial has no GPU; add gpu=1 to --resources-per-trial")
+        if asked.device == "cpu" and "GPU" in amounts:
+            raise UsageError("--device cpu: a trial has a GPU; leave gpu out of --resources-per-trial")
+        count = asked.jobs or room(nodes, amounts)
+        if count == 0:
+            raise UsageError(
+                f"no node of the cluster has {written(amounts)} for a trial; ask for less with --resources-per-trial, "
+                "or give --jobs N to wait for larger nodes"
+            )
+        prefix = hashlib.sha256(str(asked.folder.resolve()).encode()).hexdigest()[:16]
+        _end_earlier(ray, prefix)
+        places = shared_places(asked.data, asked.folder)
+        yield RayHosts(ray, count, amounts, asked.memory, prefix, places)
+    finally:
+        if places is not None:
+            places.token.unlink(missing_ok=True)
+        ray.shutdown()
+
+
+def usual(nodes: Sequence[Mapping[str, float]], device: str) -> dict[str, float]:
+    """What a trial takes if nothing is said: a GPU with its share of the cores; without GPUs the cores of a node."""
+    with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1] if device != "cpu" else []
+    if with_gpus:
+        cores = min(node.get("CPU", 0) // node["GPU"] for node in with_gpus)
+        return {"GPU": 1, "CPU": max(1, int(cores))}
+    counts = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+    return {"CPU": min(counts, default=1)}
+
+
+def room(nodes: Sequence[Mapping[str, float]], amounts: Mapping[str, float]) -> int:
+    """How many trials run at a time on these nodes, if nothing else does."""
+
+    def fitting(node: Mapping[str, float]) -> int:
+        return min(int(node.get(name, 0) / amount + 1e-6) for name, amount in amounts.items())
+
+    return sum(map(fitting, nodes))
+
+
+class RayHosts:
+    """An actor per process, each with what a trial takes, wherever the cluster has room."""
+
+    wait = _ROOM
+    arguments: Sequence[str] = WORKER  # what Python is started with
+
+    def __init__(
+        self, ray: Any, count: int, amounts: Mapping[str, float], limit: bool, prefix: str, places: SharedPlaces
+    ) -> None:
+        self.count = count
+        self.device = "cuda" if "GPU" in amounts else "cpu"
+        self._ray = ray
+        self._amounts = dict(amounts)
+        self._memory = amounts.get("GPU") if limit else None
+        self._prefix = prefix
+        self._places = places
+        self._numbers = itertools.count()
+
+    def start(self, place: int) -> "RayProcess":
+        """Ask for an actor; the process arrives when the cluster has room for it."""
+        custom = {name: amount for name, amount in self._amounts.items() if name not in ("CPU", "GPU", "memory")}
+        cores = self._amounts.get("CPU", 0)
+        options: dict[str, Any] = {
+            "num_cpus": cores,
+            "num_gpus": self._amounts.get("GPU", 0),
+            "resources": custom,
+            "max_concurrency": _CALLS,
+            "name": f"{self._prefix} {place} {next(self._numbers)}",
+            "namespace": _NAMESPACE,
+        }
+        if "memory" in self._amounts:
+            options["memory"] = int(self._amounts["memory"])
+        actor = self._ray.remote(TrialNode).options(**options).remote(self.arguments, int(cores), self._memory)
+        return RayProcess(self._ray, actor, self._places)
+
+    def told(self, nodes: Sequence[str]) -> str:
+        """How many processes are there, and where."""
+        each = f"a trial has {written(self._amounts)}"
+        if not nodes:
+            return f"ray         the cluster has no room yet; {each}"
+        words = f"ray         {plural(len(nodes), 'process')} on {plural(len(set(nodes)), 'node')}; {each}"
+        late = self.count - len(nodes)
+        return f"{words}; {late} more when the cluster has room" if late else words
+
+
+class RayProcess:
+    """A process on a node, and its actor. Two threads carry messages between the pool's connection and the actor."""
+
+    def __init__(self, ray: Any, actor: Any, places: SharedPlaces) -> None:
+        self.arrived = False
+        self._ray = ray
+        self._actor = actor
+        self._end = ProcessEnd(reason="its node was lost, or its actor ended", lost=True)
+        ours, self._socket = socket.socketpair()
+        self.connection = Connection(ours.detach())
+        self._theirs = Connection(os.dup(self._socket.fileno()))
+        self._threads = [
+            threading.Thread(target=self._receive, args=(places,), name="fastimg-ray-in", daemon=True),
+            threading.Thread(target=self._send, name="fastimg-ray-out", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def terminate(self) -> None:
+        """Ask it to end its trial."""
+        self._actor.terminate.remote()
+
+    def kill(self) -> None:
+        """End it, and wait for that."""
+        self.connection.close()
+        self._ray.kill(self._actor)
+        for thread in self._threads:
+            thread.join(_ANSWER)
+
+    def ended(self) -> ProcessEnd:
+        """How it ended."""
+        self._threads[0].join()
+        return self._end
+
+    def _receive(self, places: SharedPlaces) -> None:
+        errors = self._ray.exceptions
+        try:
+            message = self._ray.get(self._actor.begin.remote(places))
+            while not isinstance(message, ProcessEnd):
+                self._theirs.send(message)
+                message = self._ray.get(self._actor.receive.remote())
+            self._end = message
+        except errors.RayActorError:
+            pass
+        except errors.RayError as error:
+            words = (
+                f"a node of the cluster cannot run trials: {reason_of(error)}; install the same fastimg on all nodes"
+            )
+            self._theirs.send(HostFault(words=words))
+        except OSError:  # the pool has closed the connection
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)  # the pool reads what is left, then the end
+            self._ray.kill(self._actor)
+
+    def _send(self) -> None:
+        """Carry what the pool sends, until it closes its end; then nothing is needed any more."""
+        with self._socket, self._theirs:
+            with contextlib.suppress(EOFError, OSError, self._ray.exceptions.RayError):
+                while True:
+                    self._ray.get(self._actor.send.remote(self._theirs.recv()))
+            self._threads[0].join()
+
+
+def _ray() -> Any:
+    """Ray. `request` has made sure that it is installed."""
+    # Otherwise Ray copies the folder from which `uv run` started a search to every node, and starts processes by uv.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    import ray
+
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Join a cluster. Raises UserError."""
+    remedy = 'start one with "ray start --head", or give --address HOST:6379'
+    if address == "auto":
+        nothing = f"search --backend ray: no Ray cluster runs on this machine; {remedy}"
+    else:
+        nothing = f"--address {address}: no Ray cluster can be reached there"
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _ANSWER).close()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{nothing} ({reason_of(error)}); {remedy}") from error
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, namespace=_NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
+    except ConnectionError as error:
+        raise UserError(nothing) from error
+    except (RuntimeError, ValueError, ray.exceptions.RayError) as error:  # another version of Ray or of Python
+        raise UserError(f"--address {address}: {reason_of(error)}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray's own would end a search without its checkpoints
+
+
+def _end_earlier(ray: Any, prefix: str) -> None:
+    """End what a killed search has left on the cluster: Ray ends it, too, but not at once."""
+    end = time.monotonic() + _GONE
+    while True:
+        found = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+        left = [name for name in found if name.startswith(prefix)]
+        if not left:
+            return
+        if time.monotonic() >= end:
+            raise UserError(f"search: {plural(len(left), 'process')} of an earlier search do not end")
+        for name in left:
+            with contextlib.suppress(ValueError):  # it has ended
+                ray.kill(ray.get_actor(name, namespace=_NAMESPACE))
+        time.sleep(0.1)

@@ -1,0 +1,71 @@
+"""A process for trials as the pool sees it, wherever it runs."""
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+WORKER = ("-m", "fastimg.search.worker")  # what Python is started with
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessEnd:
+    """How a process ended. lost: with its node, so that the trial is not to blame."""
+
+    reason: str
+    lost: bool = False
+
+
+class TrialProcess(Protocol):
+    """A process that runs one trial at a time.
+
+    Its end of the connection closes when it has ended. arrived: whether it can be given a trial at once; otherwise it
+    says so by the message `Arrived`.
+    """
+
+    connection: Connection
+    arrived: bool
+
+    def terminate(self) -> None:
+        """Ask it to end its trial."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+    def ended(self) -> ProcessEnd:
+        """How it ended; waits until it has."""
+        ...
+
+
+class TrialHosts(Protocol):
+    """What starts processes.
+
+    count: of processes. device: cpu or cuda, what their trials are given; of several GPUs a process sees its own. wait:
+    seconds in which one process has to arrive.
+    """
+
+    count: int
+    device: str
+    wait: float
+
+    def start(self, place: int) -> TrialProcess:
+        """Start one of them, also in the place of one that has ended."""
+        ...
+
+    def told(self, nodes: Sequence[str]) -> str:
+        """The line that tells on which nodes processes have arrived."""
+        ...
+
+
+def end_of(process: "subprocess.Popen[bytes]") -> str:
+    """How a process of this machine ended; waits until it has."""
+    code = process.wait()
+    if code == -signal.SIGKILL:
+        return "its process was killed, by the system where memory runs out"
+    if code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    return f"its process ended with exit code {code}"
