@@ -4,7 +4,8 @@
     images = apply(draw(policy, batch.ids, seed=0, epoch=epoch), batch.inputs)  # float32 [B, 3, H, W], normalised
 
 A `Policy` says what may happen, `draw` makes a `Plan` of it for the samples of a batch, `apply` carries it out. `mix`
-does so where images are mixed, which changes the targets.
+does so where images are mixed, which changes the targets. `apply_masks`, `apply_boxes` and `apply_keypoints` move what
+belongs to an image as the plan moves the image.
 
 In: a batch, a policy, ids, a seed. Out: augmented and normalised images. Must not know: loaders, the application.
 """
@@ -17,13 +18,31 @@ from .policy import Policy, operation
 if TYPE_CHECKING:
     from .backends import apply
     from .draws import draw
+    from .geometry import MovedBoxes, apply_boxes, apply_keypoints, apply_masks
     from .mixing import mix
     from .plan import Plan
 
-__all__ = ["Plan", "Policy", "apply", "draw", "mix", "operation"]
+__all__ = [
+    "MovedBoxes",
+    "Plan",
+    "Policy",
+    "apply",
+    "apply_boxes",
+    "apply_keypoints",
+    "apply_masks",
+    "draw",
+    "mix",
+    "operation",
+]
 
 # Public name -> the module that defines it, imported at first use: these import torch, which takes seconds.
-_MODULES = {"Plan": "plan", "apply": "backends", "draw": "draws", "mix": "mixing"}
+_MODULES = {
+    **dict.fromkeys(("MovedBoxes", "apply_boxes", "apply_keypoints", "apply_masks"), "geometry"),
+    "Plan": "plan",
+    "apply": "backends",
+    "draw": "draws",
+    "mix": "mixing",
+}
 
 
 def __getattr__(name: str) -> Any:

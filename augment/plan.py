@@ -158,11 +158,33 @@ class Plan:  # more than 12 fields: an operation each
         ((a0 x + a1 y + a2) >> 16, (a3 x + a4 y + a5) >> 16).
         """
         rows, hflip, vflip, angle = (t.numpy() for t in (self.trivial, self.hflip, self.vflip, self.angle))
-        if self.warps is not None:
-            return _fixed(*_resolved(self.warps, height, width), hflip, vflip, angle, height, width)
-        if not angle.any():  # then there are few different ones
+        if self.warps is None and not angle.any():  # then there are few different ones
             return _affines(height, width).take(rows * 4 + (2 * hflip.view(np.uint8) + vflip.view(np.uint8)), axis=0)
-        return _fixed(*_tabled(rows, height, width), hflip, vflip, angle, height, width)
+        return _fixed(*self._unflipped(height, width), hflip, vflip, height, width)
+
+    def inverse(self, height: int, width: int) -> tuple[Doubles, Doubles]:
+        """`Sized.affine`, not rounded: place p = (x, y) shows what was at linear [B, 2, 2] p + shift [B, 2].
+
+        Of this stage alone. Places are in pixels from the image's corner: the first pixel's centre is (0.5, 0.5).
+        """
+        linear, shift = (part.copy() for part in self._unflipped(height, width))
+        for flips, row, side in ((self.hflip, 0, width), (self.vflip, 1, height)):
+            flipped = flips.numpy()
+            linear[flipped, 2 * row : 2 * row + 2] *= -1.0
+            shift[flipped, row] = side - shift[flipped, row]
+        return linear.reshape(-1, 2, 2), shift
+
+    def _unflipped(self, height: int, width: int) -> tuple[Doubles, Doubles]:
+        """The linear maps [B, 4] and shifts [B, 2] of the rotation and the warp."""
+        angle = self.angle.numpy()
+        if self.warps is not None:
+            linear, shift = _resolved(self.warps, height, width)
+        else:
+            linear, shift = _tabled(self.trivial.numpy(), height, width)
+        if not angle.any():
+            return linear, shift
+        turned = rotation(angle)
+        return _composed(turned, _about((width / 2, height / 2), turned), linear, shift)
 
 
 @dataclass(frozen=True)
@@ -214,7 +236,7 @@ def _affines(height: int, width: int) -> npt.NDArray[np.int32]:
     """Affines [868 * 2 * 2, 6] of images that are not rotated: by row of TrivialAugment's table, hflip and vflip."""
     rows, hflip, vflip = np.meshgrid(np.arange(len(trivial_table().ops)), (False, True), (False, True), indexing="ij")
     linear, shift = _tabled(rows.ravel(), height, width)
-    return _fixed(linear, shift, hflip.ravel(), vflip.ravel(), np.zeros(rows.size), height, width)
+    return _fixed(linear, shift, hflip.ravel(), vflip.ravel(), height, width)
 
 
 def _tabled(rows: npt.NDArray[np.int64], height: int, width: int) -> tuple[Doubles, Doubles]:
@@ -240,14 +262,10 @@ def _fixed(
     shift: Doubles,
     hflip: npt.NDArray[np.bool_],
     vflip: npt.NDArray[np.bool_],
-    angle: Doubles,
     height: int,
     width: int,
 ) -> npt.NDArray[np.int32]:
     """`Plan._affine`, computed."""
-    if angle.any():
-        turned = rotation(angle)
-        linear, shift = _composed(turned, _about((width / 2, height / 2), turned), linear, shift)
     a, b, d, e = linear.T
     c, f = shift.T
     fixed = np.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5], axis=1)

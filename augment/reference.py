@@ -29,18 +29,33 @@ def augment(plan: Plan | None, images: torch.Tensor, table: torch.Tensor) -> tor
 
 def warp(affine: torch.Tensor, images: torch.Tensor, fill: tuple[int, int, int] = (0, 0, 0)) -> torch.Tensor:
     """Resample images [B, 3, H, W] by inverse Q16 affines int32 [B, 6]: nearest, `fill` outside, as in Pillow."""
-    height, width = images.shape[2:]
+    source, inside = sources(affine, *images.shape[2:])
+    source = source.flatten(1)[:, None]
+    taken = images.flatten(2).gather(2, source.expand(-1, 3, -1)).view(images.shape)
+    colour = torch.tensor(fill, dtype=images.dtype).view(3, 1, 1)
+    return torch.where(inside[:, None], taken, to_device(colour, images.device))
+
+
+def warp_masks(masks: torch.Tensor, affine: torch.Tensor, ignore: int) -> torch.Tensor:
+    """Resample integer masks [B, H, W] as `warp` does images, with `ignore` outside."""
+    source, inside = sources(affine, *masks.shape[1:])
+    taken = masks.flatten(1).gather(1, source.flatten(1)).view(masks.shape)
+    return torch.where(inside, taken, ignore)
+
+
+def sources(affine: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pixel that each pixel shows, int64 [B, H, W] in row-major order, and whether there is one, bool [B, H, W].
+
+    `affine` is int32 [B, 6], inverse and in Q16; where there is no pixel, the first one is named.
+    """
     y, x = torch.meshgrid(
-        *(torch.arange(n, dtype=torch.int32, device=images.device) for n in (height, width)), indexing="ij"
+        *(torch.arange(n, dtype=torch.int32, device=affine.device) for n in (height, width)), indexing="ij"
     )
     a0, a1, a2, a3, a4, a5 = affine.T[:, :, None, None]  # [B, 1, 1] each
     column = (a0 * x + a1 * y + a2) >> 16  # [B, H, W]
     row = (a3 * x + a4 * y + a5) >> 16
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    source = torch.where(inside, row * width + column, 0).flatten(1)[:, None].to(torch.int64)
-    taken = images.flatten(2).gather(2, source.expand(-1, 3, -1)).view(images.shape)
-    colour = torch.tensor(fill, dtype=images.dtype).view(3, 1, 1)
-    return torch.where(inside[:, None], taken, to_device(colour, images.device))
+    return torch.where(inside, row * width + column, 0).to(torch.int64), inside
 
 
 def operate(op: Op, magnitude: torch.Tensor, images: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from fastimg.loaders.containers.datasets import Dataset, list_splits, open_dataset
     from fastimg.loaders.folders.folder import FilesDataset
 
-    from .batch import Batch, Field
-    from .crop import CenterCrop, RandomCrop, RandomResizedCrop
+    from .batch import Batch, Field, FieldSelection
+    from .crop import CenterCrop, Letterbox, LongestSide, RandomCrop, RandomResizedCrop
     from .decoder import Decoder
+    from .decoders.fields import FieldsDecoder
     from .decoders.images import ImageDecoder
     from .epochs import BatchSource, LoaderConfig
     from .errors import DataError, ImageError, ShardError, WorkerError
@@ -35,12 +36,16 @@ __all__ = [
     "Dataset",
     "Decoder",
     "Field",
+    "FieldSelection",
+    "FieldsDecoder",
     "FilesDataset",
     "ImageDecoder",
     "ImageError",
     "ImageFolderLoader",
+    "Letterbox",
     "Loader",
     "LoaderConfig",
+    "LongestSide",
     "RandomCrop",
     "RandomResizedCrop",
     "Sampling",
@@ -54,9 +59,10 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("Dataset", "list_splits", "open_dataset"), "containers.datasets"),
     **dict.fromkeys(("DataError", "ImageError", "ShardError", "WorkerError"), "errors"),
-    **dict.fromkeys(("CenterCrop", "RandomCrop", "RandomResizedCrop"), "crop"),
+    **dict.fromkeys(("CenterCrop", "Letterbox", "LongestSide", "RandomCrop", "RandomResizedCrop"), "crop"),
     **dict.fromkeys(("BatchSource", "LoaderConfig"), "epochs"),
-    **dict.fromkeys(("Batch", "Field"), "batch"),
+    **dict.fromkeys(("Batch", "Field", "FieldSelection"), "batch"),
+    "FieldsDecoder": "decoders.fields",
     "Decoder": "decoder",
     "FilesDataset": "folders.folder",
     "ImageDecoder": "decoders.images",

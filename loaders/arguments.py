@@ -1,11 +1,13 @@
 """What `Loader(...)` is called with, in either way -> dataset, decoder, settings."""
 
 import dataclasses
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, NamedTuple, cast
 
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 
+from .batch import FieldSelection
 from .crop import CenterCrop, Crop, RandomResizedCrop, Size, pair
 from .decoder import Decoder
 from .epochs import LoaderConfig
@@ -31,6 +33,7 @@ def resolve(
     crop: Crop | Size | None,
     split: str | None,
     max_pixels: int | None,
+    fields: Sequence[str] | FieldSelection | None,
     settings: dict[str, Any],
 ) -> Arguments:
     """Open what is named by its path, and make what is given by keywords. `settings` has every field of LoaderConfig.
@@ -55,11 +58,35 @@ def resolve(
         raise TypeError("Loader: crop and max_pixels are the decoder's; give them to it")
     elif not isinstance(decoder, Decoder):
         raise TypeError(f"Loader: {type(decoder).__name__} is not a Decoder; derive it from fastimg.loaders.decoder")
+    elif fields is not None:
+        raise TypeError("Loader: fields go with crop; a decoder of your own may be given to a FieldsDecoder")
+    dataset, opened = _dataset(data, split)
+    if fields is not None:
+        try:
+            decoder = _with_fields(decoder, fields, dataset)
+        except BaseException:
+            if opened:
+                dataset.close()
+            raise
+    return Arguments(dataset, opened, decoder, config)
+
+
+def _dataset(data: Dataset | str | PathLike[str], split: str | None) -> tuple[Dataset, bool]:
+    """The dataset, and whether it was opened here."""
     if isinstance(data, str | PathLike):
-        return Arguments(open_dataset(str(data), split or "train"), True, decoder, config)
+        return open_dataset(str(data), split or "train"), True
     if split is not None:
         raise TypeError(f"Loader: split={split!r} has no effect on a dataset that is open; open that split")
-    return Arguments(data, False, decoder, config)
+    return data, False
+
+
+def _with_fields(decoder: Decoder, fields: Sequence[str] | FieldSelection, dataset: Dataset) -> Decoder:
+    from .decoders.fields import FieldsDecoder
+    from .decoders.images import ImageDecoder
+
+    assert isinstance(decoder, ImageDecoder)
+    selection = fields if isinstance(fields, FieldSelection) else FieldSelection(names=fields)
+    return FieldsDecoder.of(decoder, selection, dataset)
 
 
 def _crop(crop: Crop | Size, order: Order) -> Crop:

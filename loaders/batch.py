@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -27,6 +27,30 @@ class Field(NamedTuple):
     blank: int | None = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class FieldSelection:
+    """The fields that a loader reads, and what becomes of those that a crop shows only in part.
+
+    names: the fields, as the dataset names them.
+    min_visibility: boxes of which less than this share of their area is left are dropped, and what belongs to them.
+    ignore: the value of a mask's pixels where the crop shows no pixel of the image, and of a mask that is missing.
+
+    Raises ValueError for names that occur twice, and for a share that is none.
+    """
+
+    names: Sequence[str]
+    min_visibility: float = 0.0
+    ignore: int = 255
+
+    def __post_init__(self) -> None:
+        names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
+        object.__setattr__(self, "names", names)
+        if len(set(names)) < len(names):
+            raise ValueError(f"fields {', '.join(names)}: name each field once")
+        if not 0.0 <= self.min_visibility <= 1.0:
+            raise ValueError(f"min_visibility={self.min_visibility}: give a share of a box's area, 0 to 1")
+
+
 # The fields that every batch has in addition to the decoder's.
 LABEL_FIELDS = (
     Field("targets", (), np.dtype(np.int64)),
@@ -42,8 +66,8 @@ class Batch:
 
     `keys` are what random numbers are drawn for, in place of ids: with a `sampling` a sample may come several times in
     an epoch, each time with a crop and augmentation of its own. `weight` is 1 for a real sample, 0 for padding and for
-    a sample that could not be decoded (its pixels are zeros). `fields` holds, by name, what a custom decoder fills in
-    addition to `inputs`; `ImageDecoder` fills only `inputs`.
+    a sample that could not be decoded (its pixels are zeros). `fields` holds, by name, what a decoder fills in addition
+    to `inputs`: the fields that a `Loader(fields=...)` reads, and those of a custom decoder.
     """
 
     inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory; int32 tokens [B, L]; or arrays [B, ...]
@@ -60,6 +84,22 @@ class Batch:
         """int64 [B] on the host: `ids`, and other numbers for samples that come again in this epoch."""
         repeats = None if self.repeats is None else self.repeats.numpy()
         return self.ids if repeats is None else torch.from_numpy(keyed(self.ids.numpy(), repeats))
+
+    @property
+    def counts(self) -> dict[str, torch.Tensor]:
+        """int32 [B] each: how many items of a field are real, such as boxes; the rest is padding."""
+        counts = {name: self.fields.get(f"{name}_count") for name in self.fields}
+        return {name: count for name, count in counts.items() if count is not None}
+
+    @property
+    def boxes_of_crop(self) -> torch.Tensor:
+        """float32 [B, 4]: the crop's own box in the upright image, xyxy in its pixels, of a `Loader(fields=...)`.
+
+        It reaches beyond the image where the crop is padded; it is zeros in rows without a sample.
+        """
+        if "crop_box" not in self.fields:
+            raise ValueError("boxes_of_crop is for a Loader with fields; fields=[] is enough")
+        return self.fields["crop_box"]
 
 
 def host(array: npt.NDArray[np.int64] | None) -> torch.Tensor | None:

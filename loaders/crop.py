@@ -13,7 +13,8 @@ Size = int | tuple[int, int]  # pixels: the side of a square, or (height, width)
 class Window(NamedTuple):
     """Cut `box` out of the image, resize it to `size`, and keep the crop's rectangle that begins at `at`.
 
-    Only a padded crop's rectangle reaches beyond what was resized: that is then mirrored about its outermost pixels.
+    Only a padded crop's rectangle reaches beyond what was resized: that is then mirrored about its outermost pixels, or
+    filled (`fill_of`).
     """
 
     box: tuple[int, int, int, int]  # x, y, width, height in source pixels
@@ -22,7 +23,11 @@ class Window(NamedTuple):
 
 
 class Crop(Protocol):
-    """A rule for the window of an image. It uses `draws` numbers in [0, 1) per image."""
+    """A rule for the window of an image. It uses `draws` numbers in [0, 1) per image.
+
+    A crop whose windows reach beyond the image may have an attribute `fill`, the level of what lies there (`Letterbox`,
+    `LongestSide`); without it, the image is mirrored about its outermost pixels.
+    """
 
     @property
     def size(self) -> Size:
@@ -168,6 +173,69 @@ class RandomCrop:
         return _covering(width, height, self.size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Letterbox:
+    """The whole image, as large as it fits into `size`, in the middle of a canvas of level `fill`: for detectors.
+
+    `size` is a side in pixels, or (height, width). Sizes and places are those of ultralytics' LetterBox (8.3), with
+    `auto=False`: sides are rounded half to even, and an odd pixel of padding is on the right or at the bottom. The
+    resize is antialiased, as everywhere here; ultralytics' is not. Raises ValueError for a level that is none.
+    """
+
+    size: Size
+    fill: int = 114
+    interpolation: Interpolation = "bilinear"
+    draws: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _plain(pair(self.size)))
+        _check_fill(self.fill)
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `Crop`."""
+        tall, wide = pair(self.size)
+        share = min(tall / height, wide / width)
+        w, h = max(1, round(width * share)), max(1, round(height * share))
+        return Window((0, 0, width, height), (w, h), (-((wide - w) // 2), -((tall - h) // 2)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongestSide:
+    """The whole image, as large as it fits into `size`, at the top left of a canvas of level `fill`.
+
+    `size` is a side in pixels, or (height, width). The longest side becomes `size`, as by Segment Anything's
+    ResizeLongestSide: sides are rounded half up, and the right or the bottom is padded. Raises ValueError for a level
+    that is none.
+    """
+
+    size: Size
+    fill: int = 0
+    interpolation: Interpolation = "bilinear"
+    draws: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _plain(pair(self.size)))
+        _check_fill(self.fill)
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `Crop`."""
+        tall, wide = pair(self.size)
+        share = min(tall / height, wide / width)
+        w, h = max(1, int(width * share + 0.5)), max(1, int(height * share + 0.5))
+        return Window((0, 0, width, height), (w, h), (0, 0))
+
+
+def fill_of(crop: Crop) -> int | None:
+    """The level, 0 to 255, beyond the image in windows of `crop`; None where the image is mirrored there."""
+    fill: int | None = getattr(crop, "fill", None)
+    return fill
+
+
+def _check_fill(fill: int) -> None:
+    if fill not in range(256):
+        raise ValueError(f"fill={fill!r}: give a level, 0 to 255")
+
+
 def _covering(width: int, height: int, least: Size) -> tuple[int, int]:
     """(width, height) of an image made as small as it can be and still cover `least`, truncated to whole pixels."""
     least_height, least_width = (least, least) if isinstance(least, int) else least
@@ -202,6 +270,6 @@ def sized(crop: Crop, size: Size) -> Crop:
         resize = pair(crop.resize)
         smaller = (round(resize[0] * height / largest[0]), round(resize[1] * width / largest[1]))
         return replace(crop, size=(height, width), resize=smaller)
-    if isinstance(crop, RandomResizedCrop):
+    if isinstance(crop, RandomResizedCrop | Letterbox | LongestSide):
         return replace(crop, size=(height, width))
     raise TypeError(f"{type(crop).__name__} has one size; give a RandomResizedCrop or a CenterCrop")

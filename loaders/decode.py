@@ -172,6 +172,28 @@ def _pillow(data: bytes | memoryview) -> Pixels:
             raise ImageError(_reason(error)) from error
 
 
+def decode_mask(data: bytes | memoryview, size: tuple[int, int]) -> npt.NDArray[np.uint8 | np.uint16]:
+    """The values of a mask [H, W] for an image of `size` (width, height): of one channel of 8 or 16 bits, as stored.
+
+    Of a palette these are the indices; one bit is 0 or 1. Raises ImageError, for masks of another size, too.
+    """
+    with _open(data) as image:
+        if image.size != size:
+            raise ImageError(f"{image.width} x {image.height} pixels; the image has {size[0]} x {size[1]}")
+        try:
+            image.load()
+            if image.mode == "1":
+                return (np.asarray(image.convert("L")) > 0).astype(np.uint8)
+            if image.mode in ("L", "P"):
+                return np.asarray(image)
+            values = np.asarray(image) if image.mode == "I" or image.mode.startswith("I;16") else None
+        except _FAULTS as error:
+            raise ImageError(_reason(error)) from error
+        if values is None or values.min() < 0 or values.max() > 0xFFFF:
+            raise ImageError(f"pixels of mode {image.mode}; give one channel of 8 or 16 bits, or a palette")
+        return values.astype(np.uint16)
+
+
 def _open(data: bytes | memoryview, again: bool = True) -> Image.Image:
     """An image whose pixels are not decoded yet. `again`: try once more with Pillow's plugins that are installed."""
     if len(data) == 0:

@@ -6,7 +6,7 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Literal, Self
 
@@ -19,7 +19,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
-from .batch import LABEL_FIELDS, Batch, HeldBatches, copied, host
+from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
 from .crop import Crop, Size
 from .decoder import Decoder
 from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
@@ -50,6 +50,9 @@ class Loader(Epochs):
     crop: the size of images in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults, or
         with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a Crop.
     max_pixels: images with more pixels than this (width x height; default: 89,478,485) are not decoded.
+    fields: names of further fields of the samples, or a FieldSelection: boxes, key points and masks move with the crop.
+        They are in `batch.fields`, how many items of each are real in `batch.counts`, and in `batch.boxes_of_crop` the
+        crop's own box. [] gives only the latter.
     batch_size: number of samples in a batch of this rank.
     order: "random" is for training; "quasi-random" is for data larger than memory: it reads blocks of `block` samples
         that are stored together, and draws batches from `window` samples at a time; "sequential" is for evaluation;
@@ -91,6 +94,7 @@ class Loader(Epochs):
         crop: Crop | Size | None = None,
         split: str | None = None,
         max_pixels: int | None = None,
+        fields: Sequence[str] | FieldSelection | None = None,
         batch_size: int | None = None,
         order: Order = "random",
         block: int = BLOCK,
@@ -126,7 +130,7 @@ class Loader(Epochs):
             "rank": rank,
             "world_size": world_size,
         }
-        dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, settings)
+        dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, fields, settings)
         self._opened = (
             weakref.finalize(self, dataset.close) if opened else None
         )  # finalizers run in reverse order: this one comes after the threads

@@ -13,11 +13,21 @@ _KERNELS = {
 }
 
 
-def resample(pixels: Pixels, window: Window, interpolation: Interpolation, out: Pixels) -> None:
-    """Write `window` of `pixels` [H, W, 3] into `out` [h, w, 3], contiguous uint8. The kernels run without the GIL."""
+def resample(
+    pixels: Pixels, window: Window, interpolation: Interpolation, out: Pixels, fill: int | None = None
+) -> None:
+    """Write `window` of `pixels` [H, W, 3] into `out` [h, w, 3], contiguous uint8. The kernels run without the GIL.
+
+    What lies beyond the resized pixels is `fill`; with None they are mirrored there.
+    """
     x, y, width, height = window.box
     if reaches_out(window, out.shape[1], out.shape[0]):
-        _resample_mirrored(pixels, window, interpolation, out)
+        if fill is None:
+            _resample_mirrored(pixels, window, interpolation, out)
+        else:
+            resized = np.empty((window.size[1], window.size[0], 3), np.uint8)
+            resample(pixels, window._replace(at=(0, 0)), interpolation, resized)
+            paste(resized, window, fill, out)
         return
     box = np.ascontiguousarray(pixels[y : y + height, x : x + width])
     if not box.flags.writeable:  # Pillow's arrays: torch warns about what it might write to
@@ -32,6 +42,17 @@ def resample(pixels: Pixels, window: Window, interpolation: Interpolation, out: 
     left, top = window.at
     cut = resized[0, :, top : top + out.shape[0], left : left + out.shape[1]]
     torch.from_numpy(out).permute(2, 0, 1).copy_(cut)
+
+
+def paste(resized: Pixels, window: Window, fill: int, out: Pixels) -> None:
+    """Write what `window` shows of what was resized [h, w, 3] into `out` [H, W, 3], and `fill` around it."""
+    left, top = window.at
+    rows = slice(max(top, 0), max(top + out.shape[0], 0))
+    columns = slice(max(left, 0), max(left + out.shape[1], 0))
+    shown = resized[rows, columns]
+    out[...] = fill
+    first, begin = max(-top, 0), max(-left, 0)
+    out[first : first + shown.shape[0], begin : begin + shown.shape[1]] = shown
 
 
 def mirrored(begin: int, count: int, n: int) -> npt.NDArray[np.int64]:

@@ -10,6 +10,7 @@ In: a plan, a batch, a table. Out: the model's input. Must not know: loaders, th
 
 from .filters import blur
 from .images import augment
+from .masks import warp
 from .results import between
 
-__all__ = ["augment", "between", "blur"]
+__all__ = ["augment", "between", "blur", "warp"]

@@ -51,7 +51,7 @@ def emit_warped(
     source = current.ravel()
     for y in range(height):
         column, line = int64(a2) + int64(a1) * y, int64(a5) + int64(a4) * y
-        in_columns, in_rows = _inside(column, a0, width, width), _inside(line, a3, height, width)
+        in_columns, in_rows = span(column, a0, width, width), span(line, a3, height, width)
         first = max(in_columns[0], in_rows[0])
         last = max(min(in_columns[1], in_rows[1]), first)
         column += int64(a0) * first
@@ -72,7 +72,7 @@ def emit_warped(
 
 
 @compiled
-def _inside(start: int, step: int, side: int, count: int) -> tuple[int, int]:
+def span(start: int, step: int, side: int, count: int) -> tuple[int, int]:
     """(first, last + 1) of the x in range(count) for which 0 <= (start + step * x) >> 16 < side."""
     end = side * 65536
     if step == 0:

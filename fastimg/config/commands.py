@@ -287,6 +287,8 @@ class Inspect(Augmenting):  # more than 12 fields: a flag each
     samples: int | None = None
     """Number of images in samples.png; augmented.png shows up to 8 of them, as in the first 8 epochs of training. For
     texts, the number of texts to print. Default: 36 images, 10 texts."""
+    draw_fields: Annotated[str | None, arg(metavar="A,B|none")] = None
+    """The boxes, points and masks to draw over the images. Default: all that the data has."""
     img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
     """Side of the crops in augmented.png, in pixels. Default: the size in --config, else 224."""
     config: Path | None = None

@@ -51,7 +51,16 @@ if TYPE_CHECKING:  # torch takes seconds to import, and only pictures need it
 
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
 _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
-_OF_PICTURES = ("samples", "img_size", "config", "output", "seed", "no_aug", *FIELDS)  # flags that affect only pictures
+_OF_PICTURES = (
+    "samples",
+    "draw_fields",
+    "img_size",
+    "config",
+    "output",
+    "seed",
+    "no_aug",
+    *FIELDS,
+)  # flags that affect only pictures
 
 
 class ValueRange(NamedTuple):
@@ -203,6 +212,7 @@ def _draw(
     ids = several(facts, config.samples or _SAMPLES, config.seed)
     if not len(ids):
         return []
+    from fastimg.train.reporting.overlays import Overlays
     from fastimg.train.reporting.sheets import (  # imports torch and matplotlib, which takes seconds
         draw_augmented,
         draw_samples,
@@ -215,15 +225,18 @@ def _draw(
     policy = None if shown.no_aug else augmentation.policy_of(shown, shown.mean, shown.std)
     epochs = 1 if policy is None else _EPOCHS
     operations = policy is not None and policy.trivial
+    wanted = None if config.draw_fields is None else [name for name in config.draw_fields.split(",") if name != "none"]
+    overlays = Overlays.of(facts.dataset, wanted)
     try:
         with err.status("drawing"):
-            remarks = draw_samples(facts.dataset, ids, config.max_pixels, samples)
+            remarks = draw_samples(facts.dataset, ids, config.max_pixels, samples, overlays)
             if operations:
                 draw_trivial(facts.dataset, int(rows[0]), config.max_pixels, trivial)
             fewer = draw_augmented(
-                facts.dataset, rows, crop, policy, kornia, config.seed, epochs, config.max_pixels, augmented
+                *(facts.dataset, rows, crop, policy, kornia, config.seed, epochs, config.max_pixels, augmented),
+                overlays=overlays,
             )
-            remarks = remarks or fewer  # of some of the same images
+            remarks = list(dict.fromkeys([*remarks, *fewer]))
     except OSError as error:
         raise _unwritable(folder, error) from error
     for remark in remarks:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.crop import RandomCrop, Size, Window, describe_size
+from fastimg.loaders.crop import RandomCrop, Size, Window, describe_size, fill_of
 from fastimg.loaders.decode import Header, decode, read_header, stored_box, upright
 from fastimg.loaders.decoder import Decoder, Row
 from fastimg.loaders.decoders.images import ImageDecoder
@@ -62,8 +62,8 @@ class DeviceDecode(Decoder):
     def __post_init__(self) -> None:
         if self.images.dct_scaling:
             raise ValueError("the device resizes whole crops: leave dct_scaling out")
-        if isinstance(self.images.crop, RandomCrop):
-            raise ValueError("the GPU's resize does not mirror images at their edges; decode padded crops on the CPU")
+        if isinstance(self.images.crop, RandomCrop) or fill_of(self.images.crop) is not None:
+            raise ValueError("the GPU's resize does not pad images at their edges; decode padded crops on the CPU")
         if len(self.images.fields) > 1:
             raise ValueError("a decoder on the device fills only `inputs`; decode on the CPU for further fields")
         _side(self.images)

@@ -18,7 +18,7 @@ import torch
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop, RandomCrop, Size, Window, describe_size, pair, shape_of
+from fastimg.loaders.crop import Crop, RandomCrop, Size, Window, describe_size, fill_of, pair, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Header, Pixels, decode_box, read_header
 from fastimg.loaders.decoder import Decoder, Row, Rows
 from fastimg.loaders.decoders.images import ImageDecoder
@@ -57,6 +57,8 @@ class ResidentImages:
         workers: int | None = None,
         on_error: Literal["skip", "fail"] = "skip",
     ) -> None:
+        if fill_of(crop) is not None:
+            raise ValueError(f"{crop}: images that are kept on a device are not padded; use the native loader")
         self.dataset = dataset
         self.crop = crop
         self.device = torch.device(device)

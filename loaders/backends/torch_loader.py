@@ -19,7 +19,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop, Size, reaches_out, shape_of
+from fastimg.loaders.crop import Crop, Size, fill_of, reaches_out, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig
@@ -62,6 +62,8 @@ class TorchLoader(LoaderAdapter):
         indices: npt.NDArray[np.int64] | None = None,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
+        if fill_of(crop) is not None:
+            raise ValueError(f"{crop}: the torch loader does not pad; use the native one")
         super().__init__(dataset, crop, config, device, indices)
         self._ahead = max(_AHEAD, -(-self.slots // self.workers))
         self._rows = _Rows(dataset, ImageDecoder(crop, max_pixels), config.seed)

@@ -1,5 +1,6 @@
 """The decoder of images: header -> window of the crop -> decode -> resize -> row."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -8,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.crop import Crop, Size, shape_of, sized
+from fastimg.loaders.crop import Crop, Interpolation, Size, Window, fill_of, shape_of, sized
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_box, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.tiled import TileQueue
 from fastimg.loaders.random import uniforms
-from fastimg.loaders.resample import resample
+from fastimg.loaders.resample import paste, resample
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 
@@ -67,7 +68,7 @@ class ImageDecoder(Decoder):
         out = row["inputs"]
         queue = scratch.own(TileQueue)
         queue.clear()
-        if self.compiled and queue.add(data, self.crop, draws, self.max_pixels, 0):
+        if self._queues and queue.add(data, self.crop, draws, self.max_pixels, 0):
             damaged = queue.run(self.crop, self.dct_scaling, scratch, out[None])
             if not damaged:
                 return
@@ -105,7 +106,7 @@ class ImageDecoder(Decoder):
         """What `attempt` would return, without the cost of a further call for each image."""
         try:
             data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
-            if not queue.add(data, self.crop, draws, self.max_pixels, place):
+            if not (self._queues and queue.add(data, self.crop, draws, self.max_pixels, place)):
                 self._decode(data, draws, out[place], scratch)
         except Exception as error:  # noqa: BLE001 - the pool tells them apart
             return error
@@ -117,10 +118,53 @@ class ImageDecoder(Decoder):
         window = self.crop.window(*header.size, draws)
         if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
             raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+        fill = fill_of(self.crop)
+        if fill is not None and self.compiled and self._decode_tiles(data, window, fill, out, scratch):
+            return
         pixels, box = decode_box(data, header, window.box, scratch)
-        resample(pixels, window._replace(box=box), self.crop.interpolation, out)
+        resample(pixels, window._replace(box=box), self.crop.interpolation, out, fill)
+
+    @functools.cached_property
+    def _queues(self) -> bool:
+        """Whether tiled JPEGs go straight into rows: not those of a crop that fills what lies beyond the image."""
+        return self.compiled and fill_of(self.crop) is None
+
+    def _decode_tiles(self, data: bytes | memoryview, window: Window, fill: int, out: Pixels, scratch: Scratch) -> bool:
+        """Decode a tiled JPEG, without its padding, into a canvas of `fill`; False if it is none, or damaged."""
+        queue = scratch.own(_lone_queue)  # a group's may be in use
+        queue.clear()
+        plain = _PlainCrop(window._replace(at=(0, 0)), self.crop.interpolation)
+        if not queue.add(data, plain, (), self.max_pixels, 0):
+            return False
+        width, height = window.size
+        room = np.frombuffer(scratch.pixels(width * height * 3), np.uint8, width * height * 3)
+        resized = room.reshape(1, height, width, 3)
+        if queue.run(plain, self.dct_scaling, scratch, resized):
+            return False
+        paste(resized[0], window, fill, out)
+        return True
 
     def describe(self) -> str:
         """See `Decoder`."""
         scaling = ", tiled ones DCT-scaled where crops are large" if self.dct_scaling else ""
         return f"JPEGs decoded on the CPU{scaling}"
+
+
+@dataclass(frozen=True)
+class _PlainCrop:
+    """The crop of one image whose window is known, and which takes all of what is resized."""
+
+    known: Window
+    interpolation: Interpolation
+    draws: int = 0
+
+    @property
+    def size(self) -> Size:
+        return self.known.size[::-1]
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        return self.known
+
+
+def _lone_queue() -> TileQueue:
+    return TileQueue()

@@ -8,13 +8,16 @@ import fastimg.loaders
 
 def test_the_loaders_names():
     assert fastimg.loaders.__all__ == [
-        *("Batch", "BatchSource", "CenterCrop", "DataError", "Dataset", "Decoder", "Field", "FilesDataset"),
+        *("Batch", "BatchSource", "CenterCrop", "DataError", "Dataset", "Decoder", "Field"),
+        *("FieldSelection", "FieldsDecoder", "FilesDataset"),
         *(
             "ImageDecoder",
             "ImageError",
             "ImageFolderLoader",
+            "Letterbox",
             "Loader",
             "LoaderConfig",
+            "LongestSide",
             "RandomCrop",
             "RandomResizedCrop",
         ),
@@ -24,7 +27,10 @@ def test_the_loaders_names():
 
 
 def test_the_augment_names():
-    assert fastimg.augment.__all__ == ["Plan", "Policy", "apply", "draw", "mix", "operation"]
+    assert fastimg.augment.__all__ == [
+        *("MovedBoxes", "Plan", "Policy"),
+        *("apply", "apply_boxes", "apply_keypoints", "apply_masks", "draw", "mix", "operation"),
+    ]
 
 
 def test_every_name_exists():

@@ -69,7 +69,7 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "inspect": {
         "data": ("split", "classes", "headers_only", "max_pixels", "workers"),
-        "pictures": ("no_pictures", "samples", "img_size", "config", "output", "seed"),
+        "pictures": ("no_pictures", "samples", "draw_fields", "img_size", "config", "output", "seed"),
         "augmentation": _AUGMENTATION,
         "output": ("json",),
     },

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,14 @@ from fastimg.augment.ops import BINS, TRIVIAL, trivial_table
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.model_input import model_input
 from fastimg.errors import printable
-from fastimg.loaders import CenterCrop, DataError, Dataset, ImageDecoder, Loader, LoaderConfig
+from fastimg.loaders import CenterCrop, DataError, Dataset, ImageDecoder, ImageError, Loader, LoaderConfig
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .lettering import LEFT_TO_RIGHT, Lettering, lettering
-from .tiles import Tile, line_length, save_sheet
+from .overlays import Overlays, can_follow
+from .tiles import Pixels, Tile, line_length, save_sheet
 
 _SIDE = 128  # pixels of a tile
 _NAME = 18  # characters of a row's name
@@ -32,11 +33,14 @@ _SIGNED = frozenset(
 _STILL = frozenset({"Identity", "AutoContrast", "Equalize"})
 
 
-def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, file: Path) -> list[str]:
-    """A grid of whole images, shrunk, with their classes. Returns remarks."""
+def draw_samples(
+    dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, file: Path, overlays: Overlays | None = None
+) -> list[str]:
+    """A grid of whole images, shrunk, with their classes and what `overlays` draw over them. Returns remarks."""
     scratch = Scratch()
     classes = _Classes(dataset, dataset.labels[ids].tolist())
     tiles = []
+    faults: list[str] = []
     for index in ids[np.argsort(dataset.labels[ids], kind="stable")].tolist():
         try:
             data = dataset.read(index, scratch)
@@ -44,12 +48,18 @@ def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, 
         except DataError:  # with --headers-only, the image has not been decoded before
             continue
         image.thumbnail((_SIDE, _SIDE))
+        pixels = np.asarray(image)
+        if overlays:
+            try:
+                pixels = overlays.over_whole(index, pixels, max_pixels)
+            except ImageError as error:  # a mask of another size than its image
+                faults.append(f"{dataset.sample_name(index)}: {error}")
         label = classes.text(int(dataset.labels[index]), line_length(_SIDE))
-        tiles.append(Tile(np.asarray(image), (label,)))
+        tiles.append(Tile(pixels, (label,)))
     columns = max(1, math.ceil(math.sqrt(len(tiles))))
     rows = [tiles[at : at + columns] for at in range(0, len(tiles), columns)]
     save_sheet(rows, [""] * len(rows), _SIDE, file, classes.letters)
-    return classes.remarks()
+    return [*classes.remarks(), *faults]
 
 
 def class_name(dataset: Dataset, label: int) -> str:
@@ -107,15 +117,18 @@ def draw_augmented(
     epochs: int,
     max_pixels: int,
     file: Path,
+    overlays: Overlays | None = None,
 ) -> list[str]:
     """Draw one row per image with what the model sees of it in each epoch; without augmentation if `policy` is None.
 
-    Returns remarks.
+    Over it stands what `overlays` draw, unless images are mixed or changed by Kornia. Returns remarks.
     """
     classes = _Classes(dataset, dataset.labels[ids].tolist())
     columns: list[list[Tile]] = []
     side = _SIDE
-    for epoch, (images, labels, weight) in enumerate(_rows(dataset, ids, crop, seed, range(epochs), max_pixels)):
+    remarks: list[str] = []
+    for epoch, shown in enumerate(_rows(dataset, ids, crop, seed, range(epochs), max_pixels, overlays)):
+        images, labels, weight, fields = shown
         plan = None if policy is None else draw(policy, ids, seed, epoch)
         used = policy or Policy()
         seen = model_input(plan, images, used, torch.float32, kornia, seed * 1_000_003 + epoch)
@@ -127,10 +140,15 @@ def draw_augmented(
             _happened(classes, plan, used, row, soft[row], int(own), line_length(side))
             for row, own in enumerate(labels.tolist())
         ]
-        columns.append([Tile(image, lines) for image, lines in zip(levels, captions, strict=True)])
+        pictures: Sequence[Pixels] = list(levels)
+        if overlays and (kornia is not None or not can_follow(plan)):
+            remarks = ["boxes, points and masks are not drawn over images that are mixed or changed by Kornia"]
+        elif overlays:
+            pictures = overlays.over_batch(plan, fields, levels)
+        columns.append([Tile(image, lines) for image, lines in zip(pictures, captions, strict=True)])
     names = [classes.text(int(dataset.labels[index]), _NAME) for index in ids.tolist()]
     save_sheet([list(row) for row in zip(*columns, strict=True)], names, side, file, classes.letters)
-    return classes.remarks()
+    return [*classes.remarks(), *remarks]
 
 
 def _happened(
@@ -150,16 +168,23 @@ def _happened(
 
 
 def _rows(
-    dataset: Dataset, ids: npt.NDArray[np.int64], crop: Crop, seed: int, epochs: Sequence[int], max_pixels: int
-) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(uint8 images [B, 3, S, S], classes [B], weights [B]) of `ids` for each epoch, cropped by the loader."""
+    dataset: Dataset,
+    ids: npt.NDArray[np.int64],
+    crop: Crop,
+    seed: int,
+    epochs: Sequence[int],
+    max_pixels: int,
+    overlays: Overlays | None = None,
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Mapping[str, torch.Tensor]]]:
+    """(uint8 images [B, 3, S, S], classes [B], weights [B], fields) of `ids` for each epoch, cropped by the loader."""
     settings = LoaderConfig(batch_size=len(ids), order="sequential", seed=seed, workers=1, prefetch=2)
-    loader = Loader(dataset, ImageDecoder(crop, max_pixels), settings, "cpu", ids)
+    images = ImageDecoder(crop, max_pixels)
+    loader = Loader(dataset, overlays.decoder(images) if overlays else images, settings, "cpu", ids, copy=True)
     batches = []
     try:
         for epoch in epochs:
             loader.set_epoch(epoch)
-            batches += [(batch.inputs.clone(), batch.targets.clone(), batch.weight.clone()) for batch in loader]
+            batches += [(batch.inputs, batch.targets, batch.weight, batch.fields) for batch in loader]
     finally:
         loader.close()
     return batches

@@ -1,6 +1,7 @@
 """Tiled baseline JPEGs -> samples of the tiles that a box touches, in compiled code without the GIL.
 
-    frame: header -> region: the touched tiles -> entropy: tables, coefficients -> vectors: inverse DCT -> planes
+    frame: header -> region: the touched tiles -> lookups: tables -> entropy: coefficients
+        -> dct: samples, in planes
 
 The result equals libjpeg-turbo's for a splice (`splice`), bit for bit, without writing the splice or reading anything
 outside it. It supports photographs as `tile` writes them: 8 bits, Huffman codes, one scan, gray or YCbCr in 4:4:4,
@@ -13,15 +14,44 @@ from typing import Any
 
 import numpy as np
 
-from fastimg.loaders.runtime.compiled import compiled
+from fastimg.loaders.runtime.compiled import compiled, inlined
 
-from .entropy import NATURAL, STRIDE, TABLE, coefficients, collect, fill_table
+from .dct import inverse_dct, inverse_dct2, inverse_dct4
+from .entropy import NATURAL, STRIDE, coefficients, collect
 from .frame import MAX_BLOCKS, mcu_blocks
-from .vectors import inverse_dct, inverse_dct2, inverse_dct4
+from .lookups import TABLE, fill_table
 
 _CHUNK = 1 << 15  # coefficients that are decoded at once, 64 KB: they stay in a core's own cache
 _WORK = 6 * TABLE + 64  # DC and AC tables of three components, and four quantisers of 64 int16
 SCRATCH = _WORK + max(_CHUNK, 2 * MAX_BLOCKS * STRIDE) // 4  # int64
+
+
+@inlined
+def _first_alike(headers: Any, c: int) -> int:
+    """The first component with the tables of component `c`: the two of chroma usually share theirs."""
+    header = headers[0]
+    for other in range(c):
+        if header.dc[other] == header.dc[c] and header.ac[other] == header.ac[c]:
+            return other
+    return c
+
+
+@compiled
+def _fill_tables(data: Any, headers: Any, work: Any) -> bool:
+    """Fill the tables and quantisers in `work`. False if a table is not a valid code."""
+    header = headers[0]
+    quantisers = work[6 * TABLE : _WORK].view(np.int16)  # [4, 64], in rows
+    for c in range(header.components):
+        quantiser = header.quantisers[header.quantiser[c]]
+        for i in range(64):
+            quantisers[64 * c + NATURAL[i]] = data[quantiser + i]
+        slot = 2 * TABLE * c
+        if _first_alike(headers, c) == c and not (
+            fill_table(data, header.dc_codes[header.dc[c]], work[slot : slot + TABLE], False)
+            and fill_table(data, header.ac_codes[header.ac[c]], work[slot + TABLE : slot + 2 * TABLE], True)
+        ):
+            return False
+    return True
 
 
 @compiled
@@ -43,65 +73,64 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
         sides[1:] = 2 * region.side
     if not collect(data, headers, regions, clean, bounds):
         return False
-    quantisers = work[6 * TABLE : _WORK].view(np.int16)  # [4, 64], in rows
+    if not _fill_tables(data, headers, work):
+        return False
+    quantisers = work[6 * TABLE : _WORK].view(np.int16)
     values = work[_WORK:].view(np.int16)
     rows = np.empty(per_mcu * per_tile, np.int64)
-    places = np.empty((rows.size, 3), np.int64)  # of each block of a tile: component, x, y
-    origins = np.zeros(4, np.int64)
-    strides = np.zeros(3, np.int64)
+    places = np.empty((rows.size, 2), np.int64)  # of each block of a tile: component, first sample
+    origin = 0
+    strides, rightwards, downwards = np.zeros(3, np.int64), np.zeros(3, np.int64), np.zeros(3, np.int64)
     for c in range(header.components):
-        h, v = header.h[c], header.v[c]
-        dc, ac = header.dc[c], header.ac[c]
-        slot = 2 * TABLE * c
-        for other in range(c):  # the two components of chroma usually share their tables
-            if header.dc[other] == dc and header.ac[other] == ac:
-                slot = 2 * TABLE * other
-        if slot == 2 * TABLE * c and not (
-            fill_table(data, header.dc_codes[dc], work[slot : slot + TABLE], False)
-            and fill_table(data, header.ac_codes[ac], work[slot + TABLE : slot + 2 * TABLE], True)
-        ):
-            return False
-        quantiser = header.quantisers[header.quantiser[c]]
-        for i in range(64):
-            quantisers[64 * c + NATURAL[i]] = data[quantiser + i]
-        strides[c] = down * v * sides[c]
-        origins[c + 1] = origins[c] + across * per_tile * h * sides[c] * strides[c]
+        h, v, side = header.h[c], header.v[c], sides[c]
+        strides[c] = down * v * side
+        rightwards[c] = per_tile * h * side * strides[c]  # from one tile to the next
+        downwards[c] = v * side
         block = header.h[0] * header.v[0] + c - 1 if c else 0
         for y in range(v):
             for x in range(h):
                 for mcu in range(per_tile):
                     at = mcu * per_mcu + block
-                    rows[at] = slot
-                    places[at, 0], places[at, 1], places[at, 2] = c, (mcu * h + x) * sides[c], y * sides[c]
+                    rows[at] = 2 * TABLE * _first_alike(headers, c)
+                    places[at, 0], places[at, 1] = c, origin + (mcu * h + x) * side * strides[c] + y * side
                 block += 1
+        origin += across * rightwards[c]
     fits = True
     total = down * across
-    chunk = max(2, _CHUNK // (rows.size * STRIDE))
-    previous = np.empty(3, np.int64)
+    chunk = max(2, _CHUNK // (2 * rows.size * STRIDE) * 2)
+    previous = np.empty((2, 3), np.int64)
     for first in range(0, total, chunk):
         stop = min(first + chunk, total)
         if not coefficients(clean, bounds, first, stop, work, rows, NATURAL, values):
             return False
-        at = 0
-        for tile in range(first, stop):
+        for tile in range(first, stop, 2):  # and the one behind it
+            other = min(tile + 1, stop - 1)
+            at = (tile - first) * rows.size * STRIDE
+            at2 = (other - first) * rows.size * STRIDE
             previous[:] = 0
-            column, row = tile % across, tile // across
+            for block in range(rows.size):  # not in the next loop, whose wide loads would wait for these narrow stores
+                c, dc, dc2 = places[block, 0], at + block * STRIDE, at2 + block * STRIDE
+                previous[0, c] += values[dc]
+                previous[1, c] += values[dc2]
+                values[dc], values[dc2] = previous[0, c], previous[1, c]
+            column, row, column2, row2 = tile % across, tile // across, other % across, other // across
             for block in range(rows.size):
-                c = places[block, 0]
-                previous[c] += values[at]
-                values[at] = previous[c]
-                stride = strides[c]
-                x = column * per_tile * header.h[c] * sides[c] + places[block, 1]
-                to = origins[c] + x * stride + row * header.v[c] * sides[c] + places[block, 2]
+                c, begin = places[block, 0], places[block, 1]
+                to = begin + column * rightwards[c] + row * downwards[c]
+                to2 = begin + column2 * rightwards[c] + row2 * downwards[c]
                 if sides[c] == 8:
-                    fits &= inverse_dct(values, at, quantisers, 64 * c, out, to, stride)
+                    fits &= inverse_dct(values, at, at2, quantisers, 64 * c, out, to, to2, strides[c])
                 elif sides[c] == 4:
-                    fits &= inverse_dct4(values, at, quantisers, 64 * c, out, to, stride)
+                    fits &= inverse_dct4(values, at, quantisers, 64 * c, out, to, strides[c])
+                    fits &= inverse_dct4(values, at2, quantisers, 64 * c, out, to2, strides[c])
                 elif sides[c] == 2:
-                    fits &= inverse_dct2(values, at, quantisers, 64 * c, out, to, stride)
+                    fits &= inverse_dct2(values, at, quantisers, 64 * c, out, to, strides[c])
+                    fits &= inverse_dct2(values, at2, quantisers, 64 * c, out, to2, strides[c])
                 else:
-                    mean = (values[at] * quantisers[64 * c] + 4) >> 3
-                    fits &= -512 <= mean < 512  # the range of libjpeg's table of limits
-                    out[to] = min(max(mean + 128, 0), 255)
+                    for n in range(2):
+                        mean = (values[at2 if n else at] * quantisers[64 * c] + 4) >> 3
+                        fits &= -512 <= mean < 512  # the range of libjpeg's table of limits
+                        out[to2 if n else to] = min(max(mean + 128, 0), 255)
                 at += STRIDE
+                at2 += STRIDE
     return fits

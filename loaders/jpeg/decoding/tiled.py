@@ -21,8 +21,9 @@ from .colour import to_columns
 from .entropy import PAD
 from .filters import resize_columns
 from .frame import JPEG_HEADER, is_decodable, new_header, parse_header, view_of
+from .memory import bytes_at
 from .region import find_region, new_region
-from .vectors import WIDE, bytes_at
+from .vectors import WIDE
 
 MAX_DECODED = 1 << 24  # pixels in memory at once, 100 MB; libjpeg-turbo decodes larger crops
 

@@ -3,7 +3,6 @@
 LLVM compiles it for the current machine (AVX2, AVX-512, NEON), with the same bits on each.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,212 +22,122 @@ _STAMP = stamp_of(__file__)
 def intrinsic(function: Callable[..., Any]) -> Any:
     """numba's, of any type: a call leaves out the first argument."""
     made: Any = untyped_intrinsic(function)
-    made.made_from = _STAMP
+    file, written, size = stamp_of(function.__code__.co_filename)
+    made.made_from = (file, written + _STAMP[1], size + _STAMP[2])  # its code depends on this file, too
     return made
 
 
-_I8 = ir.IntType(8)
-_I16 = ir.IntType(16)
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
-_LANES = 8  # of a block
+I8 = ir.IntType(8)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+LANES = 8  # of a block
+PAIRED = 2 * LANES  # of two blocks, int16: 256 bits
 WIDE = 32  # samples of a column or a row that are processed at once; arrays have room for as many after their data
 
-# The constants of jidctint.c in 13 bits (Loeffler, Ligtenberg, Moschytz: Practical Fast 1-D DCT Algorithms, 1989).
-_0_298, _0_390, _0_541, _0_765, _0_899, _1_175 = 2446, 3196, 4433, 6270, 7373, 9633
-_1_501, _1_847, _1_961, _2_053, _2_562, _3_072 = 12299, 15137, 16069, 16819, 20995, 25172
-# And those of jidctred.c, for blocks of which fewer samples are wanted.
-_0_211, _0_509, _0_601, _0_720, _0_850, _1_061 = 1730, 4176, 4926, 5906, 6967, 8697
-_1_272, _1_451, _2_172, _3_624 = 10426, 11893, 17799, 29692
-_CONST_BITS, _PASS1_BITS = 13, 2
 
-
-def _vector(kind: ir.Type, value: int, lanes: int = _LANES) -> ir.Constant:
+def vector(kind: ir.Type, value: int, lanes: int = LANES) -> ir.Constant:
+    """A constant, the same in all lanes."""
     return ir.Constant(ir.VectorType(kind, lanes), [value] * lanes)
 
 
-def _clamp(builder: Any, value: Any, low: int, high: int) -> Any:
-    lanes = value.type.count
-    least = _vector(_I32, low, lanes)
-    most = _vector(_I32, high, lanes)
+def clamp(builder: Any, value: Any, low: int, high: int) -> Any:
+    """Signed numbers, limited to [low, high]."""
+    least, most = (vector(value.type.element, limit, value.type.count) for limit in (low, high))
     value = builder.select(builder.icmp_signed("<", value, least), least, value)
     return builder.select(builder.icmp_signed(">", value, most), most, value)
 
 
-def _shuffle(builder: Any, a: Any, b: Any, order: Sequence[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(order)), list(order)))
+def shuffle(builder: Any, a: Any, b: Any, order: Sequence[int]) -> Any:
+    """The lanes of `a` and `b` that `order` names."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Of eight vectors of eight."""
-    for step in (4, 2, 1):  # swap the off-diagonal squares of side 4, then 2, then 1
-        swapped = list(rows)
-        for i in range(_LANES):
-            if not i & step:
-                low = [lane if not lane & step else lane - step + _LANES for lane in range(_LANES)]
-                high = [lane + step if not lane & step else lane + _LANES for lane in range(_LANES)]
-                swapped[i] = _shuffle(builder, rows[i], rows[i + step], low)
-                swapped[i + step] = _shuffle(builder, rows[i], rows[i + step], high)
-        rows = swapped
+def interleaved(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """a0 b0 a1 b1 ... of the lower halves, and of the upper ones, within each LANES lanes: one instruction each."""
+    count = a.type.count
+    half = LANES // 2
+    lower, upper = (
+        [block + first + i + side for block in range(0, count, LANES) for i in range(half) for side in (0, count)]
+        for first in (0, half)
+    )
+    return shuffle(builder, a, b, lower), shuffle(builder, a, b, upper)
+
+
+def transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Eight vectors of eight, or of several blocks of eight, each transposed."""
+    for _ in range(3):  # each time a number's place, row and column as six bits, is rotated by one
+        rows = [vector for i in range(4) for vector in interleaved(builder, rows[i], rows[i + 4])]
     return rows
 
 
-def _inverse_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
-    """Eight 1-d transforms side by side, values[frequency] of 16 bits -> [sample] of 32, descaled by `shift` bits."""
-    b = builder
-    wide = ir.VectorType(_I32, _LANES)
-
-    def times(value: Any, factor: int) -> Any:
-        return b.mul(value, _vector(_I32, factor))
-
-    def sum16(x: Any, y: Any) -> Any:  # wraps as libjpeg-turbo's vector code does
-        return b.sext(b.add(x, y), wide)
-
-    x = [b.sext(value, wide) for value in values]
-    z1 = times(sum16(values[2], values[6]), _0_541)
-    even2 = b.sub(z1, times(x[6], _1_847))
-    even3 = b.add(z1, times(x[2], _0_765))
-    bits = _vector(_I32, _CONST_BITS)
-    even0 = b.shl(sum16(values[0], values[4]), bits)
-    even1 = b.shl(b.sext(b.sub(values[0], values[4]), wide), bits)
-    t10 = b.add(even0, even3)
-    t13 = b.sub(even0, even3)
-    t11 = b.add(even1, even2)
-    t12 = b.sub(even1, even2)
-
-    z3 = sum16(values[7], values[3])
-    z4 = sum16(values[5], values[1])
-    z5 = times(b.add(z3, z4), _1_175)
-    z3 = b.sub(z5, times(z3, _1_961))
-    z4 = b.sub(z5, times(z4, _0_390))
-    z1 = times(b.add(x[7], x[1]), -_0_899)
-    z2 = times(b.add(x[5], x[3]), -_2_562)
-    t0 = b.add(b.add(times(x[7], _0_298), z1), z3)
-    t1 = b.add(b.add(times(x[5], _2_053), z2), z4)
-    t2 = b.add(b.add(times(x[3], _3_072), z2), z3)
-    t3 = b.add(b.add(times(x[1], _1_501), z1), z4)
-
-    half = _vector(_I32, 1 << (shift - 1))
-    down = _vector(_I32, shift)
-    t10, t11, t12, t13 = (b.add(t, half) for t in (t10, t11, t12, t13))
-    pairs = ((t10, t3), (t11, t2), (t12, t1), (t13, t0))
-    return [b.ashr(b.add(even, odd), down) for even, odd in pairs] + [
-        b.ashr(b.sub(even, odd), down) for even, odd in reversed(pairs)
-    ]
+def has_avx2(context: Any) -> bool:
+    """Whether numba compiles for a CPU with AVX2."""
+    return "+avx2" in context.codegen().magic_tuple()[2].split(",")
 
 
-def _half_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
-    """Eight 1-d transforms of half the length: the four samples of jidctred.c, whose frequency 4 counts for nothing."""
-    b = builder
-    wide = ir.VectorType(_I32, _LANES)
-
-    def total(*terms: tuple[int, int]) -> Any:
-        first, *others = (b.mul(x[i], _vector(_I32, factor)) for i, factor in terms)
-        for other in others:
-            first = b.add(first, other)
-        return first
-
-    x = [b.sext(value, wide) for value in values]
-    half = _vector(_I32, 1 << shift)
-    down = _vector(_I32, shift + 1)
-    dc = b.add(b.shl(x[0], _vector(_I32, _CONST_BITS + 1)), half)
-    even = total((2, _1_847), (6, -_0_765))
-    odd0 = total((7, -_0_211), (5, _1_451), (3, -_2_172), (1, _1_061))
-    odd1 = total((7, -_0_509), (5, -_0_601), (3, _0_899), (1, _2_562))
-    t0 = b.add(dc, even)
-    t1 = b.sub(dc, even)
-    sums = (b.add(t0, odd1), b.add(t1, odd0), b.sub(t1, odd0), b.sub(t0, odd1))
-    return [b.ashr(value, down) for value in sums]
+def _avx2(builder: Any, name: str, kind: ir.Type, a: Any, b: Any) -> Any:
+    function = ir.FunctionType(kind, [a.type, b.type])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.x86.avx2.{name}"), [a, b])
 
 
-def _quarter_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
-    """Of a quarter of the length: two samples, of frequency 0 and the odd ones."""
-    b = builder
-    wide = ir.VectorType(_I32, _LANES)
-    x = [b.sext(value, wide) for value in values]
-    odd = b.mul(x[1], _vector(_I32, _3_624))
-    for i, factor in ((3, -_1_272), (5, _0_850), (7, -_0_720)):
-        odd = b.add(odd, b.mul(x[i], _vector(_I32, factor)))
-    dc = b.add(b.shl(x[0], _vector(_I32, _CONST_BITS + 2)), _vector(_I32, 1 << (shift + 1)))
-    down = _vector(_I32, shift + 2)
-    return [b.ashr(b.add(dc, odd), down), b.ashr(b.sub(dc, odd), down)]
+# The next two are what AVX2's instructions do, and elsewhere as many as LLVM makes of it. Products of two vectors that
+# were interleaved are the first halves of both blocks, and the second halves; `packed` puts such halves together.
+def products(builder: Any, avx2: bool, pairs: Any, factors: Any) -> Any:
+    """a0 * f0 + a1 * f1, a2 * f2 + a3 * f3, ... in 32 bits, of two vectors of PAIRED int16."""
+    if avx2:
+        return _avx2(builder, "pmadd.wd", ir.VectorType(I32, LANES), pairs, factors)
+    wide = ir.VectorType(I32, PAIRED)
+    each = builder.mul(builder.sext(pairs, wide), builder.sext(factors, wide))
+    even, odd = (shuffle(builder, each, each, range(side, PAIRED, 2)) for side in (0, 1))
+    return builder.add(even, odd)
 
 
-def _pointer(builder: Any, context: Any, kind: Any, array: Any, at: Any) -> Any:
+def packed(builder: Any, avx2: bool, lower: Any, upper: Any) -> Any:
+    """Two vectors of 256 bits as one of numbers of half as many bits, saturated."""
+    count, bits = lower.type.count, lower.type.element.width
+    kind = ir.VectorType(ir.IntType(bits // 2), 2 * count)
+    if avx2:
+        return _avx2(builder, "packssdw" if bits == 32 else "packsswb", kind, lower, upper)
+    most = (1 << (bits // 2 - 1)) - 1
+    lower, upper = (clamp(builder, half, -most - 1, most) for half in (lower, upper))
+    block = count // 2
+    order = [side + first + i for first in (0, block) for side in (0, count) for i in range(block)]
+    return builder.trunc(shuffle(builder, lower, upper, order), kind)
+
+
+def pointer(builder: Any, context: Any, kind: Any, array: Any, at: Any) -> Any:
+    """The address of an array's element."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.gep(data, [at])
 
 
-def _load(builder: Any, context: Any, kind: Any, array: Any, at: Any, lanes: int) -> Any:
-    """`lanes` elements of an array, as numbers of 32 bits."""
-    element = context.get_data_type(kind.dtype)
-    place = _pointer(builder, context, kind, array, at)
-    value = builder.load(builder.bitcast(place, ir.VectorType(element, lanes).as_pointer()), align=1)
-    return value if element == _I32 else builder.zext(value, ir.VectorType(_I32, lanes))
+def load(builder: Any, context: Any, kind: Any, array: Any, at: Any, lanes: int) -> Any:
+    """`lanes` samples of an array, uint8 or less than 32768, as int16."""
+    narrow = ir.VectorType(context.get_data_type(kind.dtype), lanes)
+    place = pointer(builder, context, kind, array, at)
+    value = builder.load(builder.bitcast(place, narrow.as_pointer()), align=1)
+    return value if narrow.element == I16 else builder.zext(value, ir.VectorType(I16, lanes))
 
 
-def _store(builder: Any, context: Any, kind: Any, array: Any, at: Any, value: Any) -> None:
+def store(builder: Any, context: Any, kind: Any, array: Any, at: Any, value: Any) -> None:
+    """Store int16 as an array's type, without a clamp."""
     narrow = ir.VectorType(context.get_data_type(kind.dtype), value.type.count)
-    place = _pointer(builder, context, kind, array, at)
-    builder.store(builder.trunc(value, narrow), builder.bitcast(place, narrow.as_pointer()), align=1)
+    place = pointer(builder, context, kind, array, at)
+    value = value if narrow.element == I16 else builder.trunc(value, narrow)
+    builder.store(value, builder.bitcast(place, narrow.as_pointer()), align=1)
 
 
-def _splat(builder: Any, value: Any, lanes: int) -> Any:
-    one = builder.insert_element(ir.Constant(ir.VectorType(_I32, lanes), ir.Undefined), value, ir.Constant(_I32, 0))
-    return _shuffle(builder, one, one, [0] * lanes)
+def halves(builder: Any, value: Any) -> list[Any]:
+    """WIDE lanes as two vectors."""
+    return [shuffle(builder, value, value, range(begin, begin + PAIRED)) for begin in (0, PAIRED)]
 
 
-def _inverse_dct_of(side: int) -> Any:
-    """The inverse DCT to `side` x `side` samples a block."""
-    transform = {8: _inverse_dct, 4: _half_dct, 2: _quarter_dct}[side]
-
-    def inverse(_: Any, coefficients: Any, at: Any, quantiser: Any, row: Any, out: Any, to: Any, stride: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kinds = signature.args
-            b = builder
-            short = ir.VectorType(_I16, _LANES)
-            narrow = ir.VectorType(_I8, side)
-            source = b.bitcast(_pointer(b, context, kinds[0], arguments[0], arguments[1]), short.as_pointer())
-            scale = b.bitcast(_pointer(b, context, kinds[2], arguments[2], arguments[3]), short.as_pointer())
-            rows = []
-            for i in range(_LANES):
-                index = [ir.Constant(_I64, i)]
-                value = b.load(b.gep(source, index), align=2)
-                rows.append(b.mul(value, b.load(b.gep(scale, index), align=2)))
-            passed = transform(b, rows, _CONST_BITS - _PASS1_BITS)
-            columns = [b.trunc(_clamp(b, value, -32768, 32767), short) for value in passed]
-            least = most = columns[0]
-            for column in columns[1:]:
-                least = b.select(b.icmp_signed("<", column, least), column, least)
-                most = b.select(b.icmp_signed(">", column, most), column, most)
-            clamped = b.or_(
-                b.icmp_signed("==", least, _vector(_I16, -32768)), b.icmp_signed("==", most, _vector(_I16, 32767))
-            )
-            columns += [_vector(_I16, 0)] * (_LANES - side)
-            passed = transform(b, _transposed(b, columns), _CONST_BITS + _PASS1_BITS + 3)
-            target = _pointer(b, context, kinds[4], arguments[4], arguments[5])
-            for i, value in enumerate(passed):
-                pixels = b.add(_clamp(b, value, -128, 127), _vector(_I32, 128))
-                pixels = b.trunc(_shuffle(b, pixels, pixels, range(side)), narrow)
-                place = b.gep(target, [b.mul(arguments[6], ir.Constant(_I64, i))])
-                b.store(pixels, b.bitcast(place, narrow.as_pointer()), align=1)
-            lanes = ir.IntType(_LANES)
-            return b.icmp_unsigned("==", b.bitcast(clamped, lanes), ir.Constant(lanes, 0))
-
-        arrays = (coefficients, quantiser, out)
-        places = (at, row, to, stride)
-        if not all(isinstance(a, types.Array) for a in arrays) or not all(isinstance(p, types.Integer) for p in places):
-            return None
-        return types.boolean(coefficients, types.intp, quantiser, types.intp, out, types.intp, types.intp), generate
-
-    return intrinsic(inverse)
-
-
-# inverse_dct(coefficients, at, quantiser, row, out, to, stride): a block's samples, coefficients[at:at + 64] int16, in
-# rows, times quantiser[row:row + 64] int16. Column c goes to out[to + c * stride:], uint8. The bits are libjpeg-turbo's
-# islow DCT's, and for fewer samples (a side of 4 or 2) those of its scaled decoding. False where a number between its
-# passes took 16 bits or more: no encoder makes such blocks, and libjpeg-turbo's samples of them depend on the machine.
-inverse_dct, inverse_dct4, inverse_dct2 = (_inverse_dct_of(side) for side in (8, 4, 2))
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    """A number in all lanes."""
+    none = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    one = builder.insert_element(none, value, ir.Constant(I32, 0))
+    return shuffle(builder, one, one, [0] * lanes)
 
 
 @intrinsic
@@ -238,15 +147,15 @@ def transpose(_: Any, source: Any, at: Any, stride: Any, out: Any, to: Any, out_
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         b = builder
-        narrow = ir.VectorType(_I8, _LANES)
-        begin = _pointer(b, context, kinds[0], arguments[0], arguments[1])
+        narrow = ir.VectorType(I8, LANES)
+        begin = pointer(b, context, kinds[0], arguments[0], arguments[1])
         rows = []
-        for i in range(_LANES):
-            place = b.gep(begin, [b.mul(arguments[2], ir.Constant(_I64, i))])
+        for i in range(LANES):
+            place = b.gep(begin, [b.mul(arguments[2], ir.Constant(I64, i))])
             rows.append(b.load(b.bitcast(place, narrow.as_pointer()), align=1))
-        target = _pointer(b, context, kinds[3], arguments[3], arguments[4])
-        for i, row in enumerate(_transposed(b, rows)):
-            place = b.gep(target, [b.mul(arguments[5], ir.Constant(_I64, i))])
+        target = pointer(b, context, kinds[3], arguments[3], arguments[4])
+        for i, row in enumerate(transposed(b, rows)):
+            place = b.gep(target, [b.mul(arguments[5], ir.Constant(I64, i))])
             b.store(row, b.bitcast(place, narrow.as_pointer()), align=1)
         return context.get_dummy_value()
 
@@ -254,22 +163,6 @@ def transpose(_: Any, source: Any, at: Any, stride: Any, out: Any, to: Any, out_
         return None
     intp = types.intp
     return types.none(source, intp, intp, out, intp, intp), generate
-
-
-@intrinsic
-def bytes_at(_: Any, address: Any, size: Any) -> Any:
-    """The `size` bytes at an address as an array uint8 [size]. Who calls keeps them alive."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        arrays: Any = importlib.import_module("numba.np.arrayobj")  # only compilation needs it
-        b = builder
-        made = context.make_array(signature.return_type)(context, builder)
-        one = context.get_constant(types.intp, 1)
-        data = b.inttoptr(arguments[0], _I8.as_pointer())
-        arrays.populate_array(made, data, [arguments[1]], [one], one, None)
-        return made._getvalue()
-
-    return types.Array(types.uint8, 1, "C")(types.intp, types.intp), generate
 
 
 @intrinsic
@@ -283,18 +176,18 @@ def upsampled_sums(_: Any, source: Any, at: Any, out: Any, to: Any) -> Any:
         b = builder
         lanes = WIDE // 2
         near, above, below = (
-            _load(b, context, kinds[0], arguments[0], b.add(arguments[1], ir.Constant(_I64, step)), lanes)
+            load(b, context, kinds[0], arguments[0], b.add(arguments[1], ir.Constant(I64, step)), lanes)
             for step in (0, -1, 1)
         )
-        near = b.mul(near, _vector(_I32, 3, lanes))
+        near = b.mul(near, vector(I16, 3, lanes))
         order = [i // 2 + lanes * (i % 2) for i in range(WIDE)]
-        _store(
+        store(
             b,
             context,
             kinds[2],
             arguments[2],
             arguments[3],
-            _shuffle(b, b.add(near, above), b.add(near, below), order),
+            shuffle(b, b.add(near, above), b.add(near, below), order),
         )
         return context.get_dummy_value()
 
@@ -310,11 +203,11 @@ def upsampled(_: Any, source: Any, this: Any, that: Any, half: Any, shift: Any, 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         b = builder
-        near, far = (_load(b, context, kinds[0], arguments[0], arguments[i], WIDE) for i in (1, 2))
-        value = b.add(b.mul(near, _vector(_I32, 3, WIDE)), far)
-        value = b.add(value, _splat(b, b.trunc(arguments[3], _I32), WIDE))
-        value = b.lshr(value, _splat(b, b.trunc(arguments[4], _I32), WIDE))
-        _store(b, context, kinds[5], arguments[5], arguments[6], value)
+        near, far = (load(b, context, kinds[0], arguments[0], arguments[i], WIDE) for i in (1, 2))
+        value = b.add(b.mul(near, vector(I16, 3, WIDE)), far)
+        value = b.add(value, splat(b, b.trunc(arguments[3], I16), WIDE))
+        value = b.lshr(value, splat(b, b.trunc(arguments[4], I16), WIDE))
+        store(b, context, kinds[5], arguments[5], arguments[6], value)
         return context.get_dummy_value()
 
     intp = types.intp
@@ -329,18 +222,32 @@ def to_rgb(_: Any, lumas: Any, at: Any, chroma: Any, blue: Any, red: Any, out: A
         kinds = signature.args
         b = builder
 
-        def times(value: Any, factor: int) -> Any:
-            return b.mul(value, _vector(_I32, factor, WIDE))
+        def high(value: Any, factor: int) -> Any:  # value * factor >> 16
+            kind = ir.VectorType(I32, WIDE)
+            product = b.mul(b.sext(value, kind), vector(I32, factor, WIDE))
+            return b.trunc(b.ashr(product, vector(I32, 16, WIDE)), ir.VectorType(I16, WIDE))
 
-        luma = _load(b, context, kinds[0], arguments[0], arguments[1], WIDE)
-        cb, cr = (_load(b, context, kinds[2], arguments[2], arguments[i], WIDE) for i in (3, 4))
-        cb, cr = (b.sub(value, _vector(_I32, 128, WIDE)) for value in (cb, cr))
-        sums = (times(cr, 91881), b.sub(times(cb, -22554), times(cr, 46802)), times(cb, 116130))
-        for channel, value in enumerate(sums):
-            value = b.ashr(b.add(value, _vector(_I32, 32768, WIDE)), _vector(_I32, 16, WIDE))
-            value = _clamp(b, b.add(luma, value), 0, 255)
-            place = b.add(arguments[6], b.mul(arguments[7], ir.Constant(_I64, channel)))
-            _store(b, context, kinds[5], arguments[5], place, value)
+        def rounded(value: Any, factor: int) -> Any:  # value * factor + 32768 >> 16
+            doubled = high(b.add(value, value), factor)
+            return b.ashr(b.add(doubled, vector(I16, 1, WIDE)), vector(I16, 1, WIDE))
+
+        avx2 = has_avx2(context)
+        luma = load(b, context, kinds[0], arguments[0], arguments[1], WIDE)
+        cb, cr = (load(b, context, kinds[2], arguments[2], arguments[i], WIDE) for i in (3, 4))
+        cb, cr = (b.sub(value, vector(I16, 128, WIDE)) for value in (cb, cr))
+        factors = ir.Constant(ir.VectorType(I16, PAIRED), [-22554, 65536 - 46802] * LANES)
+        greens = []
+        for pair in zip(halves(b, cb), halves(b, cr), strict=True):
+            sums = [products(b, avx2, part, factors) for part in interleaved(b, *pair)]
+            sums = [b.ashr(b.add(part, vector(I32, 32768)), vector(I32, 16)) for part in sums]
+            greens.append(packed(b, avx2, sums[0], sums[1]))
+        green = b.sub(shuffle(b, greens[0], greens[1], range(WIDE)), cr)
+        red = b.add(rounded(cr, 91881 - 65536), cr)
+        blue = b.add(rounded(cb, 116130 - 131072), b.add(cb, cb))
+        for channel, value in enumerate((red, green, blue)):
+            value = clamp(b, b.add(luma, value), 0, 255)
+            place = b.add(arguments[6], b.mul(arguments[7], ir.Constant(I64, channel)))
+            store(b, context, kinds[5], arguments[5], place, value)
         return context.get_dummy_value()
 
     intp = types.intp
@@ -359,18 +266,19 @@ def weighted(
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         b = builder
-        bits = b.trunc(arguments[6], _I32)
-        half = b.shl(ir.Constant(_I32, 1), b.sub(bits, ir.Constant(_I32, 1)))
-        total = cgutils.alloca_once_value(b, _splat(b, half, WIDE))
+        wide = ir.VectorType(I32, WIDE)
+        bits = b.trunc(arguments[6], I32)
+        half = b.shl(ir.Constant(I32, 1), b.sub(bits, ir.Constant(I32, 1)))
+        total = cgutils.alloca_once_value(b, splat(b, half, WIDE))
         place = cgutils.alloca_once_value(b, arguments[1])
         with cgutils.for_range(b, arguments[5]) as loop:
             here = b.load(place)
-            weight = b.load(_pointer(b, context, kinds[3], arguments[3], b.add(arguments[4], loop.index)))
-            values = _load(b, context, kinds[0], arguments[0], here, WIDE)
-            b.store(b.add(b.load(total), b.mul(values, _splat(b, weight, WIDE))), total)
+            weight = b.load(pointer(b, context, kinds[3], arguments[3], b.add(arguments[4], loop.index)))
+            values = b.zext(load(b, context, kinds[0], arguments[0], here, WIDE), wide)
+            b.store(b.add(b.load(total), b.mul(values, splat(b, weight, WIDE))), total)
             b.store(b.add(here, arguments[2]), place)
-        value = _clamp(b, b.ashr(b.load(total), _splat(b, bits, WIDE)), 0, 255)
-        _store(b, context, kinds[7], arguments[7], arguments[8], value)
+        value = clamp(b, b.ashr(b.load(total), splat(b, bits, WIDE)), 0, 255)
+        store(b, context, kinds[7], arguments[7], arguments[8], b.trunc(value, ir.VectorType(I16, WIDE)))
         return context.get_dummy_value()
 
     intp = types.intp

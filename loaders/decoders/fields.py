@@ -1,0 +1,266 @@
+"""The decoder of images with their fields: boxes, points and masks move with the crop, everything else is copied.
+
+ImageDecoder: inputs -> the sample's window again -> geometry: what the crop shows of each field -> row
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.batch import Field, FieldSelection
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.fields import StoredField, no_field
+from fastimg.loaders.crop import Size, Window, fill_of, shape_of
+from fastimg.loaders.decode import decode_mask, read_header
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
+from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.runtime.scratch import Scratch
+
+from .geometry import crop_box, crop_boxes, crop_mask, crop_points
+from .images import ImageDecoder
+
+CROP_BOX = "crop_box"
+_WIDER = {"uint16": "int32", "uint32": "int64"}  # torch computes with these
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class FieldsDecoder(Decoder):
+    """What `images` makes of a sample, `crop_box`, and the fields in `selection`. `stored` are all of the dataset's.
+
+    By kind a field NAME fills: a number [B]; an array [B, *shape]; items [B, longest, *shape], and NAME_count int32
+    [B]; a mask [B, H, W]; bytes uint8 [B, longest], and NAME_count. Boxes have NAME_visible float32 [B, longest], too,
+    and integers and arrays of integers that some samples lack NAME_present bool [B].
+
+    Raises ValueError for a field that cannot be in a batch.
+    """
+
+    images: ImageDecoder
+    selection: FieldSelection
+    stored: Mapping[str, StoredField]
+
+    @classmethod
+    def of(cls, images: ImageDecoder, selection: FieldSelection, dataset: Dataset) -> Self:
+        """The decoder for a dataset. Raises DataError for a field that it does not have."""
+        for name in selection.names:
+            if name not in dataset.fields:
+                raise no_field(dataset.name, name, dataset.fields)
+        return cls(images, selection, dataset.fields)
+
+    def __post_init__(self) -> None:
+        for field in self._selected:
+            _check(field, self.selection.ignore)
+
+    @cached_property
+    def _selected(self) -> tuple[StoredField, ...]:
+        return tuple(self.stored[name] for name in self.selection.names)
+
+    @cached_property
+    def _leaders(self) -> tuple[StoredField, ...]:
+        """The boxes that are dropped where the crop does not show them: those selected, and those others accompany."""
+        names = dict.fromkeys(field.along or field.name for field in self._selected)
+        return tuple(self.stored[name] for name in names if self.stored[name].geometry == "box")
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """`inputs`, `crop_box`, and what the fields fill."""
+        shape = shape_of(self.images.crop)
+        parts = (part for field in self._selected for part in _parts(field, shape, self.selection.ignore))
+        return (*self.images.fields, Field(CROP_BOX, (4,), np.dtype(np.float32)), *parts)
+
+    def sized(self, size: Size) -> Self:
+        """See `Decoder`."""
+        return replace(self, images=self.images.sized(size))
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """See `Decoder`: the crops are those of the images alone."""
+        return self.images.draw(seed, epoch, ids)
+
+    def describe(self) -> str:
+        """See `Decoder`."""
+        return ", ".join([self.images.describe(), *self.selection.names])
+
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """Refused: the fields of a sample are read by its id, in `fill`."""
+        raise TypeError("FieldsDecoder fills rows by the ids of their samples; call `fill`")
+
+    def fill(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """See `Decoder`: the images of the chunk, and then the fields of those that could be decoded."""
+        sizes = _Sizes(reader, self.images.max_pixels)
+        failures = self.images.fill(sizes, ids, draws, rows, scratch)
+        failed = {place for place, _ in failures}
+        numbers = draws.tolist()
+        for place, index in enumerate(ids):
+            if any(not isinstance(error, ImageError) for _, error in failures):
+                break
+            if place not in failed:
+                row = {name: array[place, ...] for name, array in rows.items()}
+                error = attempt(self._fill_fields, reader, index, sizes.of[index], numbers[place], row)
+                failures += [] if error is None else [(place, error)]
+        return failures
+
+    def _fill_fields(
+        self, reader: SampleReader, index: int, size: tuple[int, int], draws: Sequence[float], row: Row
+    ) -> None:
+        """Fill the row of one sample, whose upright image has `size` (width, height)."""
+        crop = self.images.crop
+        view = _View(crop.window(*size, draws), shape_of(crop), size, fill_of(crop) is None, self.selection.ignore)
+        row[CROP_BOX][...] = crop_box(view.window, view.shape)
+        sets: dict[str, _BoxSet] = {}
+        for field in self._leaders:
+            boxes = reader.timed(reader.dataset.read_field, field.name, index)
+            moved, left = crop_boxes(view.window, view.shape, _items(field, boxes))
+            sets[field.name] = _BoxSet(moved, left, (left > 0) & (left >= self.selection.min_visibility))
+        for field in self._selected:
+            if known := sets.get(field.name):
+                _put_items(field, known.moved[known.keep], known.visible[known.keep], row)
+                continue
+            value = reader.timed(reader.dataset.read_field, field.name, index)
+            if field.kind == "ragged":
+                items, visible = _moved(field, _items(field, value), view)
+                keep = sets[field.along].keep if field.along in sets else np.ones(len(items), np.bool_)
+                if value is not None and len(items) != len(keep):
+                    sample = reader.dataset.sample_name(index)
+                    raise DataError(
+                        f"{sample}: {len(items)} {field.name} along {len(keep)} {field.along}; convert it again"
+                    )
+                keep = keep[: len(items)]  # none where it is missing
+                _put_items(field, items[keep], None if visible is None else visible[keep], row)
+            else:
+                _put_one(field, value, view, row)
+
+
+class _View(NamedTuple):
+    """What the crop of one sample shows."""
+
+    window: Window
+    shape: tuple[int, int]  # height, width of the crop
+    size: tuple[int, int]  # width, height of the upright image
+    mirrors: bool  # beyond the image
+    ignore: int
+
+
+class _BoxSet(NamedTuple):
+    """The boxes of one sample in its crop, and which of them are kept."""
+
+    moved: Values
+    visible: Values
+    keep: npt.NDArray[np.bool_]
+
+
+class _Sizes(SampleReader):
+    """A reader that keeps the upright sizes of the images that it has read."""
+
+    def __init__(self, reader: SampleReader, max_pixels: int) -> None:
+        super().__init__(reader.dataset)
+        self.of: dict[int, tuple[int, int]] = {}  # id -> width, height
+        self._reader = reader
+        self._max_pixels = max_pixels
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        data = self._reader.read(index, scratch)
+        self.of[index] = read_header(data, self._max_pixels).size
+        return data
+
+
+def _check(field: StoredField, ignore: int) -> None:
+    if field.kind == "image" and field.geometry != "mask":
+        raise ValueError(
+            f"the field {field.name!r} is an encoded image that is not a mask, which a batch cannot hold; read it with "
+            "`dataset.read_field`"
+        )
+    if field.geometry == "keypoint" and field.shape[-1:] != (2,):
+        raise ValueError(f"the field {field.name!r} has items of {list(field.shape)}; points are [..., 2]")
+    limits = np.iinfo(_type(field)) if field.geometry == "mask" else None
+    if limits is not None and not limits.min <= ignore <= limits.max:
+        raise ValueError(f"ignore={ignore}: the masks {field.name!r} hold {limits.min} to {limits.max} in a batch")
+
+
+def _type(field: StoredField) -> np.dtype[Any]:
+    """A field's dtype in a batch."""
+    name = "uint8" if field.kind == "bytes" else field.dtype
+    return np.dtype(_WIDER.get(name, name))
+
+
+def _parts(field: StoredField, shape: tuple[int, int], ignore: int) -> list[Field]:
+    """What a field fills in a batch of crops of `shape`."""
+    name, dtype = field.name, _type(field)
+    if field.geometry == "mask":
+        return [Field(name, shape, dtype, ignore)]
+    if field.kind in ("number", "array"):
+        parts = [Field(name, field.shape if field.kind == "array" else (), dtype)]
+        return [*parts, Field(f"{name}_present", (), np.dtype(np.bool_))] if _tells_presence(field) else parts
+    shares = [Field(f"{name}_visible", (field.longest,), np.dtype(np.float32))] if field.geometry == "box" else []
+    inner = field.shape if field.kind == "ragged" else ()
+    return [Field(name, (field.longest, *inner), dtype), Field(f"{name}_count", (), np.dtype(np.int32)), *shares]
+
+
+def _tells_presence(field: StoredField) -> bool:
+    """Whether a batch says which samples have the field: it may be missing, and its type has no NaN."""
+    return field.optional and not np.issubdtype(_type(field), np.floating)
+
+
+def _items(field: StoredField, value: Values | bytes | None) -> Values:
+    """The items [k, *shape] of a ragged field; none where it is missing."""
+    assert not isinstance(value, bytes)
+    return np.zeros((0, *field.shape), field.dtype) if value is None else value
+
+
+def _moved(field: StoredField, items: Values, view: _View) -> tuple[Values, Values | None]:
+    """Items in the crop, and of boxes their visible shares."""
+    if field.geometry == "box":
+        return crop_boxes(view.window, view.shape, items)
+    return crop_points(view.window, view.shape, items) if field.geometry == "keypoint" else items, None
+
+
+def _put_items(field: StoredField, items: Values, visible: Values | None, row: Row) -> None:
+    """Write the items that are kept."""
+    count = len(items)
+    row[field.name][:count] = items
+    row[field.name][count:] = 0
+    row[f"{field.name}_count"][...] = count
+    if visible is not None:
+        shares = row[f"{field.name}_visible"]
+        shares[:count] = visible
+        shares[count:] = 0
+
+
+def _put_one(field: StoredField, value: Values | bytes | None, view: _View, row: Row) -> None:
+    """Write a mask, bytes, an array or a number."""
+    out = row[field.name]
+    if field.geometry == "mask":
+        assert value is None or isinstance(value, bytes)
+        _put_mask(field, value, view, out)
+    elif field.kind == "bytes":
+        content = np.frombuffer(value or b"", np.uint8)
+        out[: len(content)] = content
+        out[len(content) :] = 0
+        row[f"{field.name}_count"][...] = len(content)
+    else:
+        assert not isinstance(value, bytes)
+        if _tells_presence(field):
+            row[f"{field.name}_present"][...] = value is not None
+        if value is None:
+            out[...] = 0 if _tells_presence(field) else np.nan
+        else:
+            out[...] = crop_points(view.window, view.shape, value) if field.geometry == "keypoint" else value
+
+
+def _put_mask(field: StoredField, data: bytes | None, view: _View, out: Values) -> None:
+    if data is None:
+        out[...] = view.ignore
+        return
+    try:
+        mask = decode_mask(data, view.size)
+        if mask.itemsize > np.dtype(field.dtype).itemsize:
+            raise ImageError(f"it has 16 bits, and the field is {field.dtype}")
+    except ImageError as error:
+        raise ImageError(f"{field.name}: {error}") from error
+    crop_mask(view.window, mask, view.ignore, view.mirrors, out)

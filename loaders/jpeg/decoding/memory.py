@@ -1,0 +1,75 @@
+"""Loads and stores at addresses, in one instruction each: for loops in which arrays would not stay in registers.
+
+Nothing is checked here, and who passes an address keeps its memory alive.
+"""
+
+import importlib
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from .vectors import I8, I16, I64, WIDE, intrinsic, vector
+
+
+@intrinsic
+def bytes_at(_: Any, address: Any, size: Any) -> Any:
+    """The `size` bytes at an address as an array uint8 [size]."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        arrays: Any = importlib.import_module("numba.np.arrayobj")  # only compilation needs it
+        b = builder
+        made = context.make_array(signature.return_type)(context, builder)
+        one = context.get_constant(types.intp, 1)
+        data = b.inttoptr(arguments[0], I8.as_pointer())
+        arrays.populate_array(made, data, [arguments[1]], [one], one, None)
+        return made._getvalue()
+
+    return types.Array(types.uint8, 1, "C")(types.intp, types.intp), generate
+
+
+def _load(kind: ir.IntType, swapped: bool = False) -> Any:
+    def load(_: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            if swapped:
+                value = builder.bswap(value)
+            return value if kind == I64 else builder.zext(value, I64)
+
+        return types.uint64(types.uint64), generate
+
+    return intrinsic(load)
+
+
+# The number at an address, as uint64.
+byte_at = _load(I8)
+word_at = _load(I64)
+bits_at = _load(I64, swapped=True)  # 64 bits, the first one highest; on little-endian machines, like all of numba's
+
+
+@intrinsic
+def store_short(_: Any, address: Any, value: Any) -> Any:
+    """Store the low 16 bits of a number at an even address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], I16.as_pointer())
+        builder.store(builder.trunc(arguments[1], I16), place, align=2)
+        return context.get_dummy_value()
+
+    return types.none(types.uint64, types.uint64), generate
+
+
+@intrinsic
+def copy_wide(_: Any, source: Any, to: Any) -> Any:
+    """Copy WIDE bytes; return how many of them come before the first byte 255, WIDE if there is none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b = builder
+        kind = ir.VectorType(I8, WIDE).as_pointer()
+        value = b.load(b.inttoptr(arguments[0], kind), align=1)
+        b.store(value, b.inttoptr(arguments[1], kind), align=1)
+        found = b.bitcast(b.icmp_signed("==", value, vector(I8, -1, WIDE)), ir.IntType(WIDE))
+        found = b.or_(b.zext(found, I64), ir.Constant(I64, 1 << WIDE))
+        return b.cttz(found, ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64, types.uint64), generate
