@@ -48,6 +48,9 @@ class Search:  # more than 12 fields: a flag each
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FOLDER")] = None
     """Folder of the search; the same command goes on with one that was interrupted. Default: searches/NAME, after the
     data."""
+    keep: Literal["best", "all"] = "best"
+    """Which checkpoints stay: those of the best model, and while the search lasts those that it may go on with; or
+    all."""
     config: Path | None = None
     """Read the settings that all trials share from this YAML file, as for `train`; flags of `train` that stand behind
     `--` win over it."""

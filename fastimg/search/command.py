@@ -22,6 +22,7 @@ from .folder import locked, remembered
 from .hosts.machine import LocalHosts
 from .hosts.process import TrialHosts
 from .pool import TrialPool
+from .records import TIME_OVER
 from .request import SearchRequest, request
 
 
@@ -49,7 +50,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
         pool = stack.enter_context(TrialPool(hosts, None, say))
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds
-        board = _searched(asked, pool, say, lines, hosts.device != "cpu")
+        board = _searched(asked, pool, say, lines, hosts.device != "cpu", began)
     for remark in draw(board, asked.folder):
         say(remark)
     pruned = sum(board.pruned.values())
@@ -58,7 +59,8 @@ def search(settings: Search, console: Console, errors: Console) -> None:
         return
     print_board(board, console)
     for reason, count in list(board.pruned.items())[:3]:
-        say(f"ended early {plural(count, 'trial')}: {reason}")
+        more = "; more --time goes on with it" if reason.startswith(TIME_OVER) else ""
+        say(f"ended early {plural(count, 'trial')}: {reason}{more}")
     assert board.winner is not None
     say(
         f"{plural(len(board.rows), 'model')}, {plural(pruned, 'trial')} ended early, in "
@@ -92,13 +94,13 @@ def _ray_hosts(asked: SearchRequest, stack: ExitStack) -> TrialHosts:
     return hosts
 
 
-def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, gpu: bool) -> Any:
+def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, gpu: bool, began: float) -> Any:
     """The leaderboard, and the curves of the best run."""
     if asked.parameters:
         from .param_search import search_parameters
 
         with _live(lines) as progress:
-            board = search_parameters(asked, pool, say, progress)
+            board = search_parameters(asked, pool, say, progress, began)
     else:
         from .staged.stages import search_by_stages
         from .staged.trials import StagedSearch
@@ -116,9 +118,10 @@ def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, g
             device=settings.device,
             gpu=gpu,
             seed=settings.seed,
+            storage=settings.storage,
+            keep=settings.keep,
         )
-        assert pool.deadline is not None
-        board = search_by_stages(staged, pool, say, began=pool.deadline - asked.seconds)
+        board = search_by_stages(staged, pool, say, began=began)
     if board.winner is not None:
         _draw_curves(asked.folder / board.winner.run, board.metric)
     return board

@@ -16,9 +16,28 @@ ASKED = "search.json"
 RUNS = "runs"
 STUDY = "study.db"
 JOURNAL = "trials.jsonl"
+FREED = "freed.jsonl"
 BOARD = "leaderboard.json"
 _LOCK = "lock"
 _PATIENCE = 10.0  # seconds: the processes of a search that was killed end in a moment
+
+
+def whole_lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON, if it exists; a last one that a kill cut off is removed."""
+    if not file.exists():
+        return []
+    text = file.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        with file.open("r+", encoding="utf-8") as opened:
+            opened.truncate(len(whole.encode()))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def add_line(file: Path, line: Mapping[str, Any]) -> None:
+    """Append a line of JSON."""
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(json.dumps(line) + "\n")
 
 
 def run_name(number: int) -> str:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .records import TIME_OVER as TIME_OVER
 from .records import TrialRecord
-
-TIME_OVER = "the time was over"  # how such a reason begins
 
 
 @dataclass(frozen=True, kw_only=True)

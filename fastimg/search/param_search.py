@@ -1,24 +1,25 @@
 """A search over values of flags: Optuna draws them, trials show what they are worth."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from fastimg.config.training import HF_PREFIX
 from fastimg.errors import UsageError
 from fastimg.system.progress import duration
 from fastimg.train.tasks.score import lower_is_better, shown
 from fastimg.wording import plural
 
 from .folder import RUNS, run_name
-from .leaderboard import TOP, Contender, Leaderboard, contenders, described, ordered, reasons, write
-from .messages import TIME_OVER, TrialJob
+from .leaderboard import TOP, Contender, KeptModels, Leaderboard, firsts, ordered, reasons, write
+from .messages import TrialJob
 from .parameters import trial_config
 from .pool import Say, TrialPool
 from .records import TrialRecord
 from .request import SearchRequest, as_yaml, pruner_of
 from .speed import prediction_speed
-from .staged.encoders import DataFacts, facts
+from .staged.encoders import DataFacts, facts, text_reader
 from .study import SearchStudy, StudyPlan
 
 STAGE = "trials"
@@ -34,8 +35,10 @@ class LiveLine(Protocol):
         ...
 
 
-def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress: LiveLine) -> Leaderboard:
+def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress: LiveLine, began: float) -> Leaderboard:
     """Search the values of flags. Writes the leaderboard, and FOLDER/best, also where it is interrupted.
+
+    The time counts from `began`, by the monotonic clock, and what earlier parts of the search took counts, too.
 
     Raises UsageError where the time was too short for one trial, or all trials were refused.
     """
@@ -47,17 +50,24 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
     if "speed" in asked.objectives:
         pool.speed_split = data.val_split
     say(_announced(asked, study, data, metric, interrupted))
-    search = _ParamSearch(asked, study, data, metric)
+    names = [name for parameter in asked.parameters for name in (parameter.name, *map(str, parameter.choices))]
+    archs = [name for name in (asked.base.arch, *names) if name is not None and name.startswith(HF_PREFIX)]
+    _, words = text_reader(data, asked.shared, chosen=True, archs=archs)
+    if words and "text_arch" not in names:
+        say(f"texts       {words}")
+    search = _ParamSearch(asked, study, data, metric, began)
+    if asked.seconds is not None:
+        pool.deadline = began + asked.seconds - study.seconds
+        if study.seconds >= asked.seconds:
+            took = duration(study.seconds)
+            say(f"time        --time {asked.asked.time} is used up: {took} were searched before; give more to go on")
     try:
         for record in pool.run(search.jobs(), study.report):
             search.ended(record, say, progress)
     except BaseException:
-        if search.records:
-            write(search.board(speeds=False), asked.folder)
+        search.pause()
         raise
-    board = search.board()
-    if search.records:
-        write(board, asked.folder)
+    board = search.finished(say)
     if board.winner is None:
         raise UsageError(_nothing(asked, search.records))
     return board
@@ -66,12 +76,14 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
 class _ParamSearch:
     """One search: its jobs, and what they came to."""
 
-    def __init__(self, asked: SearchRequest, study: SearchStudy, data: DataFacts, metric: str) -> None:
+    def __init__(self, asked: SearchRequest, study: SearchStudy, data: DataFacts, metric: str, began: float) -> None:
         self._asked = asked
         self._study = study
         self._data = data
         self._metric = metric
-        self._began = time.monotonic()
+        self._began = began
+        self._before = study.seconds
+        self._models = KeptModels(asked.folder)
         self.records = study.records
 
     def jobs(self) -> Iterator[TrialJob]:
@@ -96,30 +108,71 @@ class _ParamSearch:
     def ended(self, record: TrialRecord, say: Say, progress: LiveLine) -> None:
         """A trial has ended: tell the study, and the user where it is the best so far."""
         self._study.tell(record)
-        self.records = [*self.records, record]
+        self._study.spend(self._seconds())
+        self.records = [*(other for other in self.records if other.number != record.number), record]
+        if self._asked.asked.keep == "best":
+            rows = self._models.rows(self.records, self._metric)
+            self._models.free(self.records, {row.run for row in firsts(rows, _KINDS)} | self._front())
         if self._best() is record:
             words = "  ".join(f"{name} {_short(value)}" for name, value in record.parameters.items())
             say(f"best        trial {record.number}: {shown(self._metric, record.values[0])}  {words}")
         best = self._best()
         most = "" if self._asked.trials is None else f" of {self._asked.trials}"
         reached = "" if best is None else f", best {shown(self._metric, best.values[0])}"
-        progress(f"trial {len(self.records)}{most}{reached}, {duration(time.monotonic() - self._began)}")
+        progress(f"trial {len(self.records)}{most}{reached}, {duration(self._seconds())}")
 
-    def board(self, speeds: bool = True) -> Leaderboard:
-        """The leaderboard of all trials that have ended; with `speeds` of the first kinds of models, at prediction."""
-        folder = self._asked.folder
-        rows = [row for row in contenders(self.records, self._metric) if (folder / row.run / "best").exists()]
-        rows = ordered(rows, self._metric)
-        top = [described(row, folder) for row in rows[:TOP]]
-        measured: dict[tuple[str, int], float] = {}
-        for row in top if speeds else ():
-            if row.kind not in measured and len(measured) < _KINDS:
-                measured[row.kind] = self._speed(row)
-        top = [replace(row, images_per_second=measured.get(row.kind)) for row in top]
+    def pause(self) -> None:
+        """The search is interrupted: write what is known, without measuring anything."""
+        self._study.spend(self._seconds())
+        if self.records:
+            write(self._board({}), self._asked.folder)
+
+    def finished(self, say: Say) -> Leaderboard:
+        """Write the leaderboard, with the speeds of the first kinds of models, and keep the checkpoints of the best."""
+        rows = self._models.rows(self.records, self._metric)
+        measured = {str(record.run): record.values[1] for record in self.records if len(record.values) > 1}
+        speeds = {row.kind: measured.get(row.run) or self._speed(row) for row in firsts(rows, _KINDS)}
+        board = self._board(speeds)
+        if self.records:
+            write(board, self._asked.folder)
+        if self._asked.asked.keep == "best" and board.winner is not None:
+            self._models.free(self.records, {board.winner.run} | self._front(), speeds)
+            board = self._models.marked(board)
+            write(board, self._asked.folder)
+        if self._study.exhausted and self._asked.asked.sampler != "grid":
+            say(f"tried       all of the {plural(self._study.combinations, 'combination')} that there are")
+        if self._models.bytes:
+            say(f"deleted     {self._models.told()}")
+        return board
+
+    def _board(self, speeds: Mapping[tuple[str, int], float | None]) -> Leaderboard:
+        rows = self._models.rows(self.records, self._metric)
+        top = [replace(row, images_per_second=speeds.get(row.kind, row.images_per_second)) for row in rows[:TOP]]
         rows = [*ordered(top, self._metric), *rows[TOP:]]
         return Leaderboard(metric=self._metric, rows=rows, pruned=reasons(self.records), records=self.records)
 
-    def _speed(self, row: Contender) -> float:
+    def _front(self) -> set[str]:
+        """The runs that no other one exceeds in all of several objectives: each may be the one that is wanted."""
+        sign = -1.0 if lower_is_better(self._metric) else 1.0
+        points = {
+            str(record.run): (sign * record.values[0], record.values[1])
+            for record in self.records
+            if record.state == "complete" and len(record.values) > 1
+        }
+        return {
+            run
+            for run, (value, speed) in points.items()
+            if not any(other != (value, speed) and other[0] >= value and other[1] >= speed for other in points.values())
+        }
+
+    def _seconds(self) -> float:
+        """How long has been searched, with what earlier parts of the search took."""
+        return self._before + time.monotonic() - self._began
+
+    def _speed(self, row: Contender) -> float | None:
+        """Samples per second at prediction; where its checkpoint was deleted, as it was measured then."""
+        if row.freed:
+            return row.images_per_second
         run = self._asked.folder / row.run
         device = self._asked.asked.device
         speed = prediction_speed(run, self._asked.data, self._data.val_split, device, _SECONDS)
@@ -157,16 +210,17 @@ def _announced(asked: SearchRequest, study: SearchStudy, data: DataFacts, metric
         f"{' or '.join(ends) or plural(study.combinations, 'combination')}{early}; each trains on "
         f"{plural(data.train, noun)} and is compared by {metric} on {data.val:,}: {data.validation}"
     )
-    ended = len(study.records)
+    ended = sum(not record.cut for record in study.records)
     if not ended and not interrupted:
         return words
-    return f"{words}; goes on after {plural(ended, 'trial')}, {interrupted} of those that ran go on"
+    resumed = f" and resumes {plural(interrupted, 'trial')}" if interrupted else ""
+    return f"{words}; goes on after {plural(ended, 'trial')}{resumed}"
 
 
 def _nothing(asked: SearchRequest, records: list[TrialRecord]) -> str:
     """Why there is no winner."""
     counted = reasons(records)
-    if not counted or all(reason.startswith(TIME_OVER) for reason in counted):
+    if all(record.cut for record in records):
         return f"--time {asked.asked.time}: too short for one trial; give more, or fewer --epochs behind `--`"
     reason, count = next(iter(counted.items()))
     return f"search: no trial ended well; {count} of {plural(len(records), 'trial')}: {reason}"

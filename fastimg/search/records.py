@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 TrialState = Literal["complete", "pruned"]
+TIME_OVER = "the time was over"  # how the reason of a trial begins that the clock ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +33,8 @@ class TrialRecord:
     seconds: float = 0.0
     epochs: int = 0
     run: Path | None = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether the clock ended it: a search that is given more time goes on with it."""
+        return self.state == "pruned" and (self.reason or "").startswith(TIME_OVER)

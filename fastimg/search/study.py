@@ -5,8 +5,11 @@ interrupted goes on as if it had not been.
 """
 
 import hashlib
+import itertools
+import math
+import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 _NUMBER = "number"  # of a trial: Optuna's own counts one that is resumed anew
 _RECORD = "record"
 _REPORTED = "reported"
+_PARTIAL = "cut"  # the record of a trial that the clock ended: it goes on when there is more time
+_REASON = "reason"
+_SECONDS = "seconds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +62,14 @@ class SearchStudy:
     def __init__(self, folder: Path, storage: "str | optuna.storages.BaseStorage | None", plan: StudyPlan) -> None:
         """Open the study of a folder, or begin it. Raises UsageError for a storage that cannot be opened."""
         self._plan = plan
-        self._optuna = _optuna()
+        self._optuna = library()
         self._open: dict[int, optuna.Trial] = {}  # by our number
         self._grid = list(combinations(plan.parameters)) if plan.sampler == "grid" else []
         directions = ["maximize" if largest else "minimize" for largest in plan.largest]
-        with _quiet():
+        with quiet():
             try:
                 self._study = self._optuna.create_study(
-                    storage=storage or _url(folder / STUDY),
+                    storage=storage or url(folder / STUDY),
                     study_name="search" if storage is None else folder.resolve().name,
                     directions=directions,
                     pruner=_pruner(self._optuna, plan.pruner),
@@ -72,7 +78,7 @@ class SearchStudy:
             except Exception as error:  # SQLAlchemy's and its drivers' have no common class that needs no import
                 if storage is None:
                     raise
-                raise UsageError(f"--storage {storage}: {reason_of(error)}; give a URL that Optuna takes") from error
+                raise refused(storage, error) from error
         if [direction.name.lower() for direction in self._study.directions] != directions:
             raise UsageError(f"{folder}: its study has other objectives; give the same again, or another --output")
 
@@ -91,14 +97,15 @@ class SearchStudy:
                 reported = trial.user_attrs.get(_REPORTED, {}) | {
                     str(k): v for k, v in trial.intermediate_values.items()
                 }
-                self._study.enqueue_trial(trial.params, {_NUMBER: number, _REPORTED: reported})
+                self._queue(trial.params, number, reported, trial.user_attrs.get(_PARTIAL))
             self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
         return self.waiting
 
     @property
     def records(self) -> list[TrialRecord]:
-        """The trials that have ended, in the order of their numbers."""
-        stated = (trial.user_attrs.get(_RECORD) for trial in self._study.get_trials(deepcopy=False) if _ended(trial))
+        """The trials that have ended, and those that the clock has ended, in the order of their numbers."""
+        trials = [trial for trial in self._study.get_trials(deepcopy=False) if _counts(trial)]
+        stated = (trial.user_attrs.get(_RECORD if _ended(trial) else _PARTIAL) for trial in trials)
         found = (_restored(record) for record in stated if record is not None)
         return sorted(found, key=lambda record: record.number)
 
@@ -109,13 +116,13 @@ class SearchStudy:
 
     @property
     def combinations(self) -> int:
-        """How many a grid has; otherwise 0."""
-        return len(self._grid)
+        """How many there are; 0 of a range without steps."""
+        return math.prod(len(parameter.values or ()) for parameter in self._plan.parameters)
 
     @property
     def exhausted(self) -> bool:
-        """Whether every combination of a grid has been drawn."""
-        return self._plan.sampler == "grid" and self.begun >= len(self._grid) and not self.waiting
+        """Whether every combination has been drawn: none is drawn twice, since a trial would come to the same."""
+        return 0 < self.combinations <= self.begun and not self.waiting
 
     @property
     def waiting(self) -> int:
@@ -123,15 +130,30 @@ class SearchStudy:
         states = [trial.state.name for trial in self._study.get_trials(deepcopy=False)]
         return states.count("WAITING")
 
+    @property
+    def seconds(self) -> float:
+        """How long has been searched, as far as it was noted."""
+        return float(self._study.user_attrs.get(_SECONDS, 0.0))
+
+    def spend(self, seconds: float) -> None:
+        """Note how long has been searched so far."""
+        self._study.set_user_attr(_SECONDS, round(seconds, 3))
+
     def ask(self) -> Draw:
         """What the next trial tries: what was interrupted, or something new."""
         if not self.waiting and self._grid:
             self._study.enqueue_trial(self._grid[self.begun], {_NUMBER: self.begun, _REPORTED: {}})
         queued = bool(self.waiting)
         number = self.begun
-        with _quiet():
+        with quiet():
             self._study.sampler = _sampler(self._optuna, self._plan, number)
+            tried = set() if queued or not self.combinations else self._tried()
             trial = self._study.ask(_distributions(self._optuna, self._plan.parameters))
+            if _key(trial.params) in tried:
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)  # it was never begun
+                self._study.enqueue_trial(self._untried(number, tried), {_NUMBER: number, _REPORTED: {}})
+                queued = True
+                trial = self._study.ask(_distributions(self._optuna, self._plan.parameters))
             if queued:
                 number = trial.user_attrs[_NUMBER]
                 for epoch, value in trial.user_attrs[_REPORTED].items():
@@ -141,21 +163,49 @@ class SearchStudy:
         self._open[number] = trial
         return Draw(number=number, parameters=trial.params)
 
+    def _tried(self) -> set[str]:
+        """The combinations that trials have, in any state."""
+        return {_key(trial.params) for trial in self._study.get_trials(deepcopy=False) if _counts(trial)}
+
+    def _untried(self, number: int, tried: Collection[str]) -> dict[str, Any]:
+        """A combination that no trial has, at random."""
+        place = random.Random(f"{self._plan.seed} {number}").randrange(self.combinations)
+        behind = itertools.islice(combinations(self._plan.parameters), place, None)
+        every = itertools.chain(behind, combinations(self._plan.parameters))
+        return next(drawn for drawn in every if _key(drawn) not in tried)
+
     def report(self, number: int, epoch: int, value: float) -> bool:
         """Note the first objective after an epoch. Returns whether the trial is not worth going on with."""
         if len(self._plan.largest) > 1:
             return False
         trial = self._open[number]
-        with _quiet():
+        with quiet():
             trial.report(value, epoch)
             return bool(trial.should_prune())
 
     def tell(self, record: TrialRecord) -> None:
-        """A trial has ended. From here on it is never run again."""
+        """A trial has ended. From here on it is never run again, unless the clock has ended it.
+
+        To Optuna such a trial has failed, since its values say nothing about its parameters, and one with the same
+        parameters waits.
+        """
         trial = self._open.pop(record.number)
-        with _quiet():
-            trial.set_user_attr(_RECORD, msgspec.to_builtins(record, enc_hook=str))
+        stated = msgspec.to_builtins(record, enc_hook=str)
+        with quiet():
+            if record.reason is not None:
+                trial.set_user_attr(_REASON, record.reason)
+            if record.cut:
+                reported = {str(epoch): value for epoch, value in record.reported.items()}
+                self._queue(trial.params, record.number, reported, stated)
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+                return
+            trial.set_user_attr(_RECORD, stated)
             self._tell(trial.number, record)
+
+    def _queue(self, drawn: Mapping[str, Any], number: int, reported: Mapping[str, float], stated: Any) -> None:
+        """A trial that was begun goes on before others are drawn."""
+        attributes = {_NUMBER: number, _REPORTED: reported} | ({} if stated is None else {_PARTIAL: stated})
+        self._study.enqueue_trial(dict(drawn), attributes)
 
     def _tell(self, number: int, record: TrialRecord) -> None:
         states = self._optuna.trial.TrialState
@@ -163,6 +213,11 @@ class SearchStudy:
             self._study.tell(number, list(record.values))
         else:
             self._study.tell(number, state=states.PRUNED)
+
+
+def _key(drawn: Mapping[str, Any]) -> str:
+    """What tells a combination from others; steps of a range are told apart, and not the last bits of a number."""
+    return repr(sorted((name, f"{value:.9g}" if isinstance(value, float) else value) for name, value in drawn.items()))
 
 
 def _restored(stated: Any) -> TrialRecord:
@@ -178,8 +233,13 @@ def _ended(trial: "optuna.trial.FrozenTrial") -> bool:
     return trial.state.name in ("COMPLETE", "PRUNED")
 
 
-def _optuna() -> Any:
-    """The library. Raises UserError that says how to install it."""
+def refused(storage: Any, error: Exception) -> UsageError:
+    """What to say about a --storage that cannot be opened."""
+    return UsageError(f"--storage {storage}: {reason_of(error)}; give a URL that Optuna takes")
+
+
+def library() -> Any:
+    """Optuna. Raises UserError that says how to install it."""
     try:
         import optuna
     except ImportError as error:
@@ -189,14 +249,15 @@ def _optuna() -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without Optuna's remarks on what it calls experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def _url(file: Path) -> str:
+def url(file: Path) -> str:
+    """Of a sqlite file, as Optuna takes it."""
     from sqlalchemy.engine import URL
 
     return URL.create("sqlite", database=str(file.resolve())).render_as_string()

@@ -50,10 +50,10 @@ def facts(survey: Survey) -> list[str]:
     if survey.sizes is not None:
         sizes = survey.sizes
         kinds = ", ".join(survey.formats)
-        spread = f" in the middle ({sizes.smallest} to {sizes.largest})" if sizes.smallest < sizes.largest else ""
+        spread = f", the median ({sizes.smallest} to {sizes.largest})" if sizes.smallest < sizes.largest else ""
         lines.append(f"{sizes.width} x {sizes.height} pixels{spread}, {survey.mean_bytes / 1e3:,.1f} KB each, {kinds}")
     if survey.words is not None:
-        lines.append(f"{survey.words.median:,} words in the middle, 95% have at most {survey.words.p95:,}")
+        lines.append(f"a median of {survey.words.median:,} words, 95% have at most {survey.words.p95:,}")
     return lines
 
 

@@ -119,7 +119,7 @@ def _scratch(start: Start, network: Network, survey: Survey, machine: Machine) -
         size = min(network.native or 224, max(32, _multiple(shorter, 32)))
         enlarged = "enlarged only to what the network needs" if shorter < size else "no larger than the pictures are"
         suggestions.append(
-            Suggestion("img_size", size, f"the shorter sides have {shorter} pixels in the middle: {enlarged}")
+            Suggestion("img_size", size, f"the shorter sides have a median of {shorter} pixels: {enlarged}")
         )
         if shorter <= 64:
             suggestions += [
@@ -161,7 +161,7 @@ def _size(start: Start, network: Network, survey: Survey) -> list[Suggestion]:
         Suggestion(
             "img_size",
             size,
-            f"the shorter sides have {shorter} pixels in the middle, and the weights were made for {network.native}: "
+            f"the shorter sides have a median of {shorter} pixels, and the weights were made for {network.native}: "
             f"{size} takes {(size / network.native) ** 2:.0%} of the time and shows as much",
         )
     ]
@@ -227,7 +227,7 @@ def _length_note(network: Network, survey: Survey) -> tuple[str, ...]:
         return ()
     words = survey.words
     return (
-        f"The texts have {words.median:,} words in the middle, 95% of them at most {words.p95:,}. The encoder reads "
+        f"The texts have a median of {words.median:,} words, 95% of them at most {words.p95:,}. The encoder reads "
         f"the first {plural(network.tokens, 'token')} of each, about {int(network.tokens / 1.3):,} English words.",
     )
 

@@ -77,7 +77,7 @@ SECTIONS: Mapping[str, Sections] = {
         "what to search": ("param", "arch", "weights", "metric", "objective", "config"),
         "how": ("trials", "time", "sampler", "pruner", "seed", "device", "jobs"),
         "on a Ray cluster": ("backend", "address", "resources_per_trial", "limit_gpu_memory"),
-        "output": ("output", "storage", "json"),
+        "output": ("output", "keep", "storage", "json"),
     },
     "bench": {
         "what to measure": (

@@ -1,11 +1,10 @@
 """What the next classifier is tried with: drawn by Optuna's TPE from the trials of its encoder."""
 
 import math
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fastimg.errors import UserError
+from fastimg.search.study import library, quiet
 
 _RATES = 30.0  # learning rates are drawn from so many times below the usual one to as many above it
 _LABELLED = ("top1", "top5", "balanced_accuracy")  # metrics of data whose only target is a class
@@ -15,11 +14,11 @@ class HeadDraws:
     """Settings of a classifier, drawn near those that did well. The first are those that `train` chooses itself.
 
     In memory: a search that goes on tells it the same trials again. `given`: what the user has set for all trials,
-    which is not drawn.
+    which is not drawn. `pairs`: of images with texts, which are combined in two ways.
     """
 
-    def __init__(self, rate: float, seed: int, metric: str, given: Collection[str] = ()) -> None:
-        self._optuna: Any = _library()
+    def __init__(self, rate: float, seed: int, metric: str, given: Collection[str] = (), pairs: bool = False) -> None:
+        self._optuna: Any = library()
         kinds = self._optuna.distributions
         self._space = {
             "lr": kinds.FloatDistribution(rate / _RATES, rate * _RATES, log=True),
@@ -28,12 +27,14 @@ class HeadDraws:
             "head": kinds.CategoricalDistribution(["linear", "mlp"]),
         }
         usual = {"lr": rate, "weight_decay": 0.05, "smoothing": 0.1, "head": "linear"}
+        if pairs:
+            self._space["combiner"] = kinds.CategoricalDistribution(["gated", "concat"])
+            usual["combiner"] = "gated"
         if metric not in _LABELLED:  # smoothing has no effect on numbers, and changes the loss of the rest
             given = {*given, "smoothing"}
         self._space = {name: values for name, values in self._space.items() if name not in given}
         usual = {name: value for name, value in usual.items() if name not in given}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna's, of what it calls experimental
+        with quiet():
             sampler = self._optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=6, multivariate=True, constant_liar=True
             )
@@ -43,8 +44,7 @@ class HeadDraws:
 
     def ask(self) -> dict[str, Any]:
         """The settings of the next trial."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             trial = self._study.ask(self._space)
         drawn = {name: _rounded(value) for name, value in trial.params.items()}
         self._open[_identity(drawn)] = trial
@@ -65,13 +65,3 @@ def _rounded(value: Any) -> Any:
 
 def _identity(drawn: Mapping[str, Any]) -> str:
     return repr(sorted(drawn.items()))
-
-
-def _library() -> Any:
-    """Optuna. Raises UserError that says how to install it."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise UserError('search: Optuna is not installed; install it with pip install "fastimg[tune]"') from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna

@@ -18,12 +18,15 @@ from fastimg.config.yaml_file import fitted
 from fastimg.data.datasets import names_targets, open_parts
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Dataset, list_splits, open_dataset
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
+from fastimg.search.leaderboard import short
 from fastimg.search.speed import model_speed
 from fastimg.train.choices.resolution import usual_rate
 from fastimg.train.choices.stated_weights import adopted
 from fastimg.train.choices.weights_at_hand import ON_CPUS, PUBLISHED, KeptWeights, fetched, kept_images, kept_texts
+from fastimg.train.pairs import joined, text_side
 from fastimg.train.reporting.report import shown
 
 from .rungs import small_side
@@ -38,7 +41,7 @@ class DataFacts:
 
     train, val: numbers of samples. side: the median of the shorter sides of some images; 0 of texts. settings: those of
     Train that choose what validates; validation: what that is in words; val_split: the split that it is of. untouched:
-    the test split; empty where there is none.
+    the test split; empty where there is none. captions: whether there are texts beside the images.
     """
 
     content: Literal["images", "text"]
@@ -49,6 +52,7 @@ class DataFacts:
     validation: str
     val_split: str
     untouched: str
+    captions: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +129,26 @@ def facts(data: Path, shared: Mapping[str, Any], seed: int) -> DataFacts:
                 validation=val.origin,
                 val_split=used,
                 untouched="test" if "test" in splits and used != "test" else "",
+                captions=captions_of(data, train.dataset) is not None,
             )
+
+
+def text_reader(
+    data: DataFacts, shared: Mapping[str, Any], chosen: bool, archs: Sequence[str] = ()
+) -> tuple[dict[str, Any], str]:
+    """Settings that read the texts beside images, and what to say of it; neither where there are none, or it is set.
+
+    `chosen`: whether the user has named encoders, of which `archs` are some. Otherwise one that is at hand reads the
+    texts. Encoders of texts alone read them, and no images.
+    """
+    alone = bool(archs) and all(arch.startswith(HF_PREFIX) for arch in archs)
+    if not data.captions or "text_arch" in shared or alone:
+        return {}, ""
+    kept = [] if chosen else kept_texts()
+    if kept:
+        return {"text_arch": kept[0].arch}, f"those beside the images are read by {kept[0].name}, which is at hand"
+    why = "" if chosen else ": no encoder of texts is at hand"
+    return {}, f"those beside the images are not read{why}; --text-arch hf:NAME behind `--` reads them"
 
 
 def find(archs: Sequence[str], weights: Sequence[Path], data: DataFacts, shared: Mapping[str, Any], gpu: bool) -> Found:
@@ -187,7 +210,7 @@ def _asked(archs: Sequence[str], weights: Sequence[Path], shared: Mapping[str, A
     at_hand, why = _at_hand(left)
     for arch in left:
         plain = Candidate(
-            name=arch,
+            name=short(arch),
             settings={"arch": arch},
             tuned=arch.startswith(HF_PREFIX),
             origin="--arch" if arch.startswith(HF_PREFIX) else f"random weights: {why or 'none are published'}",
@@ -195,7 +218,7 @@ def _asked(archs: Sequence[str], weights: Sequence[Path], shared: Mapping[str, A
         candidate = _of_kept(at_hand[arch]) if arch in at_hand else plain
         reason = misfit(candidate, shared)
         if reason:
-            skipped.append(LeftOut(arch, reason))
+            skipped.append(LeftOut(short(arch), reason))
         else:
             candidates.append(candidate)
     if not candidates:
@@ -238,6 +261,8 @@ def _with_weights(path: Path, archs: Sequence[str], shared: Mapping[str, Any]) -
 
 def misfit(candidate: Candidate, shared: Mapping[str, Any]) -> str:
     """Why a model cannot be built with its weights; empty where it can."""
+    if "text_arch" in shared and str(candidate.settings["arch"]).startswith(HF_PREFIX):
+        return "reads texts, as --text-arch does; give models of images beside it"
     try:
         built(candidate, shared, classes=2)
     except UserError as error:
@@ -264,7 +289,11 @@ def built(candidate: Candidate, shared: Mapping[str, Any], classes: int) -> Mode
 def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> MeasuredEncoder:
     """Build a candidate and measure it."""
     model = built(candidate, shared, classes=2)
-    config = Train(**fitted({**shared, **candidate.settings}, Train))
+    config, stated, _ = adopted(Train(**fitted({**shared, **candidate.settings}, Train)))
+    texts = None if config.text_arch is None else text_side(config, stated)
+    speed = 1 / sum(1 / model_speed(each, device) for each in (model, texts) if each is not None)
+    if texts is not None:
+        model = joined(config, model, texts, 2, ("", " "), stated)
     rate, base = usual_rate(config, model)
     head_rate, head_base = usual_rate(replace(config, freeze="backbone"), model)
     assert base and head_base
@@ -272,7 +301,7 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
     fixed = model.text is not None or not model.convolutional or "img_size" in shared
     return MeasuredEncoder(
         candidate=candidate,
-        rate=model_speed(model, device),
+        rate=speed,
         parameters=sum(each.numel() for each in model.module.parameters()),
         side=side,
         small=None if fixed else small_side(side),
@@ -302,7 +331,7 @@ def _named_apart(candidates: Iterable[Candidate]) -> list[Candidate]:
     names = [candidate.name for candidate in candidates]
     return [
         replace(each, name=f"{each.name} ({Path(each.settings['weights']).stem})")
-        if names.count(each.name) > 1
+        if names.count(each.name) > 1 and "weights" in each.settings
         else each
         for each in candidates
     ]

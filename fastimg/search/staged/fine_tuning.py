@@ -55,7 +55,7 @@ def entrants(encoders: Sequence[MeasuredEncoder], heads: Mapping[str, TrialRecor
         head = heads.get(candidate.name)
         if head is not None:
             start["weights"] = trials.run_of(head)
-            start |= {name: head.settings[name] for name in ("smoothing", "head") if name in head.settings}
+            start |= {name: head.settings[name] for name in ("smoothing", "head", "combiner") if name in head.settings}
         column = []
         for varied in _possible(measured, start, trials):
             arm = Arm(
@@ -76,7 +76,8 @@ def _possible(measured: MeasuredEncoder, start: Mapping[str, Any], trials: Trial
     found: list[dict[str, Any]] = []
     tuned, text = measured.candidate.tuned, trials.data.content == "text"
     for varied in variations(tuned, text, measured.learning_rate):
-        left = {name: value for name, value in varied.items() if name not in shared}
+        idle = "layer_decay" if "text_arch" in shared else ""  # models of images and texts have none
+        left = {name: value for name, value in varied.items() if name not in shared and name != idle}
         config = Train(**fitted({**start, **shared, **left}, Train))
         faults = [rule.fault(config) for rule in TRAIN if isinstance(rule, Range | Excludes)]
         if left not in found and not any(faults):
@@ -101,6 +102,8 @@ def halve(entered: Sequence[Entrant], trials: Trials, until: float) -> Entrant |
                 trials.say("fine-tuning ends here: no arm can train for longer in what is left of this stage")
                 return best
             trials.say(_told(left, rung))
+            trials.in_play = {str(_last(each).run) for each in left}
+            trials.free()
         climbed = _climb(left, rung, trials, until)
         if not climbed:
             return best
@@ -124,7 +127,7 @@ def _climb(left: Sequence[Entrant], rung: Rung, trials: Trials, until: float) ->
     """Train each arm for the epochs of a rung. Returns those that validated, with their trials and measured epochs."""
     places = {_key(each.arm): each for each in left}
     done: list[Entrant] = []
-    for record in trials.run([_job(each, rung, trials) for each in left], until):
+    for record in trials.run(trials.prepared(_job(each, rung, trials) for each in left), until):
         each = places[_key_of(record.parameters)]
         if not record.values:
             continue
@@ -175,7 +178,7 @@ def train_winner(best: Entrant, trials: Trials) -> TrialRecord | None:
     )
     settings = {**best.settings, "img_size": best.arm.side or None, "epochs": epochs}
     job = trials.job("final", {"encoder": best.arm.encoder, **best.arm.parameters}, settings)
-    return next(iter(trials.run([job], trials.end)), None)
+    return next(iter(trials.run(trials.prepared([job]), trials.end)), None)
 
 
 def announced(chosen: Sequence[Entrant], budget: float) -> str:

@@ -24,12 +24,12 @@ def embedding_seconds(measured: MeasuredEncoder, trials: Trials) -> float:
 
 
 def chosen(encoders: Sequence[MeasuredEncoder], trials: Trials, budget: float) -> list[MeasuredEncoder]:
-    """The frozen encoders that embed in the time of the stage, the cheapest first."""
+    """The frozen encoders that embed in the time of the stage, the cheapest first, which is one of them in any case."""
     found: list[MeasuredEncoder] = []
     spent = 0.0
     for each in sorted(encoders, key=lambda each: embedding_seconds(each, trials)):
         needs = embedding_seconds(each, trials)
-        if spent + needs <= budget * _EMBEDDING:
+        if not found or spent + needs <= budget * _EMBEDDING:
             spent += needs
             found.append(each)
         else:
@@ -44,7 +44,10 @@ def search_heads(encoders: Sequence[MeasuredEncoder], trials: Trials, until: flo
     """The best trial of each encoder that has one. Ends at `until`, by the journal's clock, or when enough is tried."""
     names = {each.candidate.name: each for each in encoders}
     asked = trials.asked
-    draws = {name: HeadDraws(each.head_rate, asked.seed, trials.metric, asked.shared) for name, each in names.items()}
+    pairs = "text_arch" in asked.shared
+    draws = {
+        name: HeadDraws(each.head_rate, asked.seed, trials.metric, asked.shared, pairs) for name, each in names.items()
+    }
     heights: dict[str, list[float]] = {name: [] for name in names}
     needs = {name: embedding_seconds(each, trials) + _FIRST_TRIAL for name, each in names.items()}
     best: dict[str, TrialRecord] = {}

@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastimg.search.folder import JOURNAL
+from fastimg.search.folder import JOURNAL, add_line, run_name, whole_lines
 from fastimg.search.pool import Job, Report, Runner
 from fastimg.search.records import TrialRecord
 
-OUT_OF_TIME = "the time was over"  # how the reason of a trial begins that the clock ended
 _OF_A_START = ("output", "name", "resume")  # settings that do not tell one trial from another
 
 
@@ -37,6 +36,7 @@ class TrialJournal:
         began: float | None = None,
     ) -> None:
         self.until = math.inf
+        self.listener: Callable[[TrialRecord], None] = lambda _: None  # hears of each trial that has ended
         self._limit = limit
         self._path = folder / JOURNAL
         self._runner = runner
@@ -45,9 +45,10 @@ class TrialJournal:
         self._spent = 0.0  # seconds of the earlier searches, as far as they have been read again
         self._cut = 0.0  # when the clock last ended a trial
         self._ended: dict[str, tuple[float, TrialRecord]] = {}
+        self._paused: dict[str, TrialRecord] = {}  # that the clock ended in an earlier search
         self._numbers: dict[str, int] = {}
         self._facts: dict[str, tuple[float, Any]] = {}
-        for line in self._lines():
+        for line in whole_lines(self._path):
             match line["kind"]:
                 case "begun":
                     self._numbers[line["key"]] = line["number"]
@@ -55,14 +56,17 @@ class TrialJournal:
                     self._ended[line["key"]] = (line["at"], _record(line["record"]))
                 case "cut":
                     self._cut = line["at"]
+                    if "record" in line:
+                        self._paused[line["key"]] = _record(line["record"])
                 case "fact":
                     self._facts[line["name"]] = (line["at"], line["value"])
         self._replayed = not (self._ended or self._facts or self._cut)
 
     @property
     def records(self) -> list[TrialRecord]:
-        """Of all trials that have ended, in the order in which they did."""
-        return [record for _, record in self._ended.values()]
+        """Of all trials that have ended, in the order in which they did; then of those that the clock has ended."""
+        paused = [record for key, record in self._paused.items() if key not in self._ended]
+        return [*(record for _, record in self._ended.values()), *paused]
 
     def now(self) -> float:
         """Seconds of searching so far: those of earlier searches, and those since this one goes on where they ended."""
@@ -110,13 +114,22 @@ class TrialJournal:
         for record in self._runner(unknown(), report):
             yield from _taken(known)
             key = keys[record.number]
-            if (record.reason or "").startswith(OUT_OF_TIME):  # a search that is given more time goes on with it
-                self._add({"kind": "cut"})
-            else:
-                self._add({"kind": "ended", "key": key, "record": _plain(record)})
+            # A search that is given more time goes on with a trial that the clock ended.
+            self._add({"kind": "cut" if record.cut else "ended", "key": key, "record": _plain(record)})
             self._ended[key] = (self.now(), record)
+            self.listener(record)
             yield record
         yield from _taken(known)
+
+    def knows(self, job: Job) -> bool:
+        """Whether a job has ended before."""
+        return key_of(job) in self._ended
+
+    def again(self, job: Job) -> TrialRecord | None:
+        """Run a job that has ended before, and whose checkpoints are gone; None where there is no time for it."""
+        self._begin()
+        self._limit(self.until - self.now())
+        return next(iter(list(self._runner([job], lambda *_: False))), None)
 
     def _known(self, job: Job) -> TrialRecord | None:
         """The record of a job that has ended before."""
@@ -134,7 +147,7 @@ class TrialJournal:
         number = self._numbers.get(key) or max(self._numbers.values(), default=0) + 1
         self._numbers[key] = number
         self._add({"kind": "begun", "key": key, "number": number})
-        settings = {"name": f"{number:04d}", **job.settings, "resume": "auto"}  # it may have been interrupted
+        settings = {"name": run_name(number), **job.settings, "resume": "auto"}  # it may have been interrupted
         return replace(job, number=number, settings=settings)
 
     def _read(self, at: float) -> None:
@@ -151,20 +164,8 @@ class TrialJournal:
         self._since = self._clock()
         self._replayed = True
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """The journal, without a last line that a kill cut off, which is removed."""
-        if not self._path.exists():
-            return []
-        text = self._path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            with self._path.open("r+", encoding="utf-8") as file:
-                file.truncate(len(whole.encode()))
-        return [json.loads(line) for line in whole.splitlines()]
-
     def _add(self, line: Mapping[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "at": round(self.now(), 3)}) + "\n")
+        add_line(self._path, {**line, "at": round(self.now(), 3)})
 
 
 def key_of(job: Job) -> str:

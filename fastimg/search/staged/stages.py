@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from fastimg.errors import UsageError
-from fastimg.search.leaderboard import TOP, Contender, Leaderboard, contenders, described, ordered, reasons, write
+from fastimg.search.leaderboard import TOP, Contender, Leaderboard, firsts, ordered, reasons, write
 from fastimg.search.pool import Job, Report
-from fastimg.search.records import TrialRecord
+from fastimg.search.records import TIME_OVER, TrialRecord
 from fastimg.search.speed import prediction_speed
 from fastimg.system.progress import duration
+from fastimg.train.tasks.score import lower_is_better
 from fastimg.wording import plural
 
 from . import encoders as candidates
@@ -23,8 +24,9 @@ from .fine_tuning import Entrant, announced, entrants, halve, train_winner
 from .heads import chosen as embeddable
 from .heads import embedding_seconds, search_heads
 from .heads import told as heads_told
-from .journal import OUT_OF_TIME, TrialJournal
+from .journal import TrialJournal
 from .rungs import Arm, affordable, epoch_guess, shares
+from .studies import StageStudies, opened
 from .trials import Say, StagedSearch, Trials
 
 _LOOKING = 0.1  # of the time may go into measuring encoders
@@ -64,26 +66,49 @@ def search_by_stages(
     def limit(seconds: float) -> None:
         workers.deadline = clock() + seconds
 
+    if asked.storage is not None:
+        asked = replace(asked, storage=opened(asked.storage))  # refused at once, if it is
     journal = TrialJournal(asked.folder, workers.run, clock, limit, began)
     data = candidates.facts(asked.data, asked.shared, asked.seed)
-    trials = Trials(asked, data, journal, say)
     say(_data_told(data))
+    reader, words = candidates.text_reader(data, asked.shared, bool(asked.archs or asked.weights), asked.archs)
+    if words:
+        say(f"texts       {words}")
+    asked = replace(asked, shared={**asked.shared, **reader})
+    trials = Trials(asked, data, journal, say)
     try:
         found = _found(trials)
         trials.compared_by(workers.probe(trials.settings({**found[0].settings, "name": "probe"})))
         measured = _measure(found, trials)
         _refuse_short(measured, trials)
+        _shown_to_optuna(found, trials)
         _stages(measured, trials)
     except (KeyboardInterrupt, SystemExit):
         write(_board(trials), asked.folder)
         raise
     board = _board(trials)
     if board.winner is None:
-        reason = next(iter(board.pruned), "none was begun")
-        more = "; give more --time, and the search goes on" if reason.startswith(OUT_OF_TIME) else ""
+        if not board.records:
+            raise _too_short(measured, trials)
+        reason = next(iter(board.pruned))
+        more = "; give more --time, and the search goes on" if reason.startswith(TIME_OVER) else ""
         raise UsageError(f"search: no trial ended well: {reason}{more}")
     write(board, asked.folder)
+    trials.settle(board.winner.run, {row.kind: row.images_per_second for row in board.rows[:TOP]})
+    board = trials.models.marked(board)
+    write(board, asked.folder)
+    if trials.models.bytes:
+        say(f"deleted     {trials.models.told()}")
     return board
+
+
+def _shown_to_optuna(found: Sequence[Candidate], trials: Trials) -> None:
+    """From here on trials are added to studies, which begin with those of the journal."""
+    asked, journal = trials.asked, trials.journal
+    names = [candidate.name for candidate in found]
+    studies = StageStudies(asked.folder, asked.storage, names, trials.metric, not lower_is_better(trials.metric))
+    studies.agree(journal.records)
+    journal.listener = studies.add
 
 
 def _stages(measured: Sequence[MeasuredEncoder], trials: Trials) -> None:
@@ -101,7 +126,7 @@ def _stages(measured: Sequence[MeasuredEncoder], trials: Trials) -> None:
         )
     if "heads" in parts:
         budget = whole * parts["heads"]
-        frozen = embeddable(frozen, trials, budget) or [min(frozen, key=lambda each: embedding_seconds(each, trials))]
+        frozen = embeddable(frozen, trials, budget)
         trials.say(heads_told(frozen, trials, budget))
         heads = search_heads(frozen, trials, trials.journal.now() + budget)
     if "fine-tuning" in parts:
@@ -115,6 +140,7 @@ def _tuned(measured: Sequence[MeasuredEncoder], heads: Mapping[str, TrialRecord]
     """The second stage, with a share of the time that is left, and the third."""
     budget = trials.left() * share
     best = _fine_tune(measured, heads, trials, budget)
+    trials.in_play = set() if best is None or best.last is None else {str(best.last.run)}
     if best is not None:
         train_winner(best, trials)
 
@@ -163,13 +189,17 @@ def _measure(found: Sequence[Candidate], trials: Trials) -> list[MeasuredEncoder
 
 def _refuse_short(measured: Sequence[MeasuredEncoder], trials: Trials) -> None:
     """Raises UsageError where no encoder could finish one trial."""
+    if min(_least(each, trials) for each in measured) > trials.left():
+        raise _too_short(measured, trials)
+
+
+def _too_short(measured: Sequence[MeasuredEncoder], trials: Trials) -> UsageError:
+    """What to say where not one trial can be run in what is left of the time."""
     needs = {each.candidate.name: _least(each, trials) for each in measured}
     name = min(needs, key=lambda each: needs[each])
-    if needs[name] <= trials.left():
-        return
     need = trials.journal.now() + needs[name] * 1.2
     rounded = f"{round(need) + 1}s" if need < 120 else f"{round(need / 60) + 1}m"
-    raise UsageError(
+    return UsageError(
         f"--time: {duration(trials.asked.seconds)} is too short for one trial: the fastest candidate, {name}, needs "
         f"about {duration(need)} here; give --time {rounded} or more"
     )
@@ -185,17 +215,17 @@ def _least(each: MeasuredEncoder, trials: Trials) -> float:
 def _board(trials: Trials) -> Leaderboard:
     """The leaderboard of all trials that have ended; the best ten with what their checkpoints say, and their speed."""
     records = trials.journal.records
-    rows = ordered(contenders(records, trials.metric), trials.metric)
-    folder = trials.asked.folder
-    top = [described(row, folder) for row in rows[:TOP]]
-    speeds: dict[tuple[str, int], float] = {}
+    rows = trials.models.rows(records, trials.metric)
+    speeds: dict[tuple[str, int], float | None] = {}
     took = 0.0
-    for row in top:
+    for row in firsts(rows):
         before = trials.journal.now()
-        if row.kind not in speeds and (not speeds or before + took < trials.asked.seconds):
+        if row.freed:
+            speeds[row.kind] = row.images_per_second
+        elif not speeds or before + took < trials.asked.seconds:
             speeds[row.kind] = _speed(row, trials)
             took = max(took, trials.journal.now() - before)
-    top = [replace(row, images_per_second=speeds.get(row.kind)) for row in top]
+    top = [replace(row, images_per_second=speeds.get(row.kind)) for row in rows[:TOP]]
     rows = [*ordered(top, trials.metric), *rows[TOP:]]
     return Leaderboard(metric=trials.metric, rows=rows, pruned=reasons(records), records=records)
 

@@ -111,6 +111,17 @@ def withdraw(run: Path, made: list[Path]) -> None:
             folder.rmdir()
 
 
+def forget(run: Path) -> int:
+    """Delete the checkpoints of a run; its log and its settings stay. Returns the bytes that they took."""
+    for link in ("best", "last"):
+        (run / link).unlink(missing_ok=True)
+    folder = run / "checkpoints"
+    freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+    return freed
+
+
 def batch_of_before(run: Path, config: Train, world_size: int) -> tuple[int, int]:
     """(batch size, accumulated batches) for `world_size` ranks that resume a run which may have had more or fewer.
 

@@ -1,5 +1,7 @@
 """Which encoders a search compares: those that fit, those at hand, small ones where there are none."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import timm
@@ -10,7 +12,7 @@ from safetensors.torch import save_file
 
 from fastimg.errors import UsageError
 from fastimg.search.staged import encoders
-from fastimg.search.staged.encoders import DataFacts, find, from_json, measure, untrained
+from fastimg.search.staged.encoders import DataFacts, find, from_json, measure, text_reader, untrained
 from fastimg.train.choices import weights_at_hand
 from fastimg.train.choices.weights_at_hand import PUBLISHED, KeptWeights, kept_images, kept_texts
 
@@ -141,3 +143,25 @@ def test_a_measured_encoder_survives_the_journal(small, monkeypatch):
     assert measured.learning_rate == 3e-4 and measured.head_rate == 1e-3  # what `train` chooses with batches of 64
     assert from_json(encoders.as_json(measured)) == measured
     assert measure(candidate, {"img_size": 64}, "cpu").small is None  # a size that was asked for stays
+
+
+def test_what_reads_the_texts_beside_images_is_told(monkeypatch):
+    pairs = dataclasses.replace(facts(), captions=True)
+    assert text_reader(facts(), {}, chosen=False) == ({}, "")
+    assert text_reader(pairs, {"text_arch": "hf:x"}, chosen=False) == ({}, "")
+    assert text_reader(pairs, {}, chosen=True, archs=["hf:x"]) == ({}, "")
+    nothing = "those beside the images are not read"
+    remedy = "--text-arch hf:NAME behind `--` reads them"
+    assert text_reader(pairs, {}, chosen=True) == ({}, f"{nothing}; {remedy}")
+    assert text_reader(pairs, {}, chosen=False) == ({}, f"{nothing}: no encoder of texts is at hand; {remedy}")
+    monkeypatch.setattr(encoders, "kept_texts", lambda: [KeptWeights("hf:/hub/mini", None, "hf:mini")])
+    words = "those beside the images are read by hf:mini, which is at hand"
+    assert text_reader(pairs, {}, chosen=False) == ({"text_arch": "hf:/hub/mini"}, words)
+
+
+def test_beside_an_encoder_of_texts_no_other_one_is_compared():
+    found = find(["hf:some/encoder", "test_resnet"], [], facts(), {"text_arch": "hf:x"}, gpu=False)
+    assert [each.name for each in found.candidates] == ["test_resnet"]
+    assert [each.reason for each in found.skipped] == [
+        "reads texts, as --text-arch does; give models of images beside it"
+    ]

@@ -158,10 +158,13 @@ def test_a_trial_that_the_clock_ended_runs_again_and_its_time_counts(tmp_path):
     def cut(jobs, report):
         for each in jobs:
             clock.time += 30
-            yield TrialRecord(number=each.number, stage=each.stage, state="pruned", reason="the time was over")
+            reason = "the time was over after 1 epoch"
+            yield TrialRecord(number=each.number, stage=each.stage, state="pruned", reason=reason, values=(0.4,))
 
     list(TrialJournal(tmp_path, cut, clock).run([job(0)], nothing))
     runner = Runner(clock)
     again = TrialJournal(tmp_path, runner, clock)
+    assert [record.values for record in again.records] == [(0.4,)]  # it is a model until it goes on
     (record,) = again.run([job(0)], nothing)
+    assert again.records == [record]
     assert (record.state, record.number, again.now()) == ("complete", 1, 40)

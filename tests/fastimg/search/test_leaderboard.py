@@ -2,11 +2,25 @@
 
 import dataclasses
 import io
+import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from fastimg.search.leaderboard import Leaderboard, contenders, described, differences, ordered, print_board, reasons
+from fastimg.search import leaderboard
+from fastimg.search.folder import FREED
+from fastimg.search.leaderboard import (
+    KeptModels,
+    Leaderboard,
+    contenders,
+    differences,
+    firsts,
+    model_of,
+    ordered,
+    print_board,
+    reasons,
+)
 from fastimg.search.records import TrialRecord
 from fastimg.search.speed import prediction_speed
 
@@ -56,10 +70,97 @@ def test_rows_say_what_differs_and_at_most_ten_are_shown():
 
 
 def test_a_run_is_described_by_its_checkpoint_and_measured_on_its_data(trained):
-    (bare,) = contenders([trial(1, 0.9)], "top1")
-    row = described(dataclasses.replace(bare, run=trained.run.name), trained.run.parent)
-    assert (row.arch, row.size) == ("test_resnet", 32)
-    assert 1 < row.megabytes < 3
+    model = model_of(trained.run)
+    assert (model["arch"], model["size"]) == ("test_resnet", 32)
+    assert 1 < model["megabytes"] < 3
     ticks = iter(range(1000))
     speed = prediction_speed(trained.run, trained.images, "val", "cpu", seconds=0.0, clock=lambda: float(next(ticks)))
     assert 0 < speed <= 12
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Three runs with checkpoints of 1,000 bytes, each of a model of its own size."""
+    for number in (1, 2, 3):
+        run = tmp_path / "runs" / f"{number:04d}"
+        saved = run / "checkpoints" / "00000010"
+        saved.mkdir(parents=True)
+        (saved / "model.safetensors").write_bytes(bytes(1000))
+        (run / "best").symlink_to(saved)
+        (run / "last").symlink_to(saved)
+        (run / "metrics.jsonl").write_text("{}\n")
+    monkeypatch.setattr(leaderboard, "model_of", _sized)
+    return tmp_path
+
+
+def _sized(run):
+    return {"arch": "a", "size": int(run.name), "megabytes": 0.001} if (run / "best").exists() else None
+
+
+TRIALS = [trial(1, 0.7), trial(2, 0.9), trial(3, 0.8)]
+
+
+def left(folder):
+    return sorted(run.name for run in (folder / "runs").iterdir() if (run / "best").exists())
+
+
+def test_models_whose_checkpoints_were_deleted_keep_their_rows(folder):
+    models = KeptModels(folder)
+    before = models.rows(TRIALS, "top1")
+    models.free(TRIALS, {"runs/0002"}, {("a", 3): 70.0})
+    assert left(folder) == ["0002"]
+    assert (folder / "runs" / "0001" / "metrics.jsonl").exists() and not (folder / "runs/0001/checkpoints").exists()
+    assert models.told().startswith("the checkpoints of 2 other models, 0.0 MB")
+    again = KeptModels(folder)
+    rows = again.rows(TRIALS, "top1")
+    assert [row.trial for row in rows] == [2, 3, 1] and again.told() == ""
+    assert [(row.freed, row.images_per_second) for row in rows] == [(False, None), (True, 70.0), (True, None)]
+    assert [dataclasses.replace(row, freed=False, images_per_second=None) for row in rows] == before
+
+
+def test_what_a_kill_left_of_deleted_checkpoints_is_deleted_at_the_next_start(folder):
+    (folder / FREED).write_text(
+        json.dumps({"run": "runs/0001", "model": _sized(folder / "runs/0001")}) + '\n{"run": "r'
+    )
+    models = KeptModels(folder)
+    assert left(folder) == ["0002", "0003"] and models.bytes == 1000
+    assert "runs/0001" not in models and "runs/0002" in models
+
+
+def test_a_run_that_is_trained_again_has_checkpoints(folder):
+    models = KeptModels(folder)
+    models.free(TRIALS, {"runs/0002", "runs/0003"})
+    models.again("runs/0001")
+    saved = folder / "runs/0001/checkpoints/00000010"
+    saved.mkdir(parents=True)
+    (folder / "runs/0001/best").symlink_to(saved)
+    again = KeptModels(folder)
+    assert "runs/0001" in again and left(folder) == ["0001", "0002", "0003"]
+
+
+def test_a_trial_that_the_clock_ended_keeps_its_checkpoints(folder):
+    KeptModels(folder).free([trial(1, 0.7, reason="the time was over after 1 epoch"), *TRIALS[1:]], {"runs/0002"})
+    assert left(folder) == ["0001", "0002"]
+
+
+def test_the_best_of_each_kind_are_those_whose_speed_is_measured():
+    rows = contenders([trial(n, n / 10, arch="ab"[n % 2]) for n in range(1, 7)], "top1")
+    rows = ordered(rows, "top1")
+    assert [row.trial for row in firsts(rows)] == [6, 5]
+    assert [row.trial for row in firsts(rows, 1)] == [6]
+
+
+def test_of_equal_models_one_with_checkpoints_wins():
+    rows = contenders([trial(1, 0.9, loss=1), trial(2, 0.9, loss=2)], "top1")
+    rows = [dataclasses.replace(row, freed=row.trial == 1) for row in rows]
+    assert [row.trial for row in ordered(rows, "top1")] == [2, 1]
+
+
+def test_of_a_text_encoders_folder_the_end_of_its_path_is_shown():
+    rows = contenders(
+        [trial(1, 0.9, arch="hf:/data/encoders/mini/model"), trial(2, 0.8, arch="hf:some/encoder")], "top1"
+    )
+    text = io.StringIO()
+    print_board(Leaderboard(metric="top1", rows=rows), Console(file=text, width=200))
+    assert " hf:mini/model " in text.getvalue() and " hf:some/encoder " in text.getvalue()
+    assert "texts/s" in text.getvalue()

@@ -5,10 +5,12 @@ import sys
 import time
 from contextlib import AbstractContextManager
 
+import optuna
 import pytest
 import yaml
 
 from fastimg.errors import UsageError
+from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.search import command
 from fastimg.search.folder import locked
 from fastimg.search.probing import metric_of
@@ -88,6 +90,12 @@ def test_a_search_leaves_a_study_runs_and_a_leaderboard_and_goes_on(search, cli,
     assert "goes on after 2 trials" in more.err
     assert [row["rank"] for row in json.loads(more.out)["trials"]] == [1, 2, 3]
     assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert [run.name for run in folder.glob("runs/*") if (run / "last").exists()] == [(folder / "best").resolve().name]
+    assert "deleted     the checkpoints of " in more.err
+
+    spent = search(*PARAM, "--trials", 9, "--time", "0.1s", "--json")
+    assert "time        --time 0.1s is used up: " in spent.err
+    assert spent.out == more.out
 
     other = search("--param", "lr=log:1e-4:1e-1", "--trials", 3)
     assert other.code == 2
@@ -100,6 +108,36 @@ def test_accuracy_and_speed(search, tmp_path):
     assert "2 combinations" in ran.err
     board = json.loads(ran.out)
     assert len(board["trials"]) == 2
+    front = {record["run"] for record in board["trials"] if not record["freed"]}
+    assert board["trials"][0]["run"] in front
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'S' / 'study.db'}")
+    assert [trial.params for trial in study.trials] == [{"smoothing": 0.0}, {"smoothing": 0.1}]
+    assert {f"runs/{trial.number:04d}" for trial in study.best_trials} == front
+
+
+@pytest.mark.parametrize(("metric", "least"), [("tags.map", False), (None, True)])
+def test_of_several_targets_the_metric_is_one_of_theirs(search, tmp_path, monkeypatch, metric, least):
+    from tests.fastimg.train.test_targets import columns
+
+    monkeypatch.setattr(FilesDataset, "targets", property(columns))
+    given = () if metric is None else ("--metric", metric)
+    ran = search("--param", "lr=1e-3,1e-2", "--sampler", "grid", "--json", *given)
+    assert ran.code == 0, ran.err
+    board = json.loads(ran.out)
+    assert board["metric"] == (metric or "loss")
+    values = [row["value"] for row in board["trials"]]
+    assert values == sorted(values, reverse=not least)
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'S' / 'study.db'}")
+    assert study.best_value == values[0]
+
+
+def test_of_several_targets_an_unknown_metric_is_refused_with_their_names(search, monkeypatch):
+    from tests.fastimg.train.test_targets import columns
+
+    monkeypatch.setattr(FilesDataset, "targets", property(columns))
+    ran = search(*PARAM, "--trials", 1, "--metric", "wave.mea")
+    assert ran.code == 2
+    assert "--metric wave.mea: give one of loss, " in ran.err and "did you mean wave.mae" in ran.err
 
 
 def test_trials_that_diverge_are_pruned_with_their_reason(search, tmp_path):
@@ -156,6 +194,7 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
         (("--param", "lr=0.1:0.2", "--time", "0.001s"), "--time 0.001s: too short for one trial"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--arch", "a,b"), "compare with --param arch=a,b"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--storage", "nonsense://x"), "--storage nonsense://x: "),
+        (("--time", "1h", "--storage", "nonsense://x"), "--storage nonsense://x: "),
     ],
 )
 def test_bad_input_is_one_sentence(search, arguments, words, tmp_path):

@@ -1,16 +1,18 @@
 """The stages of a search with invented trials and a clock that passes only in them: no second is spent."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
 
 import pytest
+from optuna.storages import InMemoryStorage
 
 from fastimg.errors import UsageError
+from fastimg.search.leaderboard import KeptModels
 from fastimg.search.records import TrialRecord
 from fastimg.search.staged import stages
 from fastimg.search.staged.encoders import Candidate, DataFacts, Found, LeftOut, MeasuredEncoder
+from fastimg.search.staged.journal import TrialJournal
 from fastimg.search.staged.trials import StagedSearch
 
 DATA = DataFacts(
@@ -108,11 +110,19 @@ class Workers:
         )
 
 
+@pytest.fixture(autouse=True)
+def few_heads(monkeypatch):
+    """Eight classifiers of the best encoder: drawing more takes longer than the rest of a test."""
+    monkeypatch.setattr("fastimg.search.staged.rungs.MOST_HEADS", 8)
+
+
 @pytest.fixture
 def search(tmp_path, monkeypatch):
     """`search(encoders, seconds, workers)`: the leaderboard and what was said."""
 
-    def go(encoders, seconds=600.0, workers=None, skipped=(), data=DATA, folder="search"):
+    storages = {}
+
+    def go(encoders, seconds=600.0, workers=None, skipped=(), data=DATA, folder="search", keep="best"):
         workers = workers or Workers(encoders)
         names = [each.candidate for each in encoders]
         found = Found(candidates=names, skipped=list(skipped), words="weights at hand")
@@ -120,16 +130,23 @@ def search(tmp_path, monkeypatch):
         monkeypatch.setattr(stages.candidates, "facts", lambda *_: data)
         monkeypatch.setattr(stages.candidates, "find", lambda *_: found)
         monkeypatch.setattr(stages.candidates, "measure", lambda candidate, *_: by_name[candidate.name])
-        monkeypatch.setattr(
-            stages, "described", lambda row, _: dataclasses.replace(row, size=row.settings.get("size", 224))
-        )
+        monkeypatch.setattr("fastimg.search.leaderboard.model_of", model_of)
         monkeypatch.setattr(stages, "prediction_speed", lambda *_: 50.0)
         said = []
-        asked = StagedSearch(data=tmp_path / "data", folder=tmp_path / folder, seconds=seconds)
+        storage = storages.setdefault(folder, InMemoryStorage())
+        asked = StagedSearch(
+            data=tmp_path / "data", folder=tmp_path / folder, seconds=seconds, storage=storage, keep=keep
+        )
         board = stages.search_by_stages(asked, workers, said.append, workers.clock)
         return board, said, workers
 
     return go
+
+
+def model_of(run):
+    """What a checkpoint says: those of `Saving` have a file for it."""
+    file = run / "model.json"
+    return json.loads(file.read_text()) if file.exists() else {"size": 224}
 
 
 def of(jobs, stage):
@@ -256,7 +273,7 @@ def test_what_does_not_fit_is_named(search):
     assert "skipped     w.pt: not the weights of a" in said
 
 
-@pytest.mark.parametrize("moment", [1, 5, 30, 38])
+@pytest.mark.parametrize("moment", [1, 5, 14, 20])
 def test_an_interrupted_search_goes_on_and_runs_nothing_twice(search, moment):
     encoders = [measured("a"), measured("b")]
     first = Workers(encoders)
@@ -290,3 +307,109 @@ def test_where_every_trial_fails_the_reason_is_the_error(search):
 
     with pytest.raises(UsageError, match="no trial ended well: out of memory"):
         search(encoders, workers=Failing(encoders))
+
+
+class Saving(Workers):
+    """Trials leave checkpoints, and need those that they start from."""
+
+    def trained(self, job):
+        settings = job.settings
+        runs = Path(settings["output"])
+        origin = Path(settings.get("weights", "/"))
+        assert origin.parent != runs or (origin / "best").exists()
+        run = runs / settings["name"]
+        if not (run / "last").exists():
+            self.epochs.pop(settings["name"], None)  # from its beginning
+        record = super().trained(job)
+        saved = run / "checkpoints" / f"{settings.get('epochs', 1):08d}"
+        saved.mkdir(parents=True, exist_ok=True)
+        model = {"arch": settings["arch"], "size": settings.get("img_size", 224)}
+        (run / "model.json").write_text(json.dumps(model))
+        (saved / "model.safetensors").write_bytes(bytes(500_000))
+        for name in ("best", "last"):
+            (run / name).unlink(missing_ok=True)
+            (run / name).symlink_to(saved)
+        return record
+
+
+def saved(folder):
+    return {run.name for run in (folder / "runs").iterdir() if (run / "best").exists()}
+
+
+@pytest.mark.parametrize("small", [128, None])
+def test_only_models_that_may_win_or_go_on_keep_their_checkpoints(search, tmp_path, small):
+    encoders = [measured("a", rate=200, small=small), measured("b", rate=200, small=small)]
+    board, said, workers = search(encoders, seconds=600, workers=Saving(encoders))
+    folder = tmp_path / "search"
+    best = {job.settings["arch"] for job in of(workers.jobs, "heads") if job.settings["name"] in saved(folder)}
+    assert best == {"a", "b"}  # more time would fine-tune them
+    assert len(workers.jobs) > 15 and len(saved(folder)) <= 5  # those, the winner, and the best arm in one size or two
+    final = of(workers.jobs, "final")[-1].settings
+    assert {final["name"], Path(final["weights"]).name} <= saved(folder)
+    assert {row.run for row in board.rows if not row.freed} == {f"runs/{name}" for name in saved(folder)}
+    assert json.loads((folder / "leaderboard.json").read_text()) == json.loads(json.dumps(board.as_json()))
+    (line,) = (line for line in said if line.startswith("deleted"))
+    assert "other models" in line
+
+    more, _, second = search(encoders, seconds=1200, workers=Saving(encoders))
+    assert not {job.number for job in second.jobs} & {job.number for job in of(workers.jobs, "heads")}
+    assert more.winner.value >= board.winner.value and Path(folder / more.winner.run / "best").exists()
+
+
+def test_all_checkpoints_stay_where_that_is_asked_for(search, tmp_path):
+    encoders = [measured("a")]
+    _, said, workers = search(encoders, seconds=60, workers=Saving(encoders), keep="all")
+    assert len(saved(tmp_path / "search")) == len({job.settings["name"] for job in workers.jobs}) > 3
+    assert not any(line.startswith("deleted") for line in said)
+
+
+@pytest.mark.parametrize("small", [128, None])
+def test_an_interrupted_search_that_deletes_checkpoints_comes_to_the_same(search, tmp_path, small):
+    encoders = [measured("a", rate=200, small=small)]
+    whole, _, unbroken = search(encoders, seconds=600, workers=Saving(encoders), folder="unbroken")
+    stages = [job.stage for job in unbroken.jobs]
+    tuning = stages.index("fine-tuning")
+    for moment in (tuning // 2, tuning + 1, len(stages) - 2):
+        folder = f"died at {moment}"
+        first = Saving(encoders)
+        first.die_at = moment
+        with pytest.raises(KeyboardInterrupt):
+            search(encoders, seconds=600, workers=first, folder=folder)
+        second = Saving(encoders)
+        second.embedded, second.epochs = set(first.embedded), dict(first.epochs)
+        board, _, _ = search(encoders, seconds=600, workers=second, folder=folder)
+        assert board.as_json() == whole.as_json()
+        assert saved(tmp_path / folder) == saved(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("small", [128, None])
+def test_a_run_that_is_needed_again_is_trained_again(search, tmp_path, small):
+    """As in a search that is given more time, and would now go on with an arm that had lost."""
+    encoders = [measured("a", rate=200, small=small)]
+    first = Saving(encoders)
+    sizes = []
+
+    def trained(job):
+        """Die before the first arm whose images grow; where they never do, before the first run that is made longer."""
+        if job.stage == "fine-tuning":
+            sizes.append(job.settings["img_size"])
+            if sizes[-1] > sizes[0] or (small is None and job.settings["epochs"] > 1):
+                first.asked = job.settings
+                raise KeyboardInterrupt
+        return Saving.trained(first, job)
+
+    first.trained = trained
+    with pytest.raises(KeyboardInterrupt):
+        search(encoders, seconds=600, workers=first)
+    folder = tmp_path / "search"
+    records = TrialJournal(folder, None).records
+    KeptModels(folder).free(records, set())
+    assert not saved(folder)
+    _, said, second = search(encoders, seconds=600, workers=Saving(encoders))
+    ran = [job.settings["name"] for job in second.jobs]
+    place = ran.index(first.asked["name"])
+    assert second.jobs[place].settings == first.asked
+    again = [Path(first.asked["weights"]).name] if small else []  # the arm, as it was with small images
+    assert ran[1:place] == again and second.jobs[0].stage == "heads"  # the classifier that arms start from
+    assert sum(line.startswith("again       trial ") for line in said) == 1 + len(again)
+    assert second.jobs[-1].stage == "final"

@@ -82,7 +82,9 @@ def test_from_heads_to_the_winner_whose_config_trains_the_same_bits(data, weight
     workers = InProcess()
     said = []
     folder = tmp_path / "search"
-    asked = StagedSearch(data=data, folder=folder, seconds=400.0, shared=SHARED, weights=(weights,), device="cpu")
+    asked = StagedSearch(
+        data=data, folder=folder, seconds=400.0, shared=SHARED, weights=(weights,), device="cpu", keep="all"
+    )
     board = search_by_stages(asked, workers, said.append, workers.clock)
 
     assert "the test split is not read by any trial" in said[0]

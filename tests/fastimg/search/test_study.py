@@ -1,6 +1,7 @@
 """The study: the same trials from the same seed, whatever interrupted them."""
 
 import math
+import statistics
 
 import optuna
 import pytest
@@ -128,6 +129,29 @@ def test_a_trial_whose_record_was_written_is_never_run_again(open_study, monkeyp
     assert again.records == [record]
 
 
+def test_a_trial_that_the_clock_ended_goes_on_first_and_says_nothing_about_its_values(open_study, storage):
+    study = open_study()
+    draw = study.ask()
+    study.report(draw.number, 1, 0.5)
+    reason = "the time was over after 1 epoch"
+    cut = TrialRecord(
+        number=0, stage="trials", state="pruned", reason=reason, values=(0.5,), metrics={"loss": 1.0}, reported={1: 0.5}
+    )
+    study.tell(cut)
+    study.spend(60.0)
+    (failed, waiting) = optuna.load_study(study_name=study._study.study_name, storage=storage).trials
+    assert (failed.state.name, failed.user_attrs["reason"], waiting.state.name) == ("FAIL", reason, "WAITING")
+    again = open_study()
+    assert (again.recover(), again.records, again.seconds, again.begun) == (1, [cut], 60.0, 1)
+    assert again.ask() == draw
+    killed = open_study()  # while it went on
+    assert (killed.recover(), killed.records, killed.ask()) == (1, [cut], draw)
+    assert killed._open[0]._cached_frozen_trial.intermediate_values == {1: 0.5}
+    whole = TrialRecord(number=0, stage="trials", state="complete", values=(0.7,), reported={1: 0.5, 2: 0.7})
+    killed.tell(whole)
+    assert killed.records == [whole] and killed.ask().number == 1
+
+
 def test_a_grid_is_drawn_in_order_and_ends(tmp_path, storage):
     parameters = read(["smoothing=0:0.2:0.1", "aa=none,trivial"], Train())
     chosen = StudyPlan(parameters=parameters, sampler="grid", pruner="none", largest=(True,), seed=0)
@@ -149,6 +173,76 @@ def test_a_trial_below_the_median_is_ended(tmp_path, storage):
         study.tell(TrialRecord(number=draw.number, stage="trials", state="complete", values=(0.9,)))
     draw = study.ask()
     assert study.report(draw.number, 1, 0.1)
+
+
+def test_a_combination_is_never_tried_twice_and_a_search_ends_when_all_are(tmp_path, monkeypatch):
+    parameters = read(["smoothing=0:0.3:0.1", "aa=none,trivial", "epochs=1:3"], Train())
+    chosen = StudyPlan(parameters=parameters, sampler="tpe", pruner="none", largest=(True,), seed=0)
+
+    def drawn(study: SearchStudy, trials: int) -> list[tuple[object, ...]]:
+        found = []
+        while len(found) < trials and not study.exhausted:
+            draw = study.ask()
+            found.append(tuple(draw.parameters.values()))
+            value = draw.parameters["epochs"] - draw.parameters["smoothing"]
+            study.tell(TrialRecord(number=draw.number, stage="trials", state="complete", values=(value,)))
+        return found
+
+    every = drawn(SearchStudy(tmp_path, optuna.storages.InMemoryStorage(), chosen), 100)
+    assert len(every) == len(set(every)) == 24
+    storage = optuna.storages.InMemoryStorage()
+    first = drawn(SearchStudy(tmp_path, storage, chosen), 20)
+    study = SearchStudy(tmp_path, storage, chosen)
+    tell = study._study.tell
+
+    def killed(number: int, **state: object) -> None:
+        tell(number, **state)
+        raise Killed  # between a draw that was tried and another one
+
+    monkeypatch.setattr(study._study, "tell", killed)
+    with pytest.raises(Killed):
+        drawn(study, 4)
+    again = SearchStudy(tmp_path, storage, chosen)
+    again.recover()
+    assert len({*first, *drawn(again, 100)}) == 24
+    assert [record.number for record in again.records] == list(range(24))
+
+
+def draws(tmp_path, sampler: str, trials: int) -> list[float]:
+    """The learning rates of trials that are the better the nearer they are to 0.01."""
+    parameters = read(["lr=log:1e-4:1e-1"], Train())
+    chosen = StudyPlan(parameters=parameters, sampler=sampler, pruner="none", largest=(True,), seed=0)
+    study = SearchStudy(tmp_path, optuna.storages.InMemoryStorage(), chosen)
+    found = []
+    for _ in range(trials):
+        draw = study.ask()
+        found.append(draw.parameters["lr"])
+        study.tell(
+            TrialRecord(number=draw.number, stage="trials", state="complete", values=(goodness(draw.parameters["lr"]),))
+        )
+    return found
+
+
+def test_a_gaussian_process_draws_near_what_did_well(tmp_path):
+    """The first ten are at random, by Optuna's own rule."""
+    random, process = (draws(tmp_path, sampler, 12) for sampler in ("random", "gp"))
+    assert random[:10] == process[:10] and random[10:] != process[10:]
+    assert max(map(goodness, process[10:])) > statistics.median(map(goodness, process[:10]))
+
+
+def test_hyperband_ends_trials_and_never_the_best(tmp_path, storage):
+    study = SearchStudy(tmp_path, storage, plan(pruner="hyperband"))
+    ended = []
+    for number in range(20):
+        draw = study.ask()
+        value = number * 7 % 20  # the best is the 17th
+        stop = any(study.report(draw.number, epoch, value * epoch / 9) for epoch in range(1, 10))
+        ended += [value] if stop else []
+        state, reason = ("pruned", "not promising") if stop else ("complete", None)
+        study.tell(TrialRecord(number=draw.number, stage="trials", state=state, reason=reason, values=(float(value),)))
+    assert 5 < len(ended) < 20 and 19 not in ended
+    states = [trial.state.name for trial in study._study.trials]
+    assert states.count("PRUNED") == len(ended)
 
 
 def test_a_database_of_other_objectives_is_refused(tmp_path, storage):

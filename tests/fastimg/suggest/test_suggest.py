@@ -159,7 +159,7 @@ def test_what_it_prints(photographs, cli, unmeasured, tmp_path):
     assert ran.code == 0, ran.err
     for words in (
         "2 classes of 10 images",
-        "96 x 80 pixels in the middle",
+        "96 x 80 pixels, the median",
         "epochs ",
         "expected    about ",
         "written  ",
@@ -269,3 +269,15 @@ def test_memory_that_runs_out_halves_the_batch(monkeypatch):
 
 def test_the_defaults_of_the_command():
     assert Suggest(data="D").output.name == "suggested.yaml"
+
+
+def test_images_with_texts_beside_them_are_refused_with_the_command_that_trains_on_them(photographs, cli, tmp_path):
+    rows = [f"{image},a photograph,{image.parent.name}" for image in sorted(photographs.glob("train/*/*"))]
+    table = tmp_path / "posts.csv"
+    table.write_text("\n".join(["image,caption,label", *rows]))
+    ran = cli("convert", table, tmp_path / "posts", "--path-column", "image", "--text-column", "caption")
+    assert ran.code == 0, ran.err
+    ran = cli("suggest", tmp_path / "posts", "-o", tmp_path / "suggested.yaml", "-j", "1", "--device", "cpu")
+    assert ran.code == 2
+    assert "has texts beside its images, and suggest chooses for images or texts alone; start from" in ran.err
+    assert not (tmp_path / "suggested.yaml").exists()

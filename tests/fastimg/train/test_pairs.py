@@ -10,7 +10,7 @@ import torch
 import transformers
 from rich.console import Console
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -18,7 +18,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.models.networks.pairs import COMBINERS, PairClassifier
+from fastimg.models.registry import build
+from fastimg.search.staged import rungs
+from fastimg.search.staged.stages import search_by_stages
+from fastimg.search.staged.trials import StagedSearch
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.choices.weights_at_hand import KeptWeights
 
 WORDS = ["[PAD]", "[UNK]", "good", "bad", "a", "film", "that", "was", "seen"]
 COLOURS = {"red": (190, 50, 50), "blue": (50, 50, 190)}
@@ -275,3 +280,32 @@ def test_several_targets(train, weights, cli, several, bert, posts, tmp_path, da
     image = (posts.parent / "val0.jpg",) if data == "pairs" else ()
     answer = json.loads(cli("predict", run, *image, "--text", "a good film", "--no-amp", "--json").out)
     assert set(answer["targets"]) == {"mood", "topics", "length"} and answer["error"] is None
+
+
+def test_a_search_by_stages_reads_images_and_their_texts(posts, bert, tmp_path, monkeypatch):
+    from tests.fastimg.search.test_stages_for_real import InProcess
+
+    monkeypatch.setattr("fastimg.search.staged.encoders.model_speed", lambda *_: 10.0)
+    monkeypatch.setattr("fastimg.search.staged.stages.prediction_speed", lambda *_: 77.0)
+    monkeypatch.setattr("fastimg.search.staged.heads.head_epochs", lambda _: 4)
+    monkeypatch.setattr("fastimg.search.staged.encoders.kept_texts", lambda: [KeptWeights(f"hf:{bert}", None, "bert")])
+    monkeypatch.setattr(
+        "fastimg.search.staged.encoders.kept_images", lambda: [KeptWeights("test_resnet", weights, "t")]
+    )
+    monkeypatch.setattr("fastimg.search.staged.rungs.MOST_ARMS", 1)
+    monkeypatch.setitem(rungs.MOST_EPOCHS, True, 2)
+    weights = tmp_path / "small.safetensors"
+    torch.manual_seed(0)
+    save_file(build("test_resnet", 4).module.state_dict(), weights, {"arch": "test_resnet"})
+    shared = {"batch_size": 16, "workers": "1", "amp": False, "img_size": 32, "device": "cpu", "no_aug": True}
+    workers, said = InProcess(), []
+    asked = StagedSearch(data=posts, folder=tmp_path / "S", seconds=500.0, shared=shared, device="cpu")
+    board = search_by_stages(asked, workers, said.append, workers.clock)
+    assert "texts       those beside the images are read by bert, which is at hand" in said
+    assert {job.settings["text_arch"] for job in workers.jobs} == {f"hf:{bert}"}
+    assert [job.stage for job in workers.jobs][-2:] == ["fine-tuning", "final"]
+    assert board.pruned == {}
+    head, tuned = workers.jobs[0], workers.jobs[-2]
+    assert head.parameters["combiner"] == tuned.settings["combiner"] == "gated"
+    with safe_open(tmp_path / "S" / board.winner.run / "best" / "model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["fastimg"])["pair"]["arch"] == f"hf:{bert}"
