@@ -114,7 +114,7 @@ def equal_time(args: argparse.Namespace, data: Path, folder: Path) -> Iterator[d
                 best = found_by(way, args, data, folder / f"{way}{seed}", seed)
                 row["test_top1"] = judged(best, data, args.device)
             except RuntimeError as error:
-                row["refused"] = str(error)
+                row["refused"] = str(error).replace(str(folder), "FOLDER").replace(str(args.encoder), "ENCODER")
             yield {**row, "seconds": time.perf_counter() - began}
 
 
