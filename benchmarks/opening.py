@@ -27,9 +27,9 @@ from images import list_images
 from rich.console import Console
 
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
-from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import BetonField
-from fastimg.loaders.containers.tar import ShardWriter, index_path
+from fastimg.loaders.containers.betons.files import BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 _SHARD_BYTES = 256_000_000

@@ -41,8 +41,8 @@ from rich.console import Console
 from fastimg.loaders import Dataset, Decoder, Field, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders import epochs as epochs_module
 from fastimg.loaders.containers.readahead import WholeBlocks, pieces
-from fastimg.loaders.containers.tar import ShardWriter
 from fastimg.loaders.containers.targets import TargetColumn
+from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.epochs import Order
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.order import BLOCK, WINDOW, Slices, epoch_order

@@ -14,11 +14,11 @@ from fastimg.convert.annotations.facts import joined, with_facts
 from fastimg.convert.sources.containers import ORIGINAL
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import UserError, printable
-from fastimg.loaders.containers.beton import BetonFile
-from fastimg.loaders.containers.beton_fields import BetonField
-from fastimg.loaders.containers.compact_index import notes_of_tars
+from fastimg.loaders.containers.betons.files import BetonFile
+from fastimg.loaders.containers.betons.kinds import BetonField
 from fastimg.loaders.containers.content import Content, singular
-from fastimg.loaders.containers.datasets import (
+from fastimg.loaders.containers.derived.notes import notes_of_tars
+from fastimg.loaders.containers.description import (
     FORMAT,
     FORMAT_VERSION,
     SHARD_KEYS,
@@ -27,8 +27,8 @@ from fastimg.loaders.containers.datasets import (
     stated_fields,
 )
 from fastimg.loaders.containers.fields import StoredField
-from fastimg.loaders.containers.tar import index_path
 from fastimg.loaders.containers.targets import Target, first_class
+from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.ignored import Ignored
 from fastimg.wording import plural

@@ -21,7 +21,7 @@ import simplejpeg
 from PIL import Image
 
 from fastimg.convert.sources.samples import Original, Source, SourceEntry
-from fastimg.loaders.containers.beton_fields import jpeg_fault
+from fastimg.loaders.containers.betons.kinds import jpeg_fault
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import Header, Pixels, decode, read_header
 from fastimg.loaders.errors import ImageError

@@ -22,9 +22,9 @@ from fastimg.convert.annotations.facts import FieldFacts
 from fastimg.data.derived import CACHE
 from fastimg.errors import UserError
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
-from fastimg.loaders.containers.beton import BetonPart
-from fastimg.loaders.containers.datasets import FORMAT
-from fastimg.loaders.containers.tar import index_path
+from fastimg.loaders.containers.betons.files import BetonPart
+from fastimg.loaders.containers.description import FORMAT
+from fastimg.loaders.containers.tars.shards import index_path
 
 JOURNAL_FORMAT = "fastimg conversion"
 

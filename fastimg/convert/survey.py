@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from fastimg.convert.sources.containers import ORIGINAL, extension
 from fastimg.convert.sources.samples import Source, SourceEntry
-from fastimg.loaders.containers.beton_dataset import USUAL
-from fastimg.loaders.containers.beton_fields import (
+from fastimg.loaders.containers.betons.dataset import USUAL
+from fastimg.loaders.containers.betons.kinds import (
     ABSENT_LABELS,
     BETON_KINDS,
     PAGE_SIZES,

@@ -18,9 +18,10 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import Captions, captions_of
 from fastimg.loaders.containers.content import Content, samples_of
-from fastimg.loaders.containers.datasets import foreign_shards, read_description
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.fields import WithFields
-from fastimg.loaders.containers.tar import index_path, parse_index, scan
+from fastimg.loaders.containers.foreign import foreign_shards
+from fastimg.loaders.containers.tars.shards import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch

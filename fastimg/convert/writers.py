@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from fastimg.loaders.containers.atomic import temporary
-from fastimg.loaders.containers.beton import BetonFile, BetonWriter
-from fastimg.loaders.containers.tar import ShardWriter
+from fastimg.loaders.containers.betons.files import BetonFile, BetonWriter
+from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.errors import ImageError
 
 from .image_preparation import Prepared

@@ -26,7 +26,7 @@ from fastimg.errors import UserError
 from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, npy_bytes
 from fastimg.loaders.containers.atomic import replace_file, sync_folder
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.containers.tar import ShardWriter, index_path, parse_index, split_name
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, parse_index, split_name
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.ranks import Ranks

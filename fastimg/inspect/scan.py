@@ -19,7 +19,7 @@ from fastimg.convert.image_preparation import in_order
 from fastimg.convert.text_preparation import text_fault
 from fastimg.errors import printable
 from fastimg.loaders import DataError, Dataset
-from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.decode import decode, is_tiled, read_header
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import telling_of_compilation

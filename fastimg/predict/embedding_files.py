@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from fastimg.errors import printable
 from fastimg.loaders.containers.arrays import ArrayDataset, npy_array, npy_bytes
 from fastimg.loaders.containers.atomic import replace_file, temporary
-from fastimg.loaders.containers.tar import ShardWriter, index_path
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 

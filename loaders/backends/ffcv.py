@@ -21,7 +21,7 @@ from ffcv.transforms import ToDevice, ToTensor
 from ffcv.traversal_order.base import TraversalOrder
 from numba import types
 
-from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, Size, describe_size, pair, sized
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 from fastimg.loaders.errors import WorkerError

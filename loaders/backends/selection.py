@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import MAX_PIXELS

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
-from fastimg.loaders.containers.datasets import Dataset, read_description
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileWatch, Handles, fill

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.loaders.containers.beton import BetonFile
-from fastimg.loaders.containers.tar import index_path, parse_index
+from fastimg.loaders.containers.betons.files import BetonFile
+from fastimg.loaders.containers.tars.shards import index_path, parse_index
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.cache import cache_folder
 

@@ -21,7 +21,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .datasets import Dataset
 from .fields import WithFields
 from .targets import TargetColumn
-from .ustar import BLOCK, stated_size
+from .tars.headers import BLOCK, stated_size
 from .watch import FileWatch, Handles, fill
 
 MAX_IN_MEMORY = 1 << 28  # bytes of arrays of one dataset: 256 MiB

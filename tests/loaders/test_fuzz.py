@@ -375,7 +375,7 @@ class Tars:
         return mutated(draw.choice(self.seeds), self.seeds, draw, tar_fields)
 
     def check(self, data, draw):
-        from fastimg.loaders.containers.tar import scan
+        from fastimg.loaders.containers.tars.shards import scan
 
         self.tar.write_bytes(data)
         samples = refused(scan, self.tar)
@@ -402,8 +402,8 @@ class Indexes:
     """A foreign tar is read correctly whatever its index says; in fastimg's shards every change is detected."""
 
     def __init__(self, folder):
-        from fastimg.loaders.containers.datasets import FORMAT, FORMAT_VERSION, SHARD_KEYS
-        from fastimg.loaders.containers.tar import ShardWriter, index_path
+        from fastimg.loaders.containers.description import FORMAT, FORMAT_VERSION, SHARD_KEYS
+        from fastimg.loaders.containers.tars.shards import ShardWriter, index_path
 
         self.foreign, self.ours = folder / "foreign", folder / "ours"
         images = jpegs()
@@ -445,7 +445,7 @@ class Indexes:
         return json.dumps(described).encode()
 
     def check(self, data, draw):
-        from fastimg.loaders.containers.tar import parse_index
+        from fastimg.loaders.containers.tars.shards import parse_index
 
         described = data[:1] == b"{"
         if described:
@@ -473,8 +473,8 @@ class Betons:
     """Every value has the shape of its field."""
 
     def __init__(self, folder):
-        from fastimg.loaders.containers.beton import BetonWriter
-        from fastimg.loaders.containers.beton_fields import BetonField
+        from fastimg.loaders.containers.betons.files import BetonWriter
+        from fastimg.loaders.containers.betons.kinds import BetonField
 
         self.beton = folder / "train.beton"
         array = BetonField("ndarray", np.dtype("<f4"), (2, 3))
@@ -502,7 +502,7 @@ class Betons:
         return mutated(draw.choice(self.seeds), [seed[-5000:] for seed in self.seeds], draw, beton_fields)
 
     def check(self, data, draw):
-        from fastimg.loaders.containers.beton import BetonFile
+        from fastimg.loaders.containers.betons.files import BetonFile
 
         self.beton.write_bytes(data)
         reader = refused(BetonFile, self.beton)
@@ -527,10 +527,10 @@ KINDS = {"jpeg": Jpegs, "tar": Tars, "idx": Indexes, "beton": Betons}
 
 def run(kind, first, last, seed, folder):
     """Run cases; the current case's number is in `folder`/case, the file of a failed one in `folder`/failed.<kind>."""
-    import fastimg.loaders.containers.compact_index
+    from fastimg.loaders.containers.derived import kept
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    fastimg.loaders.containers.compact_index.replace_file = lambda path, content: None  # nothing is kept between cases
+    kept.replace_file = lambda path, content: None  # nothing is kept between cases
     place = folder / kind
     place.mkdir(exist_ok=True)
     cases = KINDS[kind](place)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from fastimg.loaders import CenterCrop, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
-from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import BetonField
-from fastimg.loaders.containers.tar import ShardWriter, index_path
+from fastimg.loaders.containers.betons.files import BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path
 
 DECODER = ImageDecoder(RandomResizedCrop(size=16))
 ORDERS = ("random", "quasi-random", "sequential")

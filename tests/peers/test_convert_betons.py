@@ -21,7 +21,7 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
-from fastimg.loaders.containers.beton import BetonFile
+from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.decode import decode
 
 SIZES = [(160, 120), (97, 131), (64, 64), (201, 150), (33, 17)]

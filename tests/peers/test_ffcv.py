@@ -20,9 +20,9 @@ from ffcv.transforms import ToTensor
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from fastimg.loaders.containers.beton import BetonFile, BetonWriter
-from fastimg.loaders.containers.beton_dataset import BetonDataset
-from fastimg.loaders.containers.beton_fields import RAW, BetonField
+from fastimg.loaders.containers.betons.dataset import BetonDataset
+from fastimg.loaders.containers.betons.files import BetonFile, BetonWriter
+from fastimg.loaders.containers.betons.kinds import RAW, BetonField
 from fastimg.loaders.decode import decode
 from fastimg.loaders.runtime.scratch import Scratch
 

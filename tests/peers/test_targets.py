@@ -23,7 +23,7 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import CenterCrop, LoaderConfig, open_dataset
 from fastimg.loaders.backends.ffcv import FfcvLoader
-from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.containers.betons.dataset import BetonDataset
 
 COUNT = 8
 

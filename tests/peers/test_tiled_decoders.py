@@ -13,7 +13,7 @@ import simplejpeg
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
-from fastimg.loaders.containers.tar import ShardWriter, index_path
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 Pixels = npt.NDArray[np.uint8]

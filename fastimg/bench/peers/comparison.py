@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fastimg.errors import UsageError, UserError, nearest
 from fastimg.loaders import Dataset
-from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.containers.content import samples_of
 from fastimg.system.measurement import Spread
 from fastimg.wording import agreeing, plural

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fastimg.loaders import DataError, Dataset, FilesDataset, open_dataset
-from fastimg.loaders.containers.tar import ShardWriter
+from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.runtime.cpus import available_cpus
 
 _GRADIENTS = ((512, 384), (384, 512), (640, 300))  # width, height; the blue channel encodes which one

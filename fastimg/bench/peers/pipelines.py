@@ -17,7 +17,7 @@ from PIL import Image
 from fastimg.augment import Policy, draw
 from fastimg.loaders import CenterCrop, Dataset, FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
 from fastimg.loaders.batch import Field
-from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.decoder import Decoder, Row
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.packages import OPTIONAL

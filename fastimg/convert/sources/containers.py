@@ -21,13 +21,14 @@ import numpy as np
 from PIL import Image
 
 from fastimg.errors import printable
-from fastimg.loaders.containers.beton_dataset import MAX_CLASSES, BetonDataset
-from fastimg.loaders.containers.beton_fields import RAW
-from fastimg.loaders.containers.compact_index import check_index
+from fastimg.loaders.containers.betons.dataset import MAX_CLASSES, BetonDataset
+from fastimg.loaders.containers.betons.kinds import RAW
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
-from fastimg.loaders.containers.datasets import declared_targets, open_dataset, read_description, stated_fields
+from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.containers.derived.records import check_index
+from fastimg.loaders.containers.description import declared_targets, read_description, stated_fields
 from fastimg.loaders.containers.fields import ABSENT, StoredField, packed_npy, unpacked_items
-from fastimg.loaders.containers.tar import Sample, index_path, parse_index, scan, split_name
+from fastimg.loaders.containers.tars.shards import Sample, index_path, parse_index, scan, split_name
 from fastimg.loaders.errors import DataError, ImageError, ShardError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
 from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions

@@ -13,7 +13,8 @@ from fastimg.convert.annotations.yolo import is_yolo, read_yolo
 from fastimg.convert.pairs import holds_pairs, read_pairs
 from fastimg.convert.strays import strays
 from fastimg.errors import UsageError
-from fastimg.loaders.containers.datasets import foreign_betons, foreign_shards, is_plain_folder, refuse_class_folder
+from fastimg.loaders.containers.datasets import is_plain_folder, refuse_class_folder
+from fastimg.loaders.containers.foreign import foreign_betons, foreign_shards
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level
 from fastimg.loaders.folders.folder import is_class_folder as has_class_folders

@@ -14,8 +14,9 @@ import fastimg.convert.writers
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders.containers.beton import BetonFile
-from fastimg.loaders.containers.datasets import open_dataset, read_description
+from fastimg.loaders.containers.betons.files import BetonFile
+from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.scratch import Scratch
 

@@ -20,9 +20,9 @@ from fastimg.config.commands import Convert
 from fastimg.convert.journal import Journal
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UserError
-from fastimg.loaders.containers.beton import BetonWriter
+from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.datasets import open_dataset, unfinished
-from fastimg.loaders.containers.tar import ShardWriter
+from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.decode import decode
 from fastimg.loaders.errors import DataError
 
@@ -107,7 +107,7 @@ def test_resume_from_every_state_that_a_kill_can_leave(
     with monkeypatch.context() as patched:
         for kind, name in ((Journal, "add"), (Journal, "remove"), (BetonWriter, "_publish")):
             patched.setattr(kind, name, remember(getattr(kind, name)))
-        for module in ("fastimg.loaders.containers.atomic", "fastimg.loaders.containers.tar"):
+        for module in ("fastimg.loaders.containers.atomic", "fastimg.loaders.containers.tars.shards"):
             patched.setattr(f"{module}.sync_folder", lambda _: states.append(contents(config.dst)))
         convert(config, QUIET)
     different = [state for number, state in enumerate(states) if state not in states[:number]]

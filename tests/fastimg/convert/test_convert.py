@@ -22,8 +22,9 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Report, Skipped, print_report
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders.containers.datasets import list_splits, open_dataset, read_description, unfinished
-from fastimg.loaders.containers.tar import ShardWriter, parse_index
+from fastimg.loaders.containers.datasets import list_splits, open_dataset, unfinished
+from fastimg.loaders.containers.description import read_description
+from fastimg.loaders.containers.tars.shards import ShardWriter, parse_index
 from fastimg.loaders.decode import decode
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.scratch import Scratch

@@ -15,8 +15,9 @@ import fastimg.convert.image_preparation
 import fastimg.convert.journal
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
-from fastimg.loaders.containers.beton import BetonFile
-from fastimg.loaders.containers.datasets import list_splits, open_dataset, read_description
+from fastimg.loaders.containers.betons.files import BetonFile
+from fastimg.loaders.containers.datasets import list_splits, open_dataset
+from fastimg.loaders.containers.description import read_description
 
 QUIET = Console(quiet=True)
 

@@ -14,7 +14,7 @@ import fastimg.convert.image_preparation
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Report
-from fastimg.loaders.containers.beton import BetonFile
+from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch

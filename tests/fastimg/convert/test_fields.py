@@ -22,7 +22,8 @@ from fastimg.convert.report import Report
 from fastimg.convert.verify import verify
 from fastimg.errors import UsageError, UserError
 from fastimg.inspect.images import inspect_data
-from fastimg.loaders.containers.datasets import Dataset, open_dataset, read_description
+from fastimg.loaders.containers.datasets import Dataset, open_dataset
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.scratch import Scratch
 

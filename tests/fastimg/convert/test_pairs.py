@@ -13,7 +13,7 @@ from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError
 from fastimg.loaders import DataError, ImageError, open_dataset
 from fastimg.loaders.captions.captions import captions_of
-from fastimg.loaders.containers.datasets import read_description
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.decode import decode
 from fastimg.loaders.runtime.scratch import Scratch
 

@@ -15,9 +15,10 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Report
 from fastimg.errors import UserError
-from fastimg.loaders.containers.beton import BetonFile, BetonWriter
-from fastimg.loaders.containers.beton_fields import BetonField
-from fastimg.loaders.containers.datasets import open_dataset, read_description
+from fastimg.loaders.containers.betons.files import BetonFile, BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
+from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.decode import decode
 from fastimg.loaders.errors import DataError
 

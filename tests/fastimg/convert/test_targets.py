@@ -16,9 +16,10 @@ from fastimg.convert.journal import Journal
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Report
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders.containers import compact_index
-from fastimg.loaders.containers.beton import BetonFile
-from fastimg.loaders.containers.datasets import Dataset, open_dataset, read_description
+from fastimg.loaders.containers import datasets
+from fastimg.loaders.containers.betons.files import BetonFile
+from fastimg.loaders.containers.datasets import Dataset, open_dataset
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.errors import DataError
 
@@ -288,8 +289,8 @@ def test_columns_are_derived_once(container: Any, table: Any, tmp_path: Path, mo
     run(table(PETS), tmp_path / "D", *FLAGS, format=container)
     derived = []
     for name in ("columns_of_tars", "columns_of_beton"):
-        real = getattr(compact_index, name)
-        monkeypatch.setattr(compact_index, name, lambda *given, real=real: derived.append(1) or real(*given))
+        real = getattr(datasets, name)
+        monkeypatch.setattr(datasets, name, lambda *given, real=real: derived.append(1) or real(*given))
     assert targets_of(tmp_path / "D") == EXPECTED
     assert derived == []
     kept = tmp_path / "D" / "train.fcol"
@@ -310,7 +311,7 @@ def test_columns_are_kept_in_the_cache_if_the_folder_is_read_only(
     (tmp_path / "D" / "train.fcol").mkdir()  # so that no file can be put there, whoever runs this
     assert targets_of(tmp_path / "D") == EXPECTED
     (kept,) = (tmp_path / "cache").rglob("train.fcol")
-    monkeypatch.setattr(compact_index, "columns_of_tars", None)
+    monkeypatch.setattr(datasets, "columns_of_tars", None)
     assert targets_of(tmp_path / "D") == EXPECTED
     assert kept.is_file()
 

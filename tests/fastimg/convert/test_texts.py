@@ -16,10 +16,10 @@ from fastimg.convert.pipeline import convert
 from fastimg.convert.report import print_report
 from fastimg.errors import UsageError
 from fastimg.loaders import DataError, open_dataset
-from fastimg.loaders.containers.beton import BetonFile, BetonWriter
-from fastimg.loaders.containers.beton_fields import BetonField
-from fastimg.loaders.containers.datasets import read_description
-from fastimg.loaders.containers.tar import ShardWriter, index_path
+from fastimg.loaders.containers.betons.files import BetonFile, BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
+from fastimg.loaders.containers.description import read_description
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path
 from fastimg.loaders.runtime.scratch import Scratch
 
 ROWS = [

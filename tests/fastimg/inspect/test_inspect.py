@@ -20,8 +20,8 @@ from fastimg.errors import UsageError
 from fastimg.inspect.images import _augmentation, _kornia
 from fastimg.inspect.scan import duplicates, gather, several
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
-from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import BetonField
+from fastimg.loaders.containers.betons.files import BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
 from fastimg.train.reporting import sheets
 
 PICTURES = ("samples.png", "trivial.png", "augmented.png")

@@ -17,8 +17,8 @@ from fastimg.config import yaml_file as configfile
 from fastimg.config.command_line.parsing import parse
 from fastimg.config.commands import Convert, Train
 from fastimg.convert.pipeline import convert
-from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import BetonField
+from fastimg.loaders.containers.betons.files import BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
 from fastimg.system.signals import Interrupt
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir

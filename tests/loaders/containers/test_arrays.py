@@ -19,7 +19,7 @@ from fastimg.loaders.containers.arrays import (
     npy_array,
     npy_bytes,
 )
-from fastimg.loaders.containers.tar import ShardWriter, index_path, parse_index
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, parse_index
 from fastimg.loaders.decoders.arrays import MULTIPLE, PAD, ArrayDecoder, TokenDecoder, longest, put_tokens
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.order import by_length, epoch_order

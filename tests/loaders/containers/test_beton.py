@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from fastimg.loaders.containers.beton import BetonFile, BetonWriter
-from fastimg.loaders.containers.beton_dataset import BetonDataset
-from fastimg.loaders.containers.beton_fields import BetonField, jpeg_fault
+from fastimg.loaders.containers.betons.dataset import BetonDataset
+from fastimg.loaders.containers.betons.files import BetonFile, BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField, jpeg_fault
 from fastimg.loaders.decode import decode
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastimg.loaders.containers import compact_index as compact
-from fastimg.loaders.containers.datasets import FORMAT, FORMAT_VERSION, SHARD_KEYS, list_splits, open_dataset
-from fastimg.loaders.containers.tar import ShardWriter, index_path, scan
+from fastimg.loaders.containers.datasets import list_splits, open_dataset
+from fastimg.loaders.containers.derived import kept as kept_files
+from fastimg.loaders.containers.derived import records
+from fastimg.loaders.containers.description import FORMAT, FORMAT_VERSION, SHARD_KEYS
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, scan
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -113,7 +115,7 @@ def test_the_compact_index_is_used_and_rebuilt(dataset_folder, monkeypatch):
     derived = dataset_folder / "train.fidx"
     open_dataset(dataset_folder).close()
     fresh = derived.read_bytes()
-    monkeypatch.setattr(compact, "_shard_records", None)
+    monkeypatch.setattr(records, "_shard_records", None)
     open_dataset(dataset_folder).close()  # nothing is derived a second time
     monkeypatch.undo()
     stale, foreign, flipped = fresh[:8] + bytes(32) + fresh[40:], b"X" + fresh[1:], fresh[:-20] + b"\1" + fresh[-19:]
@@ -124,18 +126,18 @@ def test_the_compact_index_is_used_and_rebuilt(dataset_folder, monkeypatch):
 
 
 def test_read_only_data_uses_the_cache(dataset_folder, cache, monkeypatch):
-    replace_file = compact.replace_file
+    replace_file = kept_files.replace_file
 
     def read_only(path, content):
         if path.parent == dataset_folder:
             raise PermissionError(13, "Permission denied")
         replace_file(path, content)
 
-    monkeypatch.setattr(compact, "replace_file", read_only)
+    monkeypatch.setattr(kept_files, "replace_file", read_only)
     first = open_dataset(dataset_folder)
     (kept,) = cache.rglob("train.fidx")
     assert not (dataset_folder / "train.fidx").exists()
-    monkeypatch.setattr(compact, "_shard_records", None)
+    monkeypatch.setattr(records, "_shard_records", None)
     again = open_dataset(dataset_folder)
     assert (again.records == first.records).all() and kept.is_file()
     first.close()
@@ -146,7 +148,7 @@ def test_a_read_only_home_folder(dataset_folder, monkeypatch):
     def read_only(path, content):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(compact, "replace_file", read_only)
+    monkeypatch.setattr(kept_files, "replace_file", read_only)
     dataset = open_dataset(dataset_folder)
     assert len(dataset) == 10
     dataset.close()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fastimg.loaders import DataError, FilesDataset, ImageDecoder, RandomResizedCrop, ShardError, open_dataset
-from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import BetonField
+from fastimg.loaders.containers.betons.files import BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
 from fastimg.loaders.containers.watch import EVERY
 
 N = 24  # samples of a dataset on disk

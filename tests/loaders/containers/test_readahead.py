@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastimg.loaders import open_dataset
 from fastimg.loaders.containers import readahead
 from fastimg.loaders.containers.readahead import WholeBlocks, pieces
-from fastimg.loaders.containers.tar import ShardWriter
+from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.order import Slices, epoch_order
 
 SHAPES = {
@@ -97,7 +97,7 @@ def shards(tmp_path):
 def test_a_block_of_a_tar_is_one_request(shards, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "fastimg.loaders.containers.datasets.ask", lambda file, offset, size: asked.append((file, offset, size))
+        "fastimg.loaders.containers.tars.dataset.ask", lambda file, offset, size: asked.append((file, offset, size))
     )
     dataset = open_dataset(shards)
     dataset.will_need(np.arange(20, 40)[::-1])

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.loaders.containers.tar import Member, ShardWriter, index_path, member_header, parse_index, scan, split_name
+from fastimg.loaders.containers.tars.shards import (
+    Member,
+    ShardWriter,
+    index_path,
+    member_header,
+    parse_index,
+    scan,
+    split_name,
+)
 from fastimg.loaders.errors import ShardError
 
 SAMPLES = {"000000000": {"jpg": b"a" * 700, "cls": b"3"}, "000000002": {"png": b"", "cls": b"0", "json": b"{}" * 256}}

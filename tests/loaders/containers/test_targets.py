@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from fastimg.loaders import FilesDataset, open_dataset
 from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, Views
-from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import BetonField
-from fastimg.loaders.containers.tar import ShardWriter
+from fastimg.loaders.containers.betons.files import BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
 from fastimg.loaders.containers.targets import LABEL, Target, TargetColumn
+from fastimg.loaders.containers.tars.shards import ShardWriter
 
 Encode = Callable[..., bytes]
 

@@ -3,7 +3,7 @@
 A shard is a plain ustar archive whose members come in runs of one stem: `000000017.jpg`, `000000017.cls`,
 `000000017.json`. Its index (DALI's readers.webdataset, v1.2) is text: `v1.2 <samples>`, then a line per sample with
 `<ext> <offset> <size> <filename>` per member, joined by spaces; `offset` is where the member's data starts. v1.1 is the
-same without `<filename>`. Tars of other writers are scanned; ustar.py reads their headers.
+same without `<filename>`. Tars of other writers are scanned; headers.py reads their headers.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from fastimg.loaders.containers.atomic import WholeFile, replace_file, sync_folder, temporary
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
 
-from .atomic import WholeFile, replace_file, sync_folder, temporary
-from .ustar import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, TarMember, entries, member_header
+from .headers import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, TarMember, entries, member_header
 
 _NUMBER = re.compile("[0-9]{1,18}")
 

@@ -3,7 +3,7 @@
 A file is: header, one descriptor per field, one metadata record per sample, zeros up to the next page, data pages,
 allocation table (to the end of the file). Numbers are little-endian; pointers are offsets in the file. All regions of a
 sample lie within one page, and none is empty: an empty `bytes` value has a region of one NUL and the size 0 in its
-metadata. A JPEG's length is only in the allocation table. beton.py writes and reads the files.
+metadata. A JPEG's length is only in the allocation table. files.py writes and reads the files.
 
 Values are the same when written and when read: `rgb` is a JPEG as bytes, or pixels [H, W, 3] uint8; `int` and `float`
 are numbers; `bytes` is bytes; `json` is what json.loads returns; `ndarray` and `tensor` are arrays of the field's dtype
@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.fields import StoredField
+from fastimg.loaders.containers.targets import TargetKind
 from fastimg.loaders.errors import ImageError
-
-from .fields import StoredField
-from .targets import TargetKind
 
 if TYPE_CHECKING:
     from fastimg.loaders.decode import Header

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.content import TEXT_FIELDS, Content
+from fastimg.loaders.containers.fields import WithFields
+from fastimg.loaders.containers.readahead import pieces
+from fastimg.loaders.containers.targets import TargetColumn
+from fastimg.loaders.containers.watch import FileState, FileWatch
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
-from .beton import BetonFile
-from .beton_fields import RAW
-from .content import TEXT_FIELDS, Content
-from .fields import WithFields
-from .readahead import pieces
-from .targets import TargetColumn
-from .watch import FileState, FileWatch
+from .files import BetonFile
+from .kinds import RAW
 
 MAX_CLASSES = 1 << 20  # in a file without class names: a larger label is not a class index
 # Usual names of the fields to train on, in case there are several of a kind.

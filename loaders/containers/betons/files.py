@@ -1,6 +1,6 @@
 """Writer and reader of FFCV's .beton container.
 
-beton_fields.py describes the format; tests/peers checks it against ffcv itself.
+kinds.py describes the format; tests/peers checks it against ffcv itself.
 """
 
 import contextlib
@@ -19,10 +19,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.atomic import WholeFile, sync_folder, temporary
+from fastimg.loaders.containers.readahead import ask
+from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import ShardError
 
-from .atomic import WholeFile, sync_folder, temporary
-from .beton_fields import (
+from .kinds import (
     DESCRIPTOR,
     HEADER,
     METADATA,
@@ -40,8 +42,6 @@ from .beton_fields import (
     pointers,
     sample_dtype,
 )
-from .readahead import ask
-from .watch import fill
 
 _CHUNK = 1 << 20  # bytes; divides every page size
 _CUSTOM_SIZES = (np.dtype("<u8"), SPAN, RGB, *map(np.dtype, ("<u4", "<u2", *(f"V{size}" for size in range(1, 65)))))
@@ -345,7 +345,7 @@ class BetonFile:
         return {name: self.value(name, index) for name, field in self.fields.items() if field.kind != "custom"}
 
     def value(self, name: str, index: int) -> Any:
-        """One field of one sample, as described in beton_fields. Raises ShardError."""
+        """One field of one sample, as described in kinds.py. Raises ShardError."""
         field = self.fields[name]
         record = self.column(name)[index]
         if field.kind in SCALARS:

@@ -1,0 +1,103 @@
+"""Derived files: a stamp of what each was derived from, a checksum, and what was derived.
+
+They are made again if they are missing, stale or damaged, and are kept in the user's cache if the data is read-only.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.runtime.cache import cache_folder
+
+_HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), samples, checksum of what follows
+
+
+class Schema(Protocol):
+    """The schema of a column: a target or a field."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As dataset.json states it."""
+
+
+_Schema = TypeVar("_Schema", bound=Schema)
+_Column = TypeVar("_Column")
+
+
+class DerivedFile:
+    """One derived file of the data in `folder`: beside the shards, or in the user's cache if they are read-only."""
+
+    def __init__(self, folder: Path, name: str, magic: bytes) -> None:
+        key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        self._places = folder / name, cache_folder() / key / name
+        self._magic = magic
+
+    def kept(self, stamp: bytes) -> Iterator[tuple[bytearray, int]]:
+        """What was kept under this stamp, and of how many samples; first what is beside the shards."""
+        for path in self._places:
+            try:
+                with path.open("rb") as file:
+                    magic, found, count, checksum = _HEAD.unpack(file.read(_HEAD.size))
+                    if magic != self._magic or found != stamp:
+                        continue
+                    content = bytearray(file.read())
+            except (OSError, struct.error):
+                continue
+            if zlib.crc32(content) == checksum:
+                yield content, count
+
+    def keep(self, stamp: bytes, count: int, body: bytes) -> None:
+        """Write what was derived; if data and home are read-only, it is derived again next time."""
+        for path in self._places:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(path, _HEAD.pack(self._magic, stamp, count, zlib.crc32(body)) + body)
+                return
+            except OSError:
+                continue
+
+
+def kept_columns(
+    file: DerivedFile,
+    schemas: Sequence[_Schema],
+    count: int,
+    fingerprint: str,
+    derive: Callable[[], list[_Column]],
+    pack: Callable[[_Column], bytes],
+    unpack: Callable[[_Schema, memoryview, int], tuple[_Column, memoryview]],
+) -> list[_Column]:
+    """A column for each schema, of `count` samples: kept ones, or those of `derive`, which are kept from now on.
+
+    `unpack` gives a column and the bytes after it, and raises ValueError for bytes that are not one.
+    """
+    stated = json.dumps([schema.to_json() for schema in schemas])
+    stamp = hashlib.sha256(f"{fingerprint} {stated}".encode("utf-8", "surrogatepass")).digest()
+    for content, found in file.kept(stamp):
+        if found == count and (columns := _unpacked(content, schemas, count, unpack)) is not None:
+            return columns
+    columns = derive()
+    file.keep(stamp, count, b"".join(map(pack, columns)))
+    return columns
+
+
+def _unpacked(
+    content: bytearray,
+    schemas: Sequence[_Schema],
+    count: int,
+    unpack: Callable[[_Schema, memoryview, int], tuple[_Column, memoryview]],
+) -> list[_Column] | None:
+    """The columns; None if the content is not theirs."""
+    columns = []
+    rest = memoryview(content)
+    try:
+        for schema in schemas:
+            column, rest = unpack(schema, rest, count)
+            columns.append(column)
+    except ValueError:
+        return None
+    return columns if not len(rest) else None

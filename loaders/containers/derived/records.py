@@ -1,0 +1,206 @@
+"""`<split>.fidx`, the compact index of tars: a record of 32 bytes per sample, and notes as lines of text.
+
+Texts have no width and height, and their own kind of stamp.
+"""
+
+import hashlib
+import re
+import sys
+from collections.abc import Sequence, Set
+from pathlib import Path
+from typing import BinaryIO, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.containers.betons.dataset import MAX_CLASSES
+from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content, singular
+from fastimg.loaders.containers.tars.shards import Member, Sample, index_path, parse_index, scan
+from fastimg.loaders.errors import ImageError, ShardError
+from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
+from fastimg.loaders.folders.ignored import extension_of
+
+from .kept import DerivedFile
+
+RECORD = np.dtype(
+    [("offset", "<u8"), ("size", "<u8"), ("shard", "<u4"), ("label", "<i4"), ("width", "<u4"), ("height", "<u4")]
+)
+
+
+_JPEG_BYTES = 32 * 1024  # read first from a JPEG; few have longer metadata
+_LABEL_BYTES = 64
+_LABEL = re.compile(rb"-1|[0-9]{1,9}")
+_KINDS: tuple[Content, ...] = get_args(Content)
+
+
+def records(
+    shards: list[Path],
+    fingerprint: str,
+    cache_name: str,
+    checksums: list[str] | None,
+    content: Content | None = None,
+) -> tuple[npt.NDArray[np.void], list[str], Content]:
+    """Records [N] of `shards`, notes about indexes that do not fit their shards, and the content of the samples.
+
+    `checksums`, of each shard and its index joined, are given for shards that fastimg wrote, whose indexes are trusted;
+    other shards are scanned. `content` None is detected: text if there are .txt members and no images. Raises
+    ShardError.
+    """
+    if not shards:
+        return np.zeros(0, RECORD), [], content or "images"
+    stamp = bytes.fromhex(fingerprint)
+    if checksums is None:  # the notes also depend on the indexes
+        stamp = hashlib.sha256(f"{fingerprint} {[_index_state(shard) for shard in shards]}".encode()).digest()
+    file = DerivedFile(shards[0].parent, f"{cache_name}.fidx", b"FIMGIDX2")
+    for kind in _KINDS if content is None else (content,):
+        for kept in file.kept(_stamp(stamp, kind)):
+            if split := _split(*kept):
+                return *split, kind
+    notes: list[str] = []
+    parts = []
+    for number, shard in enumerate(shards):
+        samples = _own_samples(shard, checksums[number][64:]) if checksums else _foreign_samples(shard, notes)
+        if content is None and samples:
+            content = _content(samples, shards)
+        parts.append(_shard_records(number, shard, samples, content or "images", ours=bool(checksums)))
+    made = np.concatenate(parts)
+    content = content or "images"
+    body = made.tobytes() + "\n".join(notes).encode("utf-8", "surrogateescape")
+    file.keep(_stamp(stamp, content), len(made), body)
+    return made, notes, content
+
+
+def _stamp(stamp: bytes, content: Content) -> bytes:
+    return stamp if content == "images" else hashlib.sha256(stamp + content.encode()).digest()
+
+
+def _content(samples: list[Sample], shards: list[Path]) -> Content:
+    """The content of other writers' shards; all shards are read only if the first sample has no image."""
+    images = image_extensions()
+    if _of(samples[0], images):
+        return "images"
+    texts = False
+    for samples_of_shard in map(scan, shards):
+        if any(_of(sample, images) for sample in samples_of_shard):
+            return "images"
+        texts = texts or any(_of(sample, TEXT_EXTENSIONS) for sample in samples_of_shard)
+    return "text" if texts else "images"
+
+
+def _of(sample: Sequence[Member], extensions: Set[str]) -> list[Member]:
+    """The members that have one of these extensions."""
+    return [m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions]
+
+
+def _split(content: bytearray, count: int) -> tuple[npt.NDArray[np.void], list[str]] | None:
+    """The records and the notes of a kept index."""
+    end = count * RECORD.itemsize
+    if end > len(content):
+        return None
+    notes = content[end:].decode("utf-8", "surrogateescape")
+    return np.frombuffer(content, RECORD, count), notes.split("\n") if notes else []
+
+
+def _index_state(shard: Path) -> tuple[int, int] | None:
+    try:
+        status = index_path(shard).stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def _own_samples(shard: Path, index_sha256: str) -> list[Sample]:
+    check_index(index_path(shard), index_sha256)
+    return parse_index(index_path(shard), shard.stat().st_size)
+
+
+def _foreign_samples(shard: Path, notes: list[str]) -> list[Sample]:
+    """The samples found by a scan; adds to `notes` if there is an index that differs."""
+    samples = scan(shard)
+    index = index_path(shard)
+    if index.exists():
+        try:
+            stated = parse_index(index, shard.stat().st_size)
+        except ShardError:
+            stated = None
+        if stated is None or not _fits(stated, samples):
+            notes.append(f"{index} does not fit {shard.name}: the tar was scanned; delete the index, or make it again")
+    return samples
+
+
+def _fits(stated: list[Sample], found: list[Sample]) -> bool:
+    """Whether an index equals a scan; it may omit names (v1.1), and the order within a sample may differ."""
+    if [len(sample) for sample in stated] != [len(sample) for sample in found]:
+        return False
+    pairs = (pair for s, f in zip(stated, found, strict=True) for pair in zip(sorted(s), sorted(f), strict=True))
+    return all(s == f or (not s.name and s == f._replace(name="")) for s, f in pairs)
+
+
+def _shard_records(
+    number: int, shard: Path, samples: list[Sample], content: Content, ours: bool
+) -> npt.NDArray[np.void]:
+    extensions = image_extensions() if content == "images" else TEXT_EXTENSIONS
+    records = np.zeros(len(samples), RECORD)
+    with shard.open("rb") as file:
+        for record, sample in zip(records, samples, strict=True):
+            name = sample[0].name or f"the sample at byte {sample[0].offset}"
+            image = _main(f"{shard}: {name}", sample, extensions, content, ours)
+            width, height = _size(file, image) if content == "images" else (0, 0)
+            record["offset"], record["size"], record["shard"] = image.offset, image.size, number
+            record["label"] = next((_label(f"{shard}: {name}", file, m) for m in sample if m.ext.lower() == "cls"), -1)
+            record["width"], record["height"] = width, height
+    return records
+
+
+def _main(name: str, sample: Sample, extensions: Set[str], content: Content, ours: bool) -> Member:
+    """The member that is the sample's image or text: the first in our shards; in others `jpg`, not `depth.png`."""
+    images = _of([member for member in sample if member.ext not in ("cls", "json")], extensions)
+    if not ours:
+        images = [m for m in images if "." not in m.ext] or images
+    if not images or (len(images) > 1 and not ours):
+        kind = singular(content)
+        what = f"several {kind}s" if images else f"a sample without {'an' if kind == 'image' else 'a'} {kind}"
+        found = ", ".join(m.ext for m in images or sample)
+        undecodable = undecodable_extensions() if kind == "image" and not images else {}
+        if reason := next((undecodable[ext] for m in sample if (ext := extension_of(f"x.{m.ext}")) in undecodable), ""):
+            raise ShardError(f"{name}: {what} that can be decoded ({found}): {reason}")
+        raise ShardError(f"{name}: {what} ({found}); make the shard again with one in each sample")
+    return images[0]
+
+
+def _label(name: str, file: BinaryIO, member: Member) -> int:
+    file.seek(member.offset)
+    text = file.read(min(member.size, _LABEL_BYTES + 1)).strip()
+    if member.size > _LABEL_BYTES or not _LABEL.fullmatch(text) or int(text) >= MAX_CLASSES:
+        raise ShardError(
+            f"{name}: the label {text[:20]!r} is not an integer class index; convert shards whose labels are names"
+        )
+    return int(text)
+
+
+def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
+    """(width, height) of an image in a tar, (0, 0) if it has no valid header: the loader reports it."""
+    from fastimg.loaders.decode import read_header  # here, because text datasets do not need the parser
+
+    file.seek(image.offset)
+    data = file.read(min(image.size, _JPEG_BYTES))
+    try:
+        if data[:2] == b"\xff\xd8":  # a JPEG's header comes before its pixels
+            return read_header(data, sys.maxsize).size
+    except ImageError:  # or its header is longer
+        pass
+    data += file.read(image.size - len(data))
+    try:
+        return read_header(data, sys.maxsize).size
+    except ImageError:
+        return 0, 0
+
+
+def check_index(index: Path, sha256: str) -> None:
+    """Raises ShardError unless an index has this checksum."""
+    try:
+        content = index.read_bytes()
+    except OSError as error:
+        raise ShardError(f"{index}: {error.strerror}; copy it again, or convert again with overwrite=True") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ShardError(f"{index}: cut short or altered; copy it again, or convert again with overwrite=True")

@@ -1,0 +1,93 @@
+"""dataset.json: the classes, splits, counts, sizes and checksums of every shard, and the options that made it."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from fastimg.loaders.errors import ShardError
+
+from .content import Content
+from .fields import StoredField, check_fields
+from .targets import Target, first_class
+
+FORMAT = "fastimg dataset"
+FORMAT_VERSION = 1
+SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of a tar in dataset.json
+_BETON_KEYS = SHARD_KEYS[:4]
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """The content of dataset.json. Raises ShardError if it is invalid."""
+    file = path / "dataset.json"
+    try:
+        description: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if description["format"] != FORMAT:
+            raise KeyError("format")
+        if description["version"] > FORMAT_VERSION:
+            raise ShardError(f"{file}: written by a newer fastimg; update this one")
+        if not all(type(name) is str for name in [*description["splits"], *description["classes"]]):
+            raise TypeError("classes")
+        if description.setdefault("content", "images") not in get_args(Content):
+            raise ValueError(f"content {description['content']!r}")
+        declared_targets(description)
+        stated_fields(description)
+        for name, split in description["splits"].items():
+            if not _is_plain(name):
+                raise ValueError(f"split {name!r}")
+            _check_entries(description["container"], split["samples"], split["shards"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ShardError(f"{file}: not a dataset description ({error!r}); convert again") from error
+    return description
+
+
+def _check_entries(container: Any, samples: Any, shards: Any) -> None:
+    """Raises LookupError, TypeError or ValueError for an invalid description of a split."""
+    keys = {"tar": SHARD_KEYS, "beton": _BETON_KEYS}[container]
+    counts = [samples] + [shard[key] for shard in shards for key in keys if key in ("samples", "bytes", "index_bytes")]
+    if not all(type(count) is int for count in counts) or samples != sum(shard["samples"] for shard in shards):
+        raise ValueError(f"samples: {samples!r}")
+    if container == "beton" and len(shards) != 1:
+        raise ValueError(f"{len(shards)} files of one split")
+    for shard in shards:
+        if not _is_plain(shard["name"]) or not all(
+            _SHA256.fullmatch(shard[key]) for key in keys if key.endswith("sha256")
+        ):
+            raise ValueError(f"shard {shard['name']!r}")
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is that of a file directly in a folder, so that nothing outside is read or written."""
+    return b"\0" not in os.fsencode(name) and os.path.basename(name) == name and name not in ("", ".", "..")
+
+
+def stated_fields(description: Mapping[str, Any]) -> dict[str, StoredField]:
+    """The fields that a dataset.json states, by name.
+
+    Raises LookupError, TypeError or ValueError if they are not valid.
+    """
+    stated = [StoredField.of_json(each) for each in description.get("fields", ())]
+    fields = {each.name: each for each in stated}
+    if len(fields) < len(stated):
+        raise ValueError("two fields of one name")
+    check_fields(fields)
+    return fields
+
+
+def declared_targets(description: Mapping[str, Any]) -> tuple[Target, ...]:
+    """The targets that a dataset.json declares; none where it has only a class.
+
+    Raises LookupError, TypeError or ValueError if they are not valid.
+    """
+    targets = tuple(Target.of_json(stated) for stated in description.get("targets", ()))
+    if not targets:
+        return ()
+    if len({target.name for target in targets}) < len(targets):
+        raise ValueError("two targets of one name")
+    own = first_class(targets)
+    if list(own.classes if own else ()) != list(description["classes"]):
+        raise ValueError("classes are not those of the first class target")
+    return targets

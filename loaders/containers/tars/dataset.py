@@ -1,0 +1,164 @@
+"""Tar shards as a dataset of labelled images or texts."""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.derived.records import records
+from fastimg.loaders.containers.fields import WithFields
+from fastimg.loaders.containers.readahead import ask, pieces
+from fastimg.loaders.containers.targets import TargetColumn
+from fastimg.loaders.containers.watch import FileWatch, Handles, fill
+from fastimg.loaders.errors import ShardError
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
+
+from .headers import BLOCK, stated_size
+from .shards import split_name
+
+_NOTE_BYTES = 1 << 20  # of a sample's JSON, read for its path
+
+
+class TarDataset(WithFields):
+    """Samples of tar shards, read by preadv: if a shard shrinks, that is a short read and an error, never a SIGBUS."""
+
+    declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
+
+    def __init__(
+        self,
+        name: str,
+        shards: list[Path],
+        classes: tuple[str, ...] | None,
+        cache_name: str,
+        checksums: list[str] | None = None,
+        content: Content | None = None,
+    ) -> None:
+        self.name = name
+        self._shards = shards
+        self.fingerprint = _fingerprint(shards, checksums)
+        self._watch = FileWatch(shards)  # before their indexes are read
+        self._handles = Handles(shards, self._watch, "copy it again, or convert again")
+        self.notes: Sequence[str]
+        self.records, self.notes, self.content = records(shards, self.fingerprint, cache_name, checksums, content)
+        self.labels = self.records["label"].astype(np.int64)
+        if classes is None:
+            classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
+        if self.labels.max(initial=-1) >= len(classes):
+            raise ShardError(
+                f"{name}: label {self.labels.max()} is not among its {plural(len(classes), 'class')}; convert again"
+            )
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """See Dataset."""
+        return self.declared or (TargetColumn.of_classes(self.labels, self.classes),)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The bytes of an image or a text. Raises ShardError if the tar has changed or does not fit its index."""
+        offset, size, shard, *_ = self.records[index].item()
+        return self._member_data(shard, offset, size, scratch.encoded(BLOCK + size))
+
+    def fetch(self, shard: int, offset: int, size: int) -> bytes:
+        """The bytes of any member. Raises ShardError as `read` does."""
+        return bytes(self._member_data(shard, offset, size, memoryview(bytearray(BLOCK + size))))
+
+    def _member_data(self, shard: int, offset: int, size: int, view: memoryview) -> memoryview:
+        """The part of `view`, which has room for the header too, that holds the member's data."""
+        try:
+            fill(self._handles.file(shard), view, offset - BLOCK)
+        except (OSError, EOFError) as error:
+            self._watch.look(shard)  # its error may be more precise
+            raise ShardError(
+                f"{self._shards[shard]}: cannot be read ({error}); copy it again and use resume=True"
+            ) from error
+        self._watch.read(shard)
+        if stated_size(view[:BLOCK]) != size:
+            self._watch.look(shard)
+            raise ShardError(
+                f"{self._shards[shard]}: byte {offset} does not hold a member of {size} bytes: the shard was altered "
+                "while it was in use, or its index belongs to another one; copy both again"
+            )
+        return view[BLOCK:]
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Ask the system to read these samples ahead."""
+        chosen = self.records[indices]
+        shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
+        for shard, offset, size in pieces(shards, offsets - BLOCK, sizes + BLOCK):
+            ask(self._handles.file(shard), offset, size)
+
+    def sample_name(self, index: int) -> str:
+        """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, with the original path if it was kept.
+
+        If the tar cannot be read any more, the position in it.
+        """
+        shard = self._shards[self.records[index]["shard"]]
+        try:
+            member, note = self._member(index)
+        except (OSError, ShardError):
+            return f"{shard}: byte {self.records[index]['offset']}"
+        path = str(note.get("path", ""))
+        return f"{shard}: {member}" + (f" ({path})" if path else "")
+
+    def sample_key(self, index: int) -> str:
+        """See Dataset."""
+        member, note = self._member(index)
+        return str(note.get("path", "")) or member
+
+    def note(self, index: int) -> dict[str, Any]:
+        """The sample's JSON; empty if it has none."""
+        return self._member(index)[1]
+
+    def _member(self, index: int) -> tuple[str, dict[str, Any]]:
+        """The name of the sample's member, and its JSON."""
+        shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
+        file = self._handles.file(shard)
+        name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
+        for _ in range(4):  # the members after it that have the same stem
+            at += size + -size % BLOCK + BLOCK
+            header = os.pread(file, BLOCK, at - BLOCK)
+            member = header[:100].split(b"\0")[0].decode("utf-8", "replace")
+            size = stated_size(header) if len(header) == BLOCK else -1
+            if not 0 <= size <= _NOTE_BYTES or split_name(member)[0] != split_name(name)[0]:
+                break
+            if member.endswith(".json"):
+                try:
+                    note = json.loads(os.pread(file, size, at))
+                except (ValueError, RecursionError):
+                    break
+                return name, note if isinstance(note, dict) else {}
+        return name, {}
+
+    def files(self) -> Sequence[Path]:
+        """The shards."""
+        return self._shards
+
+    def close(self) -> None:
+        """Close the shards. Reading opens them again."""
+        self._handles.close()
+
+
+def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:
+    if checksums is None:
+        checksums = []
+        for shard in shards:
+            try:
+                status = shard.stat()
+            except OSError as error:
+                raise ShardError(f"{shard}: {error.strerror}; copy it again, or take it away") from error
+            if not stat.S_ISREG(status.st_mode):
+                raise ShardError(f"{shard}: not a file; rename it, or take it away")
+            checksums.append(f"{shard.name} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256(os.fsencode("\n".join(checksums))).hexdigest()
