@@ -1,17 +1,20 @@
 """What `Loader(...)` is called with, in either way -> dataset, decoder, settings."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
+from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.stores import url_of
 
 from .batch import FieldSelection
 from .crop import CenterCrop, Crop, RandomResizedCrop, Size, View, pair
 from .decoder import Decoder
 from .epochs import LoaderConfig
-from .order import Order
+from .order import BLOCK, Order
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig) if field.name != "batch_size"}
@@ -36,17 +39,23 @@ def resolve(
     max_pixels: int | None,
     fields: Sequence[str] | FieldSelection | None,
     settings: dict[str, Any],
+    elsewhere: Mapping[str, Any] = MappingProxyType({}),
 ) -> Arguments:
     """Open what is named by its path, and make what is given by keywords. `settings` has every field of LoaderConfig.
 
-    A crop in pixels is a RandomResizedCrop, of a sequential order a CenterCrop. Raises TypeError for arguments that
+    `elsewhere`: arguments of `open_dataset` for data in an object store. An `order` and a `block` of None are chosen. A
+    crop in pixels is a RandomResizedCrop, of a sequential order a CenterCrop. Raises TypeError for arguments that
     contradict each other, ValueError for values that cannot be, and what `open_dataset` raises.
     """
+    stated = {name: value for name, value in settings.items() if value is not None or name not in ("order", "block")}
+    chooses = config is None and settings["block"] is None
     if config is None:
         if settings["batch_size"] is None:
             raise TypeError("Loader: give batch_size, or a config")
-        config = LoaderConfig(**settings)
-    elif given := [name for name, value in settings.items() if value != _DEFAULTS.get(name)]:
+        fetched = fetched_files(data) is not None or (isinstance(data, str | PathLike) and url_of(data) is not None)
+        chosen: Order = "quasi-random" if fetched and settings["sampling"] is None else "random"
+        config = LoaderConfig(**{"order": chosen, "block": "shard" if fetched else BLOCK, **stated})
+    elif given := [name for name, value in stated.items() if value != _DEFAULTS.get(name)]:
         raise TypeError(f"Loader: {', '.join(given)} and a config were given; put everything into the config")
     if fields is not None and views is not None:
         raise TypeError("Loader: fields move with one crop, but views have several; leave one of them out")
@@ -58,7 +67,9 @@ def resolve(
         raise TypeError(f"Loader: {type(decoder).__name__} is not a Decoder; derive it from fastimg.loaders.decoder")
     elif fields is not None:
         raise TypeError("Loader: fields go with crop; a decoder of your own may be given to a FieldsDecoder")
-    dataset, opened = _dataset(data, split)
+    dataset, opened = _dataset(data, split, elsewhere)
+    if chooses and config.block == "shard" and fetched_files(dataset) is None:  # a .beton is fetched whole
+        config = dataclasses.replace(config, block=BLOCK)
     if fields is not None:
         try:
             decoder = _with_fields(decoder, fields, dataset)
@@ -69,10 +80,16 @@ def resolve(
     return Arguments(dataset, opened, decoder, config)
 
 
-def _dataset(data: Dataset | str | PathLike[str], split: str | None) -> tuple[Dataset, bool]:
+def _dataset(
+    data: Dataset | str | PathLike[str], split: str | None, elsewhere: Mapping[str, Any]
+) -> tuple[Dataset, bool]:
     """The dataset, and whether it was opened here."""
     if isinstance(data, str | PathLike):
-        return open_dataset(str(data), split or "train"), True
+        return open_dataset(str(data), split or "train", **elsewhere), True
+    if given := [name for name, value in elsewhere.items() if value is not None]:
+        raise TypeError(
+            f"Loader: {', '.join(given)} have no effect on a dataset that is open; give them to open_dataset"
+        )
     if split is not None:
         raise TypeError(f"Loader: split={split!r} has no effect on a dataset that is open; open that split")
     return data, False

@@ -20,6 +20,7 @@ import torch
 from fastimg.loaders.containers.arrays import Views
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.readahead import WholeBlocks
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.times import LoaderTimes, Waits
 
 from .batch import Batch
@@ -39,7 +40,7 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
 
     batch_size: int  # per rank
     order: Order = "random"
-    block: int = BLOCK  # quasi-random: samples that are stored, and read, together
+    block: int | Literal["shard"] = BLOCK  # quasi-random: samples that are stored, and read, together
     window: int = WINDOW  # quasi-random: samples that batches are drawn from
     sampling: Sampling | None = None  # random: how often each sample is drawn; None: once
     together: int | None = None  # number of consecutive texts of similar length; None: one batch over all ranks
@@ -58,7 +59,7 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
             raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
         if self.crop_epochs is not None and self.crop_epochs < 1:
             raise ValueError("crop_epochs must be 1 or more")
-        if not 1 <= self.block <= self.window:
+        if self.block != "shard" and not 1 <= self.block <= self.window:
             raise ValueError("block must be 1 or more, and window no smaller")
         if self.sampling is not None and self.order != "random":
             raise ValueError(f"order {self.order!r} takes every sample once; leave sampling out, or the order")
@@ -203,6 +204,15 @@ class Faults:
 _PREPARED = 1 << 15  # samples; the order of fewer takes a few milliseconds
 
 
+def _shard_starts(dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    """The place among the samples that are read of each shard's first one."""
+    shards: npt.NDArray[np.int64] | None = getattr(dataset, "shard_numbers", None)
+    if shards is None:
+        raise ValueError(f"{dataset.name}: block='shard' is for tar shards; give a number of samples")
+    chosen = shards if indices is None else shards[indices]
+    return np.flatnonzero(np.diff(chosen, prepend=-1)).astype(np.int64)
+
+
 class EpochOrder(NamedTuple):
     """The order of an epoch, and what is read ahead by it."""
 
@@ -212,17 +222,28 @@ class EpochOrder(NamedTuple):
 
 
 def make_order(
-    config: LoaderConfig, slices: Slices, epoch: int, lengths: npt.NDArray[np.int64] | None, together: int
+    config: LoaderConfig,
+    slices: Slices,
+    epoch: int,
+    lengths: npt.NDArray[np.int64] | None,
+    together: int,
+    starts: npt.NDArray[np.int64] | None = None,
 ) -> EpochOrder:
-    """The order of an epoch from where `slices` begin: a pure function. `lengths` are those of texts."""
+    """The order of an epoch from where `slices` begin: a pure function.
+
+    `lengths` are those of texts; `starts` the first samples of shards, where blocks are shards.
+    """
     c = config
+    block = BLOCK if c.block == "shard" else c.block
+    block_or_starts = block if starts is None else starts
     if c.sampling is None:
-        order = epoch_order(slices.n, c.seed, epoch, c.order, c.block, c.window)
+        order = epoch_order(slices.n, c.seed, epoch, c.order, block_or_starts, c.window)
     else:
         order = c.sampling.order(c.seed, epoch)
     if lengths is not None and c.order != "sequential":
         order = by_length(order, lengths, together, c.order, c.seed, epoch)
-    blocks = WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None
+    ahead = c.order == "quasi-random" or (starts is not None and c.order == "sequential")
+    blocks = WholeBlocks(order, slices, block_or_starts) if ahead else None
     return EpochOrder(order, blocks, None if c.sampling is None else repeats_of(order))
 
 
@@ -287,6 +308,9 @@ class Epochs:
                 f"{dataset.name}: {plural(self._n, 'sample')} for {plural(config.world_size, 'rank')}; "
                 "every rank needs at least one; start fewer ranks"
             )
+        self._starts = _shard_starts(dataset, self._indices) if config.block == "shard" else None
+        if (files := fetched_files(dataset)) is not None:
+            files.check_order(config.order, self._starts is not None, config.window, len(dataset))
         self._epoch = -1
         self._next_order: OrderAhead | None = None
         self._position = self._n
@@ -371,7 +395,7 @@ class Epochs:
         if ahead is not None and (ahead.epoch, 0) == (epoch, start):
             made = ahead.take()
         else:
-            made = make_order(self.config, slices, epoch, self._lengths, self._together)
+            made = make_order(self.config, slices, epoch, self._lengths, self._together, self._starts)
         shown = crop_epoch_of(epoch, self.config.crop_epochs)
         return EpochPlan(epoch, shown, made.order, self._indices, slices, self._padding, made.blocks, made.again)
 
@@ -384,13 +408,14 @@ class Epochs:
         if step + 1 == plan.steps and self._n >= _PREPARED and self.config.order in ("random", "quasi-random"):
             epoch = plan.epoch + 1
             # No reference to this loader, which an unused one could not be collected with.
-            make = partial(make_order, self.config, self._slices(0), epoch, self._lengths, self._together)
+            make = partial(make_order, self.config, self._slices(0), epoch, self._lengths, self._together, self._starts)
             self._next_order = OrderAhead(epoch, make)
 
     def _order(self) -> str:
         """Everything but the data and the seed that the order of an epoch depends on."""
         c = self.config
-        order = f"quasi-random, blocks of {c.block}, window {c.window}" if c.order == "quasi-random" else c.order
+        blocks = "a shard" if c.block == "shard" else c.block
+        order = f"quasi-random, blocks of {blocks}, window {c.window}" if c.order == "quasi-random" else c.order
         order += "" if c.sampling is None else f", drawn by weights {c.sampling.digest}"
         together = self._lengths is not None and c.order in ("random", "quasi-random")
         return f"{order}, by length in runs of {self._together}" if together else order

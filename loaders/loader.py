@@ -6,7 +6,7 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Literal, Self
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
@@ -23,7 +24,7 @@ from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, hos
 from .crop import Crop, Size, View
 from .decoder import Decoder
 from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
-from .order import BLOCK, WINDOW, Order, Sampling
+from .order import WINDOW, Order, Sampling
 from .pool import Job, Pool
 from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
@@ -41,7 +42,8 @@ class Loader(Epochs):
     not be decoded. A batch is valid until the next one is requested, unless `copy` is set.
 
     data: a Dataset, or the path of shards, a `.beton` or an image folder, whose `split` (default: "train") is opened.
-        The loader closes what it has opened.
+        The loader closes what it has opened. Or the URL of shards in an object store, "s3://bucket/D": see
+        `open_dataset` for `cache_dir`, `cache_limit` and `storage_options`.
     decoder: a custom decoder, instead of `crop`, `views` and `max_pixels` (see `loaders.decoder.Decoder`). The fields
         that it fills in addition to `inputs` are in `batch.fields`.
     config: a LoaderConfig, instead of `batch_size` and the arguments after it.
@@ -58,8 +60,9 @@ class Loader(Epochs):
         crop's own box. [] gives only the latter.
     batch_size: number of samples in a batch of this rank.
     order: "random" is for training; "quasi-random" is for data larger than memory: it reads blocks of `block` samples
-        that are stored together, and draws batches from `window` samples at a time; "sequential" is for evaluation;
-        "length" is for tokens.
+        that are stored together, or whole shards with `block="shard"`, and draws batches from `window` samples at a
+        time; "sequential" is for evaluation; "length" is for tokens. None: random, in blocks of 32 if there are any;
+        from an object store quasi-random, by shards.
     sampling: how often each sample is drawn, with the random order: an epoch then has as many samples as before, some
         of them several times, with crops of their own (`batch.keys`). None: each once.
     together: number of consecutive texts of similar length; None: one batch over all ranks.
@@ -101,8 +104,8 @@ class Loader(Epochs):
         max_pixels: int | None = None,
         fields: Sequence[str] | FieldSelection | None = None,
         batch_size: int | None = None,
-        order: Order = "random",
-        block: int = BLOCK,
+        order: Order | None = None,
+        block: int | Literal["shard"] | None = None,
         window: int = WINDOW,
         sampling: Sampling | None = None,
         together: int | None = None,
@@ -115,6 +118,9 @@ class Loader(Epochs):
         rank: int = 0,
         world_size: int = 1,
         copy: bool = False,
+        cache_dir: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
         device = torch.device(device)
         if device.type not in ("cpu", "cuda"):
@@ -135,8 +141,9 @@ class Loader(Epochs):
             "rank": rank,
             "world_size": world_size,
         }
+        elsewhere = {"cache_dir": cache_dir, "cache_limit": cache_limit, "storage_options": storage_options}
         dataset, opened, decoder, config = resolve(
-            data, decoder, config, crop, views, split, max_pixels, fields, settings
+            data, decoder, config, crop, views, split, max_pixels, fields, settings, elsewhere
         )
         self._opened = (
             weakref.finalize(self, dataset.close) if opened else None
@@ -203,7 +210,10 @@ class Loader(Epochs):
 
     def spent(self) -> LoaderTimes:
         """See `BatchSource`."""
-        return LoaderTimes(self.waits.seconds, self._ring.copy_seconds, sum(self._tally.read), sum(self._tally.busy))
+        files = fetched_files(self.dataset)
+        network = None if files is None else files.mirror.cache.spent.waited
+        tally = self._tally
+        return LoaderTimes(self.waits.seconds, self._ring.copy_seconds, sum(tally.read), sum(tally.busy), network)
 
     def set_size(self, size: Size) -> None:
         """See `BatchSource`. The same threads fill smaller views of the same slots."""

@@ -31,12 +31,46 @@ _CHUNK = 1 << 16  # keys computed at a time: their temporaries stay in the proce
 _MAX_SAMPLES = 1 << 31  # exclusive: two sample numbers fit in a key
 
 
+class Blocks:
+    """How range(n) is divided into blocks of samples that are stored, and read, together.
+
+    `block`: how many samples each has, or the first sample of each (int64, ascending, from 0).
+    """
+
+    def __init__(self, n: int, block: "int | npt.NDArray[np.int64]") -> None:
+        self._size = block if isinstance(block, int) else 0
+        self.starts = np.arange(0, n, block) if isinstance(block, int) else block
+        self.ends = np.append(self.starts[1:], n)
+        self.mean = block if isinstance(block, int) else max(1, -(-n // max(len(block), 1)))  # samples
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def of(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The blocks of samples."""
+        return samples // self._size if self._size else self.starts.searchsorted(samples, side="right") - 1
+
+    def laid_out(self, sequence: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where each of a sequence of all blocks begins; of blocks of one size, a shorter one counts as the others."""
+        if self._size:
+            return self.starts
+        sizes = (self.ends - self.starts)[sequence]
+        return np.cumsum(sizes) - sizes
+
+    def samples(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The samples of blocks, block by block."""
+        sizes = self.ends[blocks] - self.starts[blocks]
+        first = np.repeat(self.starts[blocks] - (np.cumsum(sizes) - sizes), sizes)
+        return first + np.arange(len(first))
+
+
 def epoch_order(
-    n: int, seed: int, epoch: int, policy: Order, block: int = BLOCK, window: int = WINDOW
+    n: int, seed: int, epoch: int, policy: Order, block: int | npt.NDArray[np.int64] = BLOCK, window: int = WINDOW
 ) -> npt.NDArray[np.int64]:
     """A permutation of range(n) [n], the same on every rank and for every version of NumPy.
 
-    Needs no memory besides its own 8 bytes per sample. Raises ValueError for 2^31 samples or more.
+    `block` is that of `Blocks`. Needs no memory besides its own 8 bytes per sample. Raises ValueError for 2^31 samples
+    or more.
     """
     if policy in ("sequential", "length"):
         return np.arange(n, dtype=np.int64)
@@ -44,15 +78,16 @@ def epoch_order(
         raise ValueError(f"{n} samples: an order must have fewer than {_MAX_SAMPLES}")
     # The low bits of a key are the sample's number, so no two keys are equal and sorting them gives the order.
     bits = np.uint64(n.bit_length())
-    places = _block_places(n, seed, epoch, block) if policy == "quasi-random" else None
+    blocks = Blocks(n, block) if policy == "quasi-random" else None
+    places = None if blocks is None else _block_places(blocks, seed, epoch)
     keys = np.empty(n, np.uint64)
     for start in range(0, n, _CHUNK):
         ids = np.arange(start, min(start + _CHUNK, n), dtype=np.int64)
         key = hashes(seed, epoch, ids, _SAMPLES)
-        if places is None:
+        if blocks is None or places is None:
             key >>= bits
         else:
-            key = _moved(places[ids // block], key, n, window)
+            key = _moved(places[blocks.of(ids)], key, n, window)
         keys[start : start + len(ids)] = (key << bits) | ids.astype(np.uint64)
     keys.sort()
     keys &= (np.uint64(1) << bits) - np.uint64(1)
@@ -132,12 +167,11 @@ def by_length(
     return np.concatenate([sorted_[:full].reshape(-1, batch)[batches].reshape(-1), sorted_[full:n]])
 
 
-def _block_places(n: int, seed: int, epoch: int, block: int) -> npt.NDArray[np.int64]:
+def _block_places(blocks: Blocks, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Where in the epoch each block would begin if no sample moved [blocks]."""
-    count = -(-n // block)
-    places = np.empty(count, np.int64)
-    sequence = np.argsort(hashes(seed, epoch, np.arange(count), _BLOCKS), kind="stable")
-    places[sequence] = np.arange(0, n, block)
+    places = np.empty(len(blocks), np.int64)
+    sequence = np.argsort(hashes(seed, epoch, np.arange(len(blocks)), _BLOCKS), kind="stable")
+    places[sequence] = blocks.laid_out(sequence)
     return places
 
 

@@ -14,7 +14,8 @@ from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileWatch, Handles, fill
-from fastimg.loaders.errors import ImageError, ShardError
+from fastimg.loaders.errors import DataError, ImageError, ShardError
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
@@ -108,4 +109,6 @@ def captions_of(path: Path, images: Dataset) -> Captions | None:
     """
     if not (path / "dataset.json").exists() or "text" not in read_description(path).get("inputs", ()):
         return None
+    if fetched_files(images) is not None:
+        raise DataError(f"{images.name}: texts beside images are read only on this machine; copy the data here first")
     return Captions(images, kept_positions(path, images.fingerprint, images.files()))

@@ -10,6 +10,7 @@ only compared.
 import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,9 @@ import numpy.typing as npt
 
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.folders.folder import FilesDataset, Level, is_class_folder, list_folder
+from fastimg.loaders.remote.fetched_files import FetchedFiles
+from fastimg.loaders.remote.mirrors import mirror_at, open_mirror, wanted_indexes, wanted_shards
+from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
@@ -88,14 +92,24 @@ class Dataset(Protocol):
         """Close all files."""
 
 
-def open_dataset(path: str | Path, split: str = "train", classes: Level | None = None) -> Dataset:
+def open_dataset(
+    path: str | Path,
+    split: str = "train",
+    classes: Level | None = None,
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Dataset:
     """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
 
     `classes` says which folders name the classes of a class folder; see `folder.list_folder`.
+    `path` may be the URL of a folder that `fastimg convert` has written: s3, gs, az, http, https or file. Its shards
+    are kept in `cache_dir`, as far as `cache_limit` allows (bytes, or "200GB"), and `storage_options` are obstore's.
     Raises DataError naming what is missing, cut short or altered, and ValueError for `classes` with anything but a
-    class folder.
+    class folder, and for a cache without a URL.
     """
-    path = Path(path)
+    path = _local(path, cache_dir, cache_limit, storage_options)
     if classes is not None and not is_plain_folder(path):
         raise ValueError(f"{path}: its classes are not named by folders; leave out classes={classes!r}")
     if is_beton(path):
@@ -117,9 +131,25 @@ def open_dataset(path: str | Path, split: str = "train", classes: Level | None =
     return FilesDataset(path, names, listing.classes, labels, listing.content, listing.all_notes())
 
 
+def _local(
+    path: str | Path,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Path:
+    """The path of data on this machine; of a URL the folder that mirrors it."""
+    url = url_of(path)
+    if url is not None:
+        return open_mirror(url, cache_dir, cache_limit, storage_options).folder
+    given = {"cache_dir": cache_dir, "cache_limit": cache_limit, "storage_options": storage_options}
+    if names := [name for name, value in given.items() if value is not None]:
+        raise ValueError(f"{path}: it is on this machine; leave out {', '.join(names)}, which are for URLs")
+    return Path(path)
+
+
 def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int]:
     """Split names and their numbers of samples; -1 if counting would require opening the split."""
-    path = Path(path)
+    path = _local(path)
     if is_beton(path):
         return {"train": -1}
     refuse_no_folder(path)
@@ -177,10 +207,15 @@ def _open_converted(path: Path, split: str) -> Dataset:
     description = read_description(path)
     shards = _pick(path, description["splits"], split)["shards"]
     classes = tuple(description["classes"])
+    mirror = mirror_at(path)
+    if mirror is not None:
+        mirror.fetch_derived(split, description)
     if description["container"] == "beton":
         (shard,) = shards
+        lease = None if mirror is None else mirror.lease(wanted_shards(shards)[0])
         _check_size(path / shard["name"], shard["bytes"])
         beton = BetonDataset(path / shard["name"], classes, checksum=shard["sha256"])
+        beton.lease = lease
         _check_count(path / shard["name"], len(beton), shard["samples"])
         if beton.content != description["content"]:
             beton.close()
@@ -193,17 +228,18 @@ def _open_converted(path: Path, split: str) -> Dataset:
             _declare(path, split, beton, description)
             stack.pop_all()
         return beton
-    for shard in shards:
+    for shard in shards if mirror is None else ():  # what is fetched is verified when it arrives
         tar = path / shard["name"]
         _check_size(tar, shard["bytes"])
         _check_size(index_path(tar), shard["index_bytes"])
     dataset = TarDataset(
-        f"{path} ({split})",
+        f"{path if mirror is None else mirror.url} ({split})",
         [path / shard["name"] for shard in shards],
         classes,
         cache_name=split,
         checksums=[shard["sha256"] + shard["index_sha256"] for shard in shards],
         content=description["content"],
+        fetched=None if mirror is None else FetchedFiles(mirror, wanted_shards(shards), wanted_indexes(shards)),
     )
     counts = np.bincount(dataset.records["shard"], minlength=len(shards)).tolist()
     for shard, count in zip(shards, counts, strict=True):
@@ -225,7 +261,7 @@ def _declare(path: Path, split: str, dataset: TarDataset | BetonDataset, descrip
     def derive() -> list[TargetColumn]:
         if isinstance(dataset, BetonDataset):
             return columns_of_beton(dataset.reader, others, [fields[target.name] for target in others])
-        return columns_of_tars(dataset.files(), others)
+        return columns_of_tars(dataset.shard_files.present(), others)
 
     if others:
         kept = target_columns(path, split, others, len(dataset), dataset.fingerprint, derive)
@@ -248,7 +284,7 @@ def _attach_fields(
     def derive() -> list[FieldColumn]:
         if isinstance(dataset, BetonDataset):
             return fields_of_beton(dataset.reader, fields, names)
-        return fields_of_tars(dataset.files(), fields)
+        return fields_of_tars(dataset.shard_files.present(), fields)
 
     columns = field_columns(path, split, fields, len(dataset), dataset.fingerprint, derive)
     by_name = {column.schema.name: column for column in columns}

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.order import Slices
+from fastimg.loaders.order import Blocks, Slices
 
 Samples = npt.NDArray[np.int64]
 
 _AHEAD = 4  # number of batches by which a block is requested before its first sample
+_SHARDS_AHEAD = 2  # where blocks are whole shards: at least so many samples ahead as these have
 _CATCH_UP = (
     4  # at most so many times the average number of blocks per batch, so that half a window is not requested at once
 )
@@ -25,35 +26,38 @@ class WholeBlocks:
     Only the samples of a block that this rank still has to read are requested: ranks that share a page cache fill it
     together, ranks on other machines fetch nothing twice, and a resumed epoch requests no sample that it has seen. The
     first batches need half a window of blocks: their own samples are requested first, and blocks follow gradually.
-    Memory: one byte per sample and 16 bytes per block.
+    Memory: one byte per sample and 16 bytes per block. `block` is that of `order.Blocks`: whole shards, if it
+    states the first sample of each, are requested earlier.
     """
 
-    def __init__(self, order: Samples, slices: Slices, block: int) -> None:
+    def __init__(self, order: Samples, slices: Slices, block: int | Samples) -> None:
         self._order = order
         self._slices = slices
-        self._block = block
         n = slices.n
+        self._all = all_blocks = Blocks(n, block)
         steps = max(1, _CHUNK // slices.batch_size)
         self._mine = np.zeros(n, np.bool_)
-        first = np.full(-(-n // block), n, np.int64)  # position of the first sample of each block that this rank reads
+        first = np.full(len(all_blocks), n, np.int64)  # position of each block's first sample that this rank reads
         for start in range(0, slices.steps, steps):
             positions = slices.span(start, min(start + steps, slices.steps))
             samples = order[positions]
             self._mine[samples] = True
-            np.minimum.at(first, samples // block, positions)
+            np.minimum.at(first, all_blocks.of(samples), positions)
         self._blocks = np.argsort(first, kind="stable")[: np.count_nonzero(first < n)]
         self._first = first[self._blocks]
         self._asked = 0
-        self._limit = -(-_CATCH_UP * slices.global_batch // block)
+        self._ahead = _AHEAD * slices.global_batch
+        if not isinstance(block, int):
+            self._ahead = max(self._ahead, _SHARDS_AHEAD * all_blocks.mean)
+        self._limit = -(-_CATCH_UP * slices.global_batch // all_blocks.mean)
 
     def before(self, step: int) -> tuple[Samples, ...]:
         """The batch's own samples, if not all of their blocks have been requested; then the blocks that begin soon."""
         end = self._slices.start + (step + 1) * self._slices.global_batch
-        needed, soon = self._first.searchsorted((end, end + _AHEAD * self._slices.global_batch)).tolist()
+        needed, soon = self._first.searchsorted((end, end + self._ahead)).tolist()
         begin = self._asked
         self._asked = min(soon, self._asked + self._limit)
-        samples = (self._blocks[begin : self._asked, None] * self._block + np.arange(self._block)).ravel()
-        samples = samples[samples < self._slices.n]
+        samples = self._all.samples(self._blocks[begin : self._asked])
         blocks = samples[self._mine[samples]]
         return (self._order[self._slices.span(step, step + 1)], blocks) if begin < needed else (blocks,)
 

@@ -12,11 +12,16 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from fastimg.loaders.errors import ShardError
+
+from .readahead import ask, pieces
 
 EVERY = 16  # reads between two checks
 
@@ -29,6 +34,30 @@ def fill(file: int, view: memoryview, offset: int) -> None:
             raise EOFError(f"it ends before byte {offset + view.nbytes}")
         view = view[got:]
         offset = offset + got
+
+
+class ShardFiles(Protocol):
+    """The numbered files of a dataset, on this machine or elsewhere. Every method may be called from any thread."""
+
+    def fill(self, number: int, view: memoryview, offset: int) -> None:
+        """Fill `view` from `offset` of file `number`. Raises ShardError if it has changed, and DataError."""
+
+    def peek(self, number: int, size: int, offset: int) -> bytes:
+        """At most `size` bytes, which nothing was verified of: for names and comparisons. Raises OSError, DataError."""
+
+    def look(self, number: int) -> None:
+        """Raises ShardError if file `number` has changed."""
+
+    def ahead(
+        self, numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> None:
+        """These extents [N] are read next: begin to fetch them."""
+
+    def present(self) -> Iterable[Path]:
+        """The files in turn, each of which stays where it is until the next one is asked for."""
+
+    def close(self) -> None:
+        """Close all files. Reading opens them again."""
 
 
 class FileState(NamedTuple):
@@ -129,6 +158,49 @@ class Handles:
         """Close all files."""
         with self._lock:
             _close_all(self._files)
+
+
+class WatchedFiles:
+    """ShardFiles on this machine, watched from now on: before their indexes are read."""
+
+    def __init__(self, paths: Sequence[Path], remedy: str) -> None:
+        self._paths = paths
+        self._watch = FileWatch(paths)
+        self._handles = Handles(paths, self._watch, remedy)
+
+    def fill(self, number: int, view: memoryview, offset: int) -> None:
+        """See ShardFiles."""
+        try:
+            fill(self._handles.file(number), view, offset)
+        except (OSError, EOFError) as error:
+            self._watch.look(number)  # its error may be more precise
+            raise ShardError(
+                f"{self._paths[number]}: cannot be read ({error}); copy it again and use resume=True"
+            ) from error
+        self._watch.read(number)
+
+    def peek(self, number: int, size: int, offset: int) -> bytes:
+        """See ShardFiles."""
+        return os.pread(self._handles.file(number), size, offset)
+
+    def look(self, number: int) -> None:
+        """See ShardFiles."""
+        self._watch.look(number)
+
+    def ahead(
+        self, numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> None:
+        """See ShardFiles: the system is asked to read them."""
+        for number, offset, size in pieces(numbers, offsets, sizes):
+            ask(self._handles.file(number), offset, size)
+
+    def present(self) -> Iterable[Path]:
+        """See ShardFiles."""
+        return self._paths
+
+    def close(self) -> None:
+        """See ShardFiles."""
+        self._handles.close()
 
 
 def _close_all(files: dict[int, int]) -> None:

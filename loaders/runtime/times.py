@@ -19,6 +19,7 @@ class LoaderTimes:
     copy: float | None  # copies to the device; they overlap with waiting and computing
     read: float | None  # in `Dataset.read`, summed over threads
     busy: float | None  # filling rows, reading included, summed over threads
+    network: float | None = None  # of reading, waiting for shards of an object store, summed over threads
 
 
 class Tally:

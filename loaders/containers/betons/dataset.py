@@ -15,6 +15,7 @@ from fastimg.loaders.containers.readahead import pieces
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileState, FileWatch
 from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.remote.mirrors import Lease
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
@@ -37,6 +38,7 @@ class BetonDataset(WithFields):
     notes: Sequence[str] = ()
     content: Content
     declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
+    lease: Lease | None = None  # of a file that was fetched: keeps it in the cache
 
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
@@ -145,6 +147,8 @@ class BetonDataset(WithFields):
     def close(self) -> None:
         """Close the file."""
         self.reader.close()
+        if self.lease is not None:
+            self.lease.close()
 
 
 def _text_field(reader: BetonFile) -> str:

@@ -1,6 +1,6 @@
 """`<split>.ffld`: the fields that dataset.json states: numbers, and where each other value is."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def field_columns(
     return kept_columns(file, fields, count, fingerprint, derive, FieldColumn.packed, FieldColumn.unpacked)
 
 
-def fields_of_tars(shards: Sequence[Path], fields: Sequence[StoredField]) -> list[FieldColumn]:
+def fields_of_tars(shards: Iterable[Path], fields: Sequence[StoredField]) -> list[FieldColumn]:
     """The columns of `fields` from the indexes of our shards and, for numbers, their notes. Raises ShardError."""
     placed = [field for field in fields if field.member]
     found: dict[str, list[tuple[int, int, int]]] = {field.name: [] for field in placed}

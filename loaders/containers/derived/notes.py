@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from fastimg.loaders.containers.tars.shards import index_path, parse_index
 from fastimg.loaders.errors import ShardError
 
 
-def notes_of_tars(shards: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+def notes_of_tars(shards: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the note of every sample of our shards. Raises ShardError for a note that is not a JSON object."""
     for shard in shards:
         with shard.open("rb") as file:

@@ -6,7 +6,7 @@ Texts have no width and height, and their own kind of stamp.
 import hashlib
 import re
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import BinaryIO, get_args
 
@@ -39,8 +39,11 @@ def records(
     cache_name: str,
     checksums: list[str] | None,
     content: Content | None = None,
+    present: Iterable[Path] = (),
 ) -> tuple[npt.NDArray[np.void], list[str], Content]:
     """Records [N] of `shards`, notes about indexes that do not fit their shards, and the content of the samples.
+
+    `present` gives the shards once more, each while it can be read, where it may not be all the time.
 
     `checksums`, of each shard and its index joined, are given for shards that fastimg wrote, whose indexes are trusted;
     other shards are scanned. `content` None is detected: text if there are .txt members and no images. Raises
@@ -58,7 +61,7 @@ def records(
                 return *split, kind
     notes: list[str] = []
     parts = []
-    for number, shard in enumerate(shards):
+    for number, shard in enumerate(present or shards):
         samples = _own_samples(shard, checksums[number][64:]) if checksums else _foreign_samples(shard, notes)
         if content is None and samples:
             content = _content(samples, shards)

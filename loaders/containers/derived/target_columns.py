@@ -3,7 +3,7 @@
 So the notes of a tar are parsed once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ def target_columns(
     return kept_columns(file, targets, count, fingerprint, derive, packed, unpacked)
 
 
-def columns_of_tars(shards: Sequence[Path], targets: Sequence[Target]) -> list[TargetColumn]:
+def columns_of_tars(shards: Iterable[Path], targets: Sequence[Target]) -> list[TargetColumn]:
     """The columns of `targets` from the notes in our shards. Raises ShardError."""
     values = [TargetValues(target) for target in targets]
     for name, note in notes_of_tars(shards):

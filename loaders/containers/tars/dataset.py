@@ -14,10 +14,9 @@ import numpy.typing as npt
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.records import records
 from fastimg.loaders.containers.fields import WithFields
-from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.targets import TargetColumn
-from fastimg.loaders.containers.watch import FileWatch, Handles, fill
-from fastimg.loaders.errors import ShardError
+from fastimg.loaders.containers.watch import ShardFiles, WatchedFiles
+from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
@@ -40,14 +39,17 @@ class TarDataset(WithFields):
         cache_name: str,
         checksums: list[str] | None = None,
         content: Content | None = None,
+        fetched: ShardFiles | None = None,
     ) -> None:
+        """`fetched` reads shards that are elsewhere, and come to these paths."""
         self.name = name
         self._shards = shards
         self.fingerprint = _fingerprint(shards, checksums)
-        self._watch = FileWatch(shards)  # before their indexes are read
-        self._handles = Handles(shards, self._watch, "copy it again, or convert again")
+        self.shard_files: ShardFiles = fetched or WatchedFiles(shards, "copy it again, or convert again")
         self.notes: Sequence[str]
-        self.records, self.notes, self.content = records(shards, self.fingerprint, cache_name, checksums, content)
+        self.records, self.notes, self.content = records(
+            shards, self.fingerprint, cache_name, checksums, content, self.shard_files.present()
+        )
         self.labels = self.records["label"].astype(np.int64)
         if classes is None:
             classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
@@ -61,6 +63,11 @@ class TarDataset(WithFields):
         return len(self.records)
 
     @property
+    def shard_numbers(self) -> npt.NDArray[np.int64]:
+        """The number of each sample's shard [N], ascending."""
+        return self.records["shard"].astype(np.int64)
+
+    @property
     def targets(self) -> tuple[TargetColumn, ...]:
         """See Dataset."""
         return self.declared or (TargetColumn.of_classes(self.labels, self.classes),)
@@ -70,22 +77,23 @@ class TarDataset(WithFields):
         offset, size, shard, *_ = self.records[index].item()
         return self._member_data(shard, offset, size, scratch.encoded(BLOCK + size))
 
+    def glance(self, index: int) -> bytes:
+        """What `read` gives, for comparing: of a shard that is elsewhere only this, unverified.
+
+        Raises OSError and DataError.
+        """
+        offset, size, shard, *_ = self.records[index].item()
+        return self.shard_files.peek(shard, size, offset)
+
     def fetch(self, shard: int, offset: int, size: int) -> bytes:
         """The bytes of any member. Raises ShardError as `read` does."""
         return bytes(self._member_data(shard, offset, size, memoryview(bytearray(BLOCK + size))))
 
     def _member_data(self, shard: int, offset: int, size: int, view: memoryview) -> memoryview:
         """The part of `view`, which has room for the header too, that holds the member's data."""
-        try:
-            fill(self._handles.file(shard), view, offset - BLOCK)
-        except (OSError, EOFError) as error:
-            self._watch.look(shard)  # its error may be more precise
-            raise ShardError(
-                f"{self._shards[shard]}: cannot be read ({error}); copy it again and use resume=True"
-            ) from error
-        self._watch.read(shard)
+        self.shard_files.fill(shard, view, offset - BLOCK)
         if stated_size(view[:BLOCK]) != size:
-            self._watch.look(shard)
+            self.shard_files.look(shard)
             raise ShardError(
                 f"{self._shards[shard]}: byte {offset} does not hold a member of {size} bytes: the shard was altered "
                 "while it was in use, or its index belongs to another one; copy both again"
@@ -93,11 +101,10 @@ class TarDataset(WithFields):
         return view[BLOCK:]
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """Ask the system to read these samples ahead."""
+        """See Dataset."""
         chosen = self.records[indices]
         shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
-        for shard, offset, size in pieces(shards, offsets - BLOCK, sizes + BLOCK):
-            ask(self._handles.file(shard), offset, size)
+        self.shard_files.ahead(shards, offsets - BLOCK, sizes + BLOCK)
 
     def sample_name(self, index: int) -> str:
         """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, with the original path if it was kept.
@@ -107,7 +114,7 @@ class TarDataset(WithFields):
         shard = self._shards[self.records[index]["shard"]]
         try:
             member, note = self._member(index)
-        except (OSError, ShardError):
+        except (OSError, DataError):
             return f"{shard}: byte {self.records[index]['offset']}"
         path = str(note.get("path", ""))
         return f"{shard}: {member}" + (f" ({path})" if path else "")
@@ -124,18 +131,18 @@ class TarDataset(WithFields):
     def _member(self, index: int) -> tuple[str, dict[str, Any]]:
         """The name of the sample's member, and its JSON."""
         shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
-        file = self._handles.file(shard)
-        name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
+        peek = self.shard_files.peek
+        name = peek(shard, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
         for _ in range(4):  # the members after it that have the same stem
             at += size + -size % BLOCK + BLOCK
-            header = os.pread(file, BLOCK, at - BLOCK)
+            header = peek(shard, BLOCK, at - BLOCK)
             member = header[:100].split(b"\0")[0].decode("utf-8", "replace")
             size = stated_size(header) if len(header) == BLOCK else -1
             if not 0 <= size <= _NOTE_BYTES or split_name(member)[0] != split_name(name)[0]:
                 break
             if member.endswith(".json"):
                 try:
-                    note = json.loads(os.pread(file, size, at))
+                    note = json.loads(peek(shard, size, at))
                 except (ValueError, RecursionError):
                     break
                 return name, note if isinstance(note, dict) else {}
@@ -147,7 +154,7 @@ class TarDataset(WithFields):
 
     def close(self) -> None:
         """Close the shards. Reading opens them again."""
-        self._handles.close()
+        self.shard_files.close()
 
 
 def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:

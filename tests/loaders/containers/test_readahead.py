@@ -97,7 +97,7 @@ def shards(tmp_path):
 def test_a_block_of_a_tar_is_one_request(shards, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "fastimg.loaders.containers.tars.dataset.ask", lambda file, offset, size: asked.append((file, offset, size))
+        "fastimg.loaders.containers.watch.ask", lambda file, offset, size: asked.append((file, offset, size))
     )
     dataset = open_dataset(shards)
     dataset.will_need(np.arange(20, 40)[::-1])

@@ -1,0 +1,4 @@
+"""Datasets in an object store.
+
+In: the URL of a folder of shards. Out: verified files in a bounded cache. Must not know: what is in a shard, batches.
+"""

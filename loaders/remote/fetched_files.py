@@ -1,0 +1,169 @@
+"""Shards of an object store, read as if they were here: a ShardFiles of containers/watch.
+
+A shard is opened for each read, so none is held that nobody reads; 10 us. It is fetched by the first thread that misses
+it, if it was not fetched ahead.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.containers.readahead import ask, pieces
+from fastimg.loaders.containers.watch import fill
+from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.wording import plural
+
+from .mirrors import Mirror, PresentShards
+from .shard_cache import WantedFile, in_words
+
+AHEAD = 2  # shards that are fetched in the background at once
+_SLACK = 4  # shards beyond the window: half begun at either end, and those that are fetched ahead
+
+
+class FetchedFiles:
+    """The tar shards of one split. Raises DataError where one cannot be had."""
+
+    def __init__(self, mirror: Mirror, shards: Sequence[WantedFile], indexes: Sequence[WantedFile]) -> None:
+        self.mirror = mirror
+        self._shards = shards
+        self._indexes = indexes
+        for shard in shards:
+            mirror.cache.check(mirror.folder / shard.name, shard)
+        self._ahead = _Ahead(lambda number: mirror.bring(shards[number]))
+
+    def fill(self, number: int, view: memoryview, offset: int) -> None:
+        """See ShardFiles."""
+        file = self.mirror.open(self._shards[number])
+        try:
+            fill(file, view, offset)
+        except (OSError, EOFError) as error:
+            raise ShardError(
+                f"{self.mirror.folder / self._shards[number].name}: cannot be read ({error}); delete it, and it is "
+                "fetched again"
+            ) from error
+        finally:
+            os.close(file)
+
+    def peek(self, number: int, size: int, offset: int) -> bytes:
+        """See ShardFiles: of a shard that is not here, no more than this is fetched."""
+        shard = self._shards[number]
+        if not self.mirror.has(shard):
+            return self.mirror.read_part(shard, size, offset)
+        file = self.mirror.open(shard)
+        try:
+            return os.pread(file, size, offset)
+        finally:
+            os.close(file)
+
+    def look(self, number: int) -> None:
+        """See ShardFiles: each read has looked."""
+
+    def ahead(
+        self, numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> None:
+        """See ShardFiles: shards that are here are read ahead, others fetched in the background."""
+        for number in np.unique(numbers).tolist():
+            if not self.mirror.has(self._shards[number]):
+                self._ahead.request(number)
+                continue
+            chosen = numbers == number
+            with contextlib.suppress(OSError):  # deleted meanwhile: the reader will fetch it
+                file = os.open(self.mirror.folder / self._shards[number].name, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    for _, offset, size in pieces(numbers[chosen], offsets[chosen], sizes[chosen]):
+                        ask(file, offset, size)
+                finally:
+                    os.close(file)
+
+    def present(self) -> Iterable[Path]:
+        """See ShardFiles."""
+        return PresentShards(self.mirror, self._shards, self._indexes)
+
+    def check_order(self, order: str, by_shards: bool, window: int, samples: int) -> None:
+        """Refuse an order that would fetch shards again and again. `samples`: of the split. Raises DataError."""
+        total = sum(shard.size for shard in self._shards)
+        limit = self.mirror.cache.limit
+        if total <= limit or not self._shards:
+            return
+        url, holds = self.mirror.url, f"the cache holds {in_words(limit)} of its {in_words(total)}"
+        if order == "random" or (order == "quasi-random" and not by_shards):
+            raise DataError(
+                f"{url}: {holds}, and the order {order} would fetch every shard again and again; use "
+                "order='quasi-random' with block='shard', or give a larger cache_limit="
+            )
+        reach = -(-window * len(self._shards) // max(samples, 1)) if order == "quasi-random" else 0
+        needed = min(reach + _SLACK, len(self._shards)) * max(shard.size for shard in self._shards)
+        if needed > limit:
+            raise DataError(
+                f"{url}: {holds}, and needs {in_words(needed)} for {reach + _SLACK} shards"
+                + (f" of a window of {plural(window, 'sample')}; give a smaller window=, or" if reach else "; give")
+                + " a larger cache_limit="
+            )
+
+    def close(self) -> None:
+        """See ShardFiles: nothing more is fetched ahead."""
+        self._ahead.close()
+
+
+def fetched_files(dataset: object) -> FetchedFiles | None:
+    """The shards of a dataset that are fetched from an object store, if they are."""
+    files = getattr(dataset, "shard_files", None)
+    return files if isinstance(files, FetchedFiles) else None
+
+
+class _Ahead:
+    """Threads that fetch what is requested, one after the other. What fails is met again by the reader."""
+
+    def __init__(self, bring: Callable[[int], None]) -> None:
+        self._bring = bring
+        self._lock = threading.Lock()
+        self._pending: set[int] = set()
+        self._queue: queue.SimpleQueue[int | None] | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def request(self, number: int) -> None:
+        with self._lock:
+            if number in self._pending:
+                return
+            if self._queue is None:
+                self._queue = queue.SimpleQueue()
+                self._pending = set()
+                for place in range(AHEAD):
+                    threading.Thread(
+                        target=_work,
+                        args=(self._queue, self._pending, self._bring),
+                        name=f"fastimg-ahead-{place}",
+                        daemon=True,
+                    ).start()
+                self._end = weakref.finalize(self, _finish, self._queue)
+            self._pending.add(number)
+            self._queue.put(number)
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+            self._queue = None
+            self._pending = set()
+
+
+def _work(todo: "queue.SimpleQueue[int | None]", pending: set[int], bring: Callable[[int], None]) -> None:
+    while (number := todo.get()) is not None:
+        with contextlib.suppress(Exception):  # the reader meets the same error, and reports it
+            bring(number)
+        pending.discard(number)
+
+
+def _finish(todo: "queue.SimpleQueue[int | None]") -> None:
+    """End the threads after what they are fetching."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            todo.get_nowait()
+    for _ in range(AHEAD):
+        todo.put(None)

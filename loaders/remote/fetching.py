@@ -1,0 +1,87 @@
+"""Whole files of a remote folder: several ranges at once, and a checksum of everything before it is used."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from fastimg.loaders.errors import ShardError
+
+from .shard_cache import WantedFile
+from .stores import RemoteFolder
+
+STREAMS = 4  # ranges of one file at once
+RANGE = 8 << 20  # bytes
+_THREADS = 16  # of all files together: so many ranges are in memory at most
+_CHUNK = 1 << 20
+_TIMES = 2  # a file whose checksum differs is fetched again once
+
+
+class Fetching:
+    """Fetches files of a remote folder into open descriptors, for any thread."""
+
+    def __init__(self, remote: RemoteFolder) -> None:
+        self.remote = remote
+        self._pool = ThreadPoolExecutor(_THREADS, "fastimg-fetch")
+
+    def fetch(self, wanted: WantedFile, file: int) -> None:
+        """Write the file from the store to `file`, and verify it. Raises DataError, and ShardError if it is another."""
+        found = ""
+        for _ in range(_TIMES):
+            self._copy(wanted, file)
+            found = _sha256(file, wanted.size)
+            if found == wanted.sha256:
+                return
+        raise ShardError(
+            f"{self.remote.address(wanted.name)}: fetched {_TIMES} times, and its checksum is {found} where "
+            f"dataset.json says {wanted.sha256}: it was replaced or damaged; upload it again, with dataset.json"
+        )
+
+    def whole(self, name: str, sha256: str) -> bytes:
+        """A small file, verified. Raises as `fetch` does."""
+        found = ""
+        for _ in range(_TIMES):
+            content = self.remote.read(name)
+            found = hashlib.sha256(content).hexdigest()
+            if found == sha256:
+                return content
+        raise ShardError(
+            f"{self.remote.address(name)}: fetched {_TIMES} times, and its checksum is {found} where dataset.json "
+            f"{sha256}: it was replaced or damaged; upload it again, together with dataset.json"
+        )
+
+    def _copy(self, wanted: WantedFile, file: int) -> None:
+        todo = self._ranges(wanted)
+        running: set[Future[None]] = set()
+        try:
+            while True:
+                while len(running) < STREAMS and (span := next(todo, None)) is not None:
+                    running.add(self._pool.submit(self._copy_range, wanted.name, file, *span))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+        finally:  # none may write to the descriptor once it is closed
+            for each in running:
+                each.cancel()
+            wait(running)
+
+    def _ranges(self, wanted: WantedFile) -> Iterator[tuple[int, int]]:
+        for start in range(0, wanted.size, RANGE):
+            yield start, min(start + RANGE, wanted.size)
+
+    def _copy_range(self, name: str, file: int, start: int, stop: int) -> None:
+        view = self.remote.read_range(name, start, stop)
+        while len(view):
+            written = os.pwrite(file, view, start)
+            start, view = start + written, view[written:]
+
+
+def _sha256(file: int, size: int) -> str:
+    digest = hashlib.sha256()
+    at = 0
+    while at < size and (block := os.pread(file, min(_CHUNK, size - at), at)):
+        digest.update(block)
+        at += len(block)
+    return digest.hexdigest()

@@ -1,0 +1,162 @@
+"""Folders of the cache that stand for datasets in an object store.
+
+A mirror has dataset.json and what is derived from the shards; a shard is there while it is needed. Its name depends on
+the URL and on dataset.json's checksum, so that a dataset that was converted again has another one.
+"""
+
+import hashlib
+import os
+import re
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.runtime.cache import cache_folder
+
+from .fetching import Fetching
+from .shard_cache import ShardCache, WantedFile, parse_size
+from .stores import DeniedError, NotThereError, RemoteFolder
+
+_DESCRIPTION = "dataset.json"
+_open: dict[Path, "Mirror"] = {}  # of this process, by folder
+
+
+class Mirror:
+    """A dataset at `url`, and its folder in the cache. Raises DataError if dataset.json cannot be read."""
+
+    def __init__(self, url: str, cache: ShardCache, options: Mapping[str, str] | None = None) -> None:
+        self.url = url
+        self.cache = cache
+        self._remote = RemoteFolder(url, options)
+        try:
+            content = self._remote.read(_DESCRIPTION)
+        except DeniedError:
+            raise
+        except NotThereError as error:
+            raise DataError(f"{error}; the folder must be one that `fastimg convert` has written") from error
+        key = hashlib.sha256(url.encode() + hashlib.sha256(content).digest()).hexdigest()[:16]
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", urlsplit(url).path.rpartition("/")[2]).strip("-") or "data"
+        self.folder = cache.root / f"{name}-{key}"
+        self._fetching = Fetching(self._remote)
+        self._keep(_DESCRIPTION, content)
+
+    def address(self, name: str) -> str:
+        """The URL of a file."""
+        return self._remote.address(name)
+
+    def fetch_derived(self, split: str, description: Mapping[str, Any]) -> None:
+        """Fetch what was derived from a split, if it is in the store: otherwise all shards are read for it."""
+        stated = {".fidx": description["container"] == "tar"}
+        stated |= {".fcol": bool(description.get("targets")), ".ffld": bool(description.get("fields"))}
+        for name in (f"{split}{suffix}" for suffix in stated if stated[suffix]):
+            if not (self.folder / name).exists():
+                try:
+                    self._keep(name, self._remote.read(name))  # its stamp and checksum are inside
+                except NotThereError:
+                    continue
+
+    def open(self, wanted: WantedFile) -> int:
+        """A descriptor of a shard that is locked until it is closed. Raises DataError."""
+        return self.cache.open(self.folder / wanted.name, wanted, lambda file: self._fetching.fetch(wanted, file))
+
+    def bring(self, wanted: WantedFile) -> None:
+        """Have a shard in the cache. Raises DataError."""
+        self.cache.bring(self.folder / wanted.name, wanted, lambda file: self._fetching.fetch(wanted, file))
+
+    def lease(self, wanted: WantedFile) -> "Lease":
+        """Have a file in the cache, and keep it there. Raises DataError."""
+        return Lease(self.open(wanted))
+
+    def has(self, wanted: WantedFile) -> bool:
+        """Whether a shard is in the cache."""
+        return self.cache.has(self.folder / wanted.name, wanted)
+
+    def read_part(self, wanted: WantedFile, size: int, offset: int) -> bytes:
+        """At most `size` bytes of a shard, from the store, without a checksum. Raises DataError."""
+        stop = min(offset + size, wanted.size)
+        return bytes(self._remote.read_range(wanted.name, offset, stop)) if stop > offset else b""
+
+    def bring_index(self, wanted: WantedFile) -> None:
+        """Have the index of a shard, which stays. Raises DataError."""
+        path = self.folder / wanted.name
+        if not path.exists() or path.stat().st_size != wanted.size:
+            self._keep(wanted.name, self._fetching.whole(wanted.name, wanted.sha256))
+
+    def _keep(self, name: str, content: bytes) -> None:
+        path = self.folder / name
+        try:
+            if path.exists() and path.read_bytes() == content:
+                return
+            with self.cache.alone():
+                self.cache.mark(self.folder)
+                replace_file(path, content)
+        except OSError as error:
+            raise DataError(
+                f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
+            ) from error
+
+
+def open_mirror(
+    url: str,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Mirror:
+    """The mirror of the dataset at a URL, which this process finds by its folder from now on; see `mirror_at`.
+
+    cache_dir: None is the folder `shards` in the user's cache. cache_limit: bytes, or as in "200GB"; None: see
+    ShardCache. Raises DataError, and ValueError for a limit that is not a size.
+    """
+    limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
+    root = cache_folder() / "shards" if cache_dir is None else Path(cache_dir)
+    mirror = Mirror(url, ShardCache(root.absolute(), limit), options)
+    _open[mirror.folder] = mirror
+    return mirror
+
+
+def mirror_at(folder: Path) -> Mirror | None:
+    """The mirror that this process has opened at a folder."""
+    return _open.get(folder)
+
+
+def wanted_shards(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
+    """The shards of a split as dataset.json states them."""
+    return [WantedFile(shard["name"], shard["bytes"], shard["sha256"]) for shard in shards]
+
+
+def wanted_indexes(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
+    """The indexes of tar shards."""
+    return [
+        WantedFile(Path(shard["name"]).with_suffix(".idx").name, shard["index_bytes"], shard["index_sha256"])
+        for shard in shards
+    ]
+
+
+class Lease:
+    """Keeps a file in the cache until it is closed, or collected."""
+
+    def __init__(self, file: int) -> None:
+        self.close = weakref.finalize(self, os.close, file)
+
+
+class PresentShards:
+    """The shards of a split, each in the cache, with its index, until the next one is asked for."""
+
+    def __init__(self, mirror: Mirror, shards: Sequence[WantedFile], indexes: Sequence[WantedFile]) -> None:
+        self._mirror = mirror
+        self._shards = shards
+        self._indexes = indexes
+
+    def __iter__(self) -> Iterator[Path]:
+        for shard, index in zip(self._shards, self._indexes, strict=True):
+            self._mirror.bring_index(index)
+            file = self._mirror.open(shard)
+            try:
+                yield self._mirror.folder / shard.name
+            finally:
+                os.close(file)

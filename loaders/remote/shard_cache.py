@@ -1,0 +1,375 @@
+"""A bounded folder of verified shards, shared by all processes of a machine.
+
+    root/.lock                        held while room is made
+    root/<name>-<key>/has-remote-copy an empty file: without it, nothing in the folder is ever deleted
+    root/<name>-<key>/<shard>         whole and verified; its modification time is a function of its checksum
+    root/<name>-<key>/.<shard>.part   being fetched, by the process that has it locked
+
+Locks are those of `flock`, which the system takes from a process that dies. A reader holds a shared lock on the shard
+itself, so what is being read is not deleted; and if it were, an open file keeps its content. Whoever writes to a
+verified file changes its modification time: the file is fetched again.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fastimg.loaders.containers.atomic import sync_folder, temporary
+from fastimg.loaders.errors import DataError
+
+MARK = "has-remote-copy"
+SHARDS = (".tar", ".beton")  # what is deleted to make room
+STALLED = 120.0  # seconds: another process that fetches a file, and writes nothing for so long, hangs
+ROOM = 30.0  # seconds: for so long others may keep everything in the cache in use
+_ROUNDS = 5
+_POLL = 0.02  # seconds between two looks at a lock
+_TOUCH = 1.0  # seconds: uses of a file closer together are one
+_SHARE = 0.5  # of the disk's free space: the default limit
+
+
+class WantedFile(NamedTuple):
+    """A file as dataset.json states it."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Spent(NamedTuple):
+    """What was fetched, and what was waited for, since the cache was made."""
+
+    files: int
+    bytes: int
+    again: int  # files that had been fetched before: deleted, to make room, before they were done with
+    waited: float  # seconds, summed over threads: readers whose file was not there
+
+
+class ShardCache:
+    """Files below `root`, at most `limit` bytes of them. Any thread, any number of processes.
+
+    `limit` None is what the folder holds and half of what its disk has free. Raises DataError if the folder cannot be
+    written.
+    """
+
+    def __init__(self, root: Path, limit: int | None = None) -> None:
+        self.root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._lock = root / ".lock"
+            self._lock.touch()
+            self.limit = _default_limit(root) if limit is None else limit
+        except OSError as error:
+            raise DataError(f"{root}: {error.strerror}; give another folder with cache_dir=") from error
+        self._used: dict[Path, float] = {}  # when a file was last marked as used, by this process
+        self._fetched: set[Path] = set()
+        self._counted = threading.Lock()
+        self._spent = Spent(0, 0, 0, 0.0)
+
+    @property
+    def spent(self) -> Spent:
+        """See Spent."""
+        return self._spent
+
+    def has(self, path: Path, wanted: WantedFile) -> bool:
+        """Whether a file is there, and is what was verified."""
+        try:
+            return _verified(os.stat(path), wanted)
+        except OSError:
+            return False
+
+    def open(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None]) -> int:
+        """A descriptor of the file at `path`, with a shared lock, for the caller to close.
+
+        If it is not there, `fetch(descriptor)` writes and verifies it, in one process and thread of the machine.
+        Raises what `fetch` raises, and DataError if there is no room, or another process hangs.
+        """
+        file = self._present(path, wanted)
+        if file is not None:
+            return file
+        began = time.perf_counter()
+        try:
+            for _ in range(_ROUNDS):  # another process may delete it at once
+                self.bring(path, wanted, fetch)
+                file = self._present(path, wanted)
+                if file is not None:
+                    return file
+        finally:
+            self._count(waited=time.perf_counter() - began)
+        raise DataError(
+            f"{path}: gone or altered each of the {_ROUNDS} times that it was fetched; give a larger cache_limit=, or "
+            "a folder that nobody else writes to"
+        )
+
+    def mark(self, folder: Path) -> None:
+        """Make a folder of the cache, whose shards have a remote copy and may be deleted."""
+        if not (folder / MARK).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / MARK).touch()
+
+    def bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None]) -> None:
+        """Have the file at `path`: see `open`."""
+        self.check(path, wanted)
+        for attempt in range(_ROUNDS):
+            try:
+                self._bring(path, wanted, fetch)
+                return
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) and attempt + 1 < _ROUNDS:  # the cache was deleted meanwhile
+                    continue
+                raise DataError(
+                    f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
+                ) from error
+
+    def check(self, path: Path, wanted: WantedFile) -> None:
+        """Raises DataError for a file that is larger than the whole cache may be."""
+        if wanted.size > self.limit:
+            raise DataError(
+                f"{path.name}: {in_words(wanted.size)}, and the cache {self.root} may hold {in_words(self.limit)}; "
+                "give a larger cache_limit="
+            )
+
+    def _bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None]) -> None:
+        self.mark(path.parent)
+        with self._fetching(path, wanted) as file:
+            if file is None:
+                return
+            self._make_room(path, wanted, file)
+            fetch(file)
+            os.utime(file, ns=(time.time_ns(), _stamp(wanted)))
+            os.fsync(file)
+            temporary(path).replace(path)
+        sync_folder(path.parent)
+        with self._counted:
+            again = int(path in self._fetched)
+            self._fetched.add(path)
+        self._count(files=1, size=wanted.size, again=again)
+
+    def _present(self, path: Path, wanted: WantedFile) -> int | None:
+        """The file, open and locked; None if it is not there, or is not what was verified."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "give another folder with cache_dir="
+            raise DataError(f"{path}: {error.strerror}; {remedy}") from error
+        try:
+            good = _lock_soon(file, fcntl.LOCK_SH) and _verified(os.fstat(file), wanted)
+            if good and time.monotonic() - self._used.get(path, -_TOUCH) >= _TOUCH:
+                with contextlib.suppress(OSError):  # of another user: its uses are not counted
+                    os.utime(file, ns=(time.time_ns(), _stamp(wanted)))
+                self._used[path] = time.monotonic()
+        except BaseException:
+            os.close(file)
+            raise
+        if good:
+            return file
+        os.close(file)
+        return None
+
+    @contextlib.contextmanager
+    def _fetching(self, path: Path, wanted: WantedFile) -> Iterator[int | None]:
+        """The unfinished file, empty and locked; None if the file has arrived. It is deleted unless it is renamed."""
+        part = temporary(path)
+        file = self._locked_part(path, part, wanted)
+        if file is None:
+            yield None
+            return
+        try:
+            os.ftruncate(file, 0)
+            yield file
+        finally:
+            try:
+                if _same(part, file):
+                    part.unlink(missing_ok=True)
+            finally:
+                os.close(file)
+
+    def _locked_part(self, path: Path, part: Path, wanted: WantedFile) -> int | None:
+        seen: tuple[int, int, int] | None = None
+        since = time.monotonic()
+        while not self.has(path, wanted):
+            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                if _try_lock(file, fcntl.LOCK_EX) and _same(part, file):
+                    if not self.has(path, wanted):
+                        return file
+                    part.unlink()  # it arrived before this part was made
+                status = os.fstat(file)
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+            state = (status.st_ino, status.st_mtime_ns, status.st_blocks)
+            if state != seen:
+                seen, since = state, time.monotonic()
+            if time.monotonic() - since > STALLED:
+                raise DataError(
+                    f"{part}: another process has been fetching it, and has written nothing for {STALLED:.0f} s; end "
+                    "that process, or give another folder with cache_dir="
+                )
+            time.sleep(_POLL)
+        return None
+
+    def _make_room(self, path: Path, wanted: WantedFile, file: int) -> None:
+        """Delete what was not used for the longest time, until `file` has the room that it needs, and takes it."""
+        deadline = time.monotonic() + ROOM
+        while True:
+            with self.alone():
+                held, idle = self._contents()
+                while held + wanted.size > self.limit and idle:
+                    held -= _delete(idle.pop())
+                fits = held + wanted.size <= self.limit
+                while fits:
+                    try:
+                        _allocate(file, wanted.size)
+                        return
+                    except OSError as error:
+                        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                            raise
+                        os.ftruncate(file, 0)
+                        if not idle:
+                            raise
+                        held -= _delete(idle.pop())
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"{self.root}: no room for {path.name} ({in_words(wanted.size)}): the cache holds {in_words(held)} "
+                    f"of {in_words(self.limit)}, and for {ROOM:.0f} s all of it was in use; give a larger cache_limit="
+                )
+            time.sleep(_POLL)
+
+    def _contents(self) -> tuple[int, list[tuple[Path, int]]]:
+        """Bytes of everything in the cache, and its shards with their sizes, the one used last first."""
+        held = 0
+        shards = []
+        for folder in [entry for entry in os.scandir(self.root) if entry.is_dir(follow_symlinks=False)]:
+            if not os.path.exists(os.path.join(folder.path, MARK)):
+                continue
+            for entry in os.scandir(folder.path):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(status.st_mode):
+                        continue
+                    path = Path(entry.path)
+                    hidden = entry.name.startswith(".")
+                    if hidden and path.suffix == ".part" and Path(path.stem).suffix in SHARDS:
+                        held += status.st_size - _delete((path, status.st_size))  # of a process that died
+                        continue
+                    held += status.st_size
+                    if not hidden and path.suffix in SHARDS:
+                        shards.append((status.st_atime_ns, path, status.st_size))
+        return held, [(path, size) for _, path, size in sorted(shards, reverse=True)]
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Only one process at a time, while room is made or a small file is written: milliseconds. Raises DataError."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if not _lock_soon(file, fcntl.LOCK_EX):
+                raise DataError(
+                    f"{self._lock}: another process has held it for {ROOM:.0f} s; end it, or give another folder "
+                    "with cache_dir="
+                )
+            yield
+        finally:
+            os.close(file)
+
+    def _count(self, files: int = 0, size: int = 0, again: int = 0, waited: float = 0.0) -> None:
+        with self._counted:
+            s = self._spent
+            self._spent = Spent(s.files + files, s.bytes + size, s.again + again, s.waited + waited)
+
+
+def _default_limit(root: Path) -> int:
+    """What the marked folders hold already, and half of what the disk has free."""
+    held = sum(file.stat().st_size for mark in root.glob(f"*/{MARK}") for file in mark.parent.iterdir())
+    free = os.statvfs(root)
+    return held + int(free.f_bavail * free.f_frsize * _SHARE)
+
+
+def _stamp(wanted: WantedFile) -> int:
+    """The modification time of a verified file, in nanoseconds: even seconds, which every file system can keep."""
+    return (int(wanted.sha256[:7], 16) & ~1) * 1_000_000_000
+
+
+def _verified(status: os.stat_result, wanted: WantedFile) -> bool:
+    return status.st_size == wanted.size and status.st_mtime_ns == _stamp(wanted)
+
+
+def _try_lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lock_soon(file: int, kind: int) -> bool:
+    """Lock a file that others lock for moments only: whoever has just fetched it, or deletes it."""
+    deadline = time.monotonic() + ROOM
+    while not _try_lock(file, kind):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def _same(path: Path, file: int) -> bool:
+    """Whether `path` is the open file still, and not renamed or deleted."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(status, os.fstat(file))
+
+
+def _delete(shard: tuple[Path, int]) -> int:
+    """Delete a file that nobody has locked. Returns how many bytes became free."""
+    path, size = shard
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        if not _try_lock(file, fcntl.LOCK_EX) or not _same(path, file):
+            return 0
+        path.unlink(missing_ok=True)
+        return size
+    finally:
+        os.close(file)
+
+
+def _allocate(file: int, size: int) -> None:
+    """Take the room on the disk now, so that a full disk shows before anything is fetched."""
+    try:
+        os.posix_fallocate(file, 0, max(size, 1))
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    os.ftruncate(file, size)
+
+
+def in_words(count: int) -> str:
+    """A number of bytes."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def parse_size(text: str) -> int:
+    """The bytes that a size such as 200GB, 1.5 TB, 64GiB or 1000000 states. Raises ValueError."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(f"{text!r} is not a size; give bytes, or a number with KB, MB, GB or TB, as in 200GB")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))

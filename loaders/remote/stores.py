@@ -1,0 +1,135 @@
+"""A folder in an object store: the bytes of its files, with time-outs, retries, and errors in a sentence.
+
+Clients are obstore's. A request that receives nothing for READ_TIMEOUT, or fails in any way that may pass, is tried
+again, up to ATTEMPTS times in all, after PAUSE seconds and then twice as long each time.
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from fastimg.loaders.errors import DataError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+ATTEMPTS = 5
+PAUSE = 0.2
+READ_TIMEOUT = "30s"
+CONNECT_TIMEOUT = "10s"
+
+_SCHEMES = ("s3", "gs", "az", "http", "https", "file")
+_URL = re.compile(rf"({'|'.join(_SCHEMES)}):/+(.+)")
+_CLIENT = (  # options of the connection; all others are those of the store
+    *("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "proxy_excludes", "read_timeout"),
+    *("root_certificate", "timeout", "user_agent"),
+)
+_SWITCHES = ("allow_http", "allow_invalid_certificates")
+_T = TypeVar("_T")
+
+
+def url_of(path: str | PathLike[str]) -> str | None:
+    """The URL that a path states; None if it is a path on this machine.
+
+    A `Path` keeps one slash of a URL's two: it is given back the other.
+    """
+    found = _URL.fullmatch(fspath(path))
+    if found is None:
+        return None
+    scheme, rest = found.groups()
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest.rstrip('/')}"
+
+
+class NotThereError(DataError):
+    """There is no such file in the store."""
+
+
+class DeniedError(NotThereError):
+    """Nobody may see the file without other credentials. A store may say so of a file that does not exist."""
+
+
+class RemoteFolder:
+    """The files directly below a URL. Any thread may read.
+
+    `options` are obstore's, as strings: those of the store, such as endpoint, region and skip_signature, and those of
+    the connection, such as allow_http and read_timeout. What they leave open, the environment says, as in
+    AWS_ACCESS_KEY_ID. Raises DataError for an option or a URL that obstore does not know, or without obstore.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
+        try:
+            from obstore.store import from_url
+        except ImportError as error:
+            raise DataError(f"{url}: an object store is read with obstore: pip install 'fastimg[remote]'") from error
+        parts = urlsplit(url)
+        if parts.username or parts.password or parts.query:
+            raise DataError(
+                f"{parts.scheme}://{parts.hostname}{parts.path}: names and passwords do not belong in a URL, which is "
+                "written down; give them in the environment or with storage_options="
+            )
+        self.url = url
+        options = dict(options or {})
+        client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "read_timeout": READ_TIMEOUT, "timeout": "1h"}
+        if parts.scheme == "http" or options.get("endpoint", "").startswith("http://"):
+            client["allow_http"] = True
+        for key in _CLIENT:
+            if key in options:
+                value = options.pop(key)
+                client[key] = value.lower() in ("true", "1", "yes") if key in _SWITCHES else value
+        more: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}, **options}
+        try:
+            self._store: ObjectStore = from_url(url, **(options if parts.scheme == "file" else more))
+        except Exception as error:
+            raise DataError(f"{url}: {_first_line(error)}; check the URL and storage_options=") from error
+
+    def address(self, name: str) -> str:
+        """The URL of a file."""
+        return f"{self.url}/{name}"
+
+    def read(self, name: str) -> bytes:
+        """A whole, small file. Raises NotThereError and DataError."""
+        return self._tried(name, lambda: bytes(self._store.get(name).bytes()))
+
+    def read_range(self, name: str, start: int, stop: int) -> memoryview:
+        """The bytes from `start` to before `stop`, of which the file has all. Raises NotThereError and DataError."""
+
+        def get() -> memoryview:
+            found = memoryview(self._store.get_range(name, start=start, end=stop))
+            if len(found) != stop - start:
+                raise EOFError(f"{len(found)} bytes where {stop - start} were asked for, from byte {start} on")
+            return found
+
+        return self._tried(name, get)
+
+    def _tried(self, name: str, get: Callable[[], _T]) -> _T:
+        from obstore import exceptions
+
+        for attempt in range(ATTEMPTS):
+            try:
+                return get()
+            except FileNotFoundError as error:
+                raise NotThereError(
+                    f"{self.address(name)}: not found: no such file or bucket; check the URL and storage_options="
+                ) from error
+            except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+                raise DeniedError(
+                    f"{self.address(name)}: access denied; give credentials in the environment (as AWS_ACCESS_KEY_ID "
+                    "and AWS_SECRET_ACCESS_KEY) or with storage_options=; skip_signature=true is for public buckets"
+                ) from error
+            except (exceptions.BaseError, OSError, EOFError) as error:
+                if attempt + 1 == ATTEMPTS:
+                    raise DataError(
+                        f"{self.address(name)}: tried {ATTEMPTS} times: {_first_line(error)}; check the network and "
+                        "storage_options="
+                    ) from error
+            time.sleep(PAUSE * 2**attempt)
+        raise AssertionError
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says, without the parts that are for programmers."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else repr(error)

@@ -1,0 +1,204 @@
+"""Datasets in an object store: the same samples as from a folder, whatever the network and the cache do."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastimg.loaders import DataError, ShardError, open_dataset
+from fastimg.loaders.containers.betons.files import BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
+from fastimg.loaders.remote import fetching
+from fastimg.loaders.remote.stores import url_of
+from fastimg.loaders.runtime.scratch import Scratch
+
+from .conftest import PER_SHARD, SAMPLES, write_shards
+
+
+def samples(dataset, indices=range(SAMPLES)):
+    scratch = Scratch()
+    return [bytes(dataset.read(i, scratch)) for i in indices]
+
+
+def shards_held(cache_dir):
+    return sorted(path.name for path in cache_dir.glob("D-*/*.tar"))
+
+
+def test_a_path_keeps_one_slash_of_a_url():
+    assert url_of(Path("s3://bucket/D/")) == "s3://bucket/D"
+    assert url_of(Path("file:///data/D")) == "file:///data/D"
+    assert url_of(Path("/data/s3:/D")) is None and url_of("s3") is None
+
+
+class TestFaults:
+    @pytest.mark.parametrize("fault", ["busy", "cut", "flip"])
+    def test_that_pass_are_survived(self, opened, server, bucket, fault):
+        server.faults = [("train-00001.tar", fault), ("dataset.json", "busy")]
+        assert samples(opened()) == samples(open_dataset(bucket / "D"))
+        assert server.faults == [] and server.requests.count("D/train-00001.tar") == 2
+
+    def test_that_stay_are_a_sentence(self, opened, server):
+        opened().close()
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        server.faults = [("train-00001.tar", "busy")] * 5
+        with pytest.raises(DataError, match=r"^s3://bucket/D/train-00001.tar: tried 5 times: .*503"):
+            samples(dataset, [PER_SHARD])
+
+    def test_a_shard_that_was_replaced_is_named_with_both_checksums(self, opened, bucket, images):
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        write_shards(bucket / "other", images[::-1])
+        shutil.copy(bucket / "other/train-00001.tar", bucket / "D/train-00001.tar")
+        stated = json.loads((bucket / "D/dataset.json").read_text())["splits"]["train"]["shards"][1]["sha256"]
+        with pytest.raises(ShardError, match=f"train-00001.tar: fetched 2 times, .* dataset.json says {stated}"):
+            samples(dataset)
+        assert shards_held(dataset.files()[0].parents[1]) == ["train-00000.tar"]
+
+    def test_a_bucket_that_vanishes(self, opened, bucket):
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        shutil.rmtree(bucket / "D")
+        with pytest.raises(DataError, match=r"train-00000.tar: not found: no such file or bucket; check the URL"):
+            samples(dataset)
+        with pytest.raises(
+            DataError, match=r"s3://bucket/D/dataset.json: not found.*must be one that `fastimg convert`"
+        ):
+            opened()
+
+    def test_access_denied(self, opened, server):
+        server.faults = [("dataset.json", "denied")]
+        with pytest.raises(DataError, match=r"dataset.json: access denied; give credentials"):
+            opened()
+
+    def test_options_and_urls_that_nobody_knows(self, cache_dir):
+        with pytest.raises(
+            DataError, match="'flavour' is not valid for store 'S3'; check the URL and storage_options="
+        ):
+            open_dataset("s3://bucket/D", cache_dir=cache_dir, storage_options={"flavour": "sweet"})
+        with pytest.raises(DataError, match=r"^https://host/D: names and passwords do not belong in a URL"):
+            open_dataset("https://me:secret@host/D", cache_dir=cache_dir)
+
+    def test_without_obstore(self, cache_dir, monkeypatch):
+        monkeypatch.setitem(sys.modules, "obstore.store", None)
+        with pytest.raises(DataError, match=r"pip install 'fastimg\[remote\]'"):
+            open_dataset("s3://bucket/D", cache_dir=cache_dir)
+
+    def test_a_cache_goes_with_a_url(self, bucket, cache_dir):
+        with pytest.raises(ValueError, match="it is on this machine; leave out cache_dir"):
+            open_dataset(bucket / "D", cache_dir=cache_dir)
+
+
+class TestCache:
+    def test_is_bounded(self, opened, server, bucket, cache_dir):
+        size = (bucket / "D/train-00000.tar").stat().st_size
+        dataset = opened(int(2.6 * size))
+        want = samples(open_dataset(bucket / "D"))
+        for _ in range(2):
+            assert samples(dataset) == want
+            assert len(shards_held(cache_dir)) == 2
+        assert dataset.shard_files.mirror.cache.spent.again > 0
+
+    def test_a_shard_larger_than_the_cache_is_refused(self, opened):
+        with pytest.raises(DataError, match=r"train-00000.tar: [0-9.]+ KB, and the cache .* may hold 5.0 KB"):
+            opened("5KB")
+
+    def test_is_fetched_from_again_after_it_was_deleted(self, opened, bucket, cache_dir):
+        dataset = opened()
+        want = samples(dataset)
+        shutil.rmtree(cache_dir)
+        assert samples(dataset) == want
+        assert list(cache_dir.glob("D-*/has-remote-copy"))  # so that shards may be deleted to make room
+
+    def test_is_not_believed_after_somebody_wrote_to_it(self, opened, server, cache_dir):
+        dataset = opened()
+        want = samples(dataset)
+        (shard,) = cache_dir.glob("D-*/train-00001.tar")
+        content = bytearray(shard.read_bytes())
+        content[3000] ^= 1
+        shard.write_bytes(content)
+        assert samples(dataset) == want
+        assert server.requests.count("D/train-00001.tar") == 2
+
+    def test_is_kept_for_the_next_run(self, opened, server):
+        samples(opened())
+        server.requests.clear()
+        samples(opened())
+        assert server.requests == ["D/dataset.json"]
+
+    def test_a_file_is_fetched_once_by_many_readers(self, opened, server, monkeypatch):
+        datasets = [opened() for _ in range(4)]
+        shutil.rmtree(datasets[0].files()[0].parent)
+        server.requests.clear()
+        threads = [threading.Thread(target=samples, args=(each,)) for each in datasets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(server.requests) == [f"D/train-0000{i}.tar" for i in range(3)]
+
+    def test_shards_are_fetched_ahead(self, opened, server, cache_dir):
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        server.requests.clear()
+        server.hold.clear()
+        dataset.will_need(np.arange(PER_SHARD))  # returns at once
+        server.hold.set()
+        samples(dataset, range(PER_SHARD))
+        assert server.requests == ["D/train-00000.tar"]
+
+    def test_what_was_derived_is_fetched_and_no_shard_is_read(self, opened, server, bucket):
+        open_dataset(bucket / "D").close()  # makes train.fidx
+        opened()
+        assert sorted(server.requests) == ["D/dataset.json", "D/train.fidx"]
+
+    def test_several_ranges_of_a_shard(self, opened, bucket, server, monkeypatch):
+        monkeypatch.setattr(fetching, "RANGE", 4000)
+        assert samples(opened()) == samples(open_dataset(bucket / "D"))
+        assert server.requests.count("D/train-00000.tar") > 5
+
+    def test_a_process_that_is_killed_while_it_fetches(self, opened, server, bucket, cache_dir):
+        code = (
+            "import sys, json\n"
+            "from fastimg.loaders.remote.mirrors import open_mirror, wanted_shards\n"
+            "mirror = open_mirror('s3://bucket/D', sys.argv[1], None, json.loads(sys.argv[2]))\n"
+            "described = json.loads((mirror.folder / 'dataset.json').read_text())\n"
+            "print('ready', flush=True); sys.stdin.readline()\n"
+            "mirror.bring(wanted_shards(described['splits']['train']['shards'])[0])\n"
+        )
+        arguments = [sys.executable, "-c", code, str(cache_dir), json.dumps(server.options)]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout.readline() == "ready\n"
+            arrived = server.hold_next()
+            other.stdin.write("\n")
+            other.stdin.flush()
+            assert arrived.wait(60)
+            (part,) = cache_dir.glob("D-*/.train-00000.tar.part")
+            os.kill(other.pid, signal.SIGKILL)
+        server.hold.set()
+        assert samples(opened()) == samples(open_dataset(bucket / "D"))
+        assert not part.exists()
+
+    def test_a_beton_is_fetched_whole_and_stays(self, server, bucket, images, cache_dir):
+        folder = bucket / "B"
+        folder.mkdir()
+        fields = {"image": BetonField("rgb"), "label": BetonField("int")}
+        with BetonWriter(folder / "train.beton", fields, len(images)) as beton:
+            for i, image in enumerate(images):
+                beton.add({"image": image, "label": i % 2})
+        entry = {"name": "train.beton", "samples": len(images), "bytes": beton.bytes, "sha256": beton.sha256}
+        described = json.loads((bucket / "D/dataset.json").read_text())
+        split = {"samples": len(images), "shards": [entry]}
+        (folder / "dataset.json").write_text(json.dumps(described | {"container": "beton", "splits": {"train": split}}))
+        dataset = open_dataset("s3://bucket/B", cache_dir=cache_dir, storage_options=server.options)
+        assert samples(dataset) == images
+        lease = dataset.lease
+        dataset.close()
+        assert not lease.close.alive

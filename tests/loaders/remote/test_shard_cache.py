@@ -1,0 +1,171 @@
+"""The cache of shards: its bound, what is deleted for it, and what never is."""
+
+import errno
+import hashlib
+import os
+
+import pytest
+
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote import shard_cache
+from fastimg.loaders.remote.shard_cache import ShardCache, WantedFile, parse_size
+
+SIZE = 1000
+OVERHEAD = 10  # more than the mark of a folder
+
+
+def content(name):
+    return (name * SIZE).encode()[:SIZE]
+
+
+def wanted(name):
+    return WantedFile(name, SIZE, hashlib.sha256(content(name)).hexdigest())
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """Room for two files."""
+    return ShardCache(tmp_path / "cache", 2 * SIZE + OVERHEAD)
+
+
+def read(cache, name, folder="data"):
+    """The file's content, with nobody left reading it."""
+    file = cache.open(cache.root / folder / name, wanted(name), lambda file: os.pwrite(file, content(name), 0))
+    try:
+        return os.pread(file, SIZE, 0)
+    finally:
+        os.close(file)
+
+
+def held(cache):
+    return sorted(path.name for path in cache.root.glob("*/[!.]*.tar"))
+
+
+def used(cache, name, when):
+    """Say that a file was used at this time."""
+    path = cache.root / "data" / name
+    os.utime(path, ns=(when, path.stat().st_mtime_ns))
+
+
+def test_what_was_not_used_for_the_longest_time_is_deleted(cache):
+    for name in ("a.tar", "b.tar"):
+        assert read(cache, name) == content(name)
+    used(cache, "a.tar", 2)
+    used(cache, "b.tar", 1)
+    assert read(cache, "c.tar") == content("c.tar")
+    assert held(cache) == ["a.tar", "c.tar"]
+    assert (cache.spent.files, cache.spent.bytes, cache.spent.again) == (3, 3 * SIZE, 0)
+    read(cache, "b.tar")
+    assert cache.spent.again == 1
+
+
+def test_what_is_being_read_stays(cache, monkeypatch):
+    paths = [cache.root / "data" / name for name in ("a.tar", "b.tar")]
+    files = [
+        cache.open(path, wanted(path.name), lambda file, p=path: os.pwrite(file, content(p.name), 0)) for path in paths
+    ]
+    monkeypatch.setattr(shard_cache, "ROOM", 0.0)
+    with pytest.raises(
+        DataError, match=r"no room for c.tar \(1.0 KB\): the cache holds 2.0 KB of 2.0 KB, and for 0 s all"
+    ):
+        read(cache, "c.tar")
+    os.close(files[1])
+    assert read(cache, "c.tar") == content("c.tar")
+    assert held(cache) == ["a.tar", "c.tar"]
+    os.close(files[0])
+    assert not list(cache.root.glob("*/.*.part"))
+
+
+def test_what_has_no_remote_copy_is_never_deleted(cache):
+    mine = cache.root / "mine"
+    mine.mkdir()
+    (mine / "a.tar").write_bytes(bytes(10 * SIZE))  # the folder has no mark, and does not count
+    read(cache, "b.tar")
+    derived = cache.root / "data" / "train.fidx"
+    derived.write_bytes(bytes(SIZE))
+    for name in ("c.tar", "d.tar"):
+        read(cache, name)
+    assert held(cache) == ["a.tar", "d.tar"] and derived.exists()
+
+
+def test_a_file_that_does_not_fit_is_refused_with_both_sizes(tmp_path):
+    with pytest.raises(
+        DataError, match=r"a.tar: 1.0 KB, and the cache .* may hold 999 bytes; give a larger cache_limit="
+    ):
+        read(ShardCache(tmp_path, SIZE - 1), "a.tar")
+
+
+def test_a_full_disk_makes_room_first(cache, monkeypatch):
+    read(cache, "a.tar")
+    allocate = shard_cache._allocate
+
+    def full(file, size):
+        if held(cache):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(file, size)
+
+    monkeypatch.setattr(shard_cache, "_allocate", full)
+    assert read(cache, "b.tar") == content("b.tar")
+    assert held(cache) == ["b.tar"]
+
+    def always(file, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shard_cache, "_allocate", always)
+    with pytest.raises(
+        DataError, match=r"c.tar: No space left on device; free some of the disk, or give another folder"
+    ):
+        read(cache, "c.tar")
+    assert not list(cache.root.glob("*/.*.part"))
+
+
+def test_what_a_dead_process_left_is_deleted(cache):
+    read(cache, "a.tar")
+    left = cache.root / "data" / ".z.tar.part"
+    left.write_bytes(bytes(SIZE))
+    read(cache, "b.tar")
+    assert not left.exists() and held(cache) == ["a.tar", "b.tar"]
+
+
+def test_a_process_that_hangs_while_it_fetches_is_named(cache, monkeypatch):
+    monkeypatch.setattr(shard_cache, "STALLED", 0.0)
+    path = cache.root / "data" / "a.tar"
+
+    def another(file):
+        with pytest.raises(DataError, match=r"another process has been fetching it, and has written nothing for 0 s"):
+            read(cache, "a.tar")
+        os.pwrite(file, content("a.tar"), 0)
+
+    os.close(cache.open(path, wanted("a.tar"), another))
+
+
+def test_a_file_that_is_lost_at_once_each_time_is_an_error(cache):
+    path = cache.root / "data" / "a.tar"
+    with pytest.raises(DataError, match="gone or altered each of the 5 times that it was fetched"):
+        cache.open(path, wanted("a.tar")._replace(size=SIZE), lambda file: os.ftruncate(file, 1))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file/cache: Not a directory; give another folder with cache_dir="):
+        ShardCache(tmp_path / "file" / "cache")
+
+
+def test_the_default_limit_is_what_is_held_and_half_of_what_is_free(cache):
+    read(cache, "a.tar")
+    free = os.statvfs(cache.root)
+    found = ShardCache(cache.root).limit
+    assert found == pytest.approx(SIZE + free.f_bavail * free.f_frsize / 2, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("200GB", 200 * 10**9), ("1.5 tb", 15 * 10**11), ("64GiB", 64 << 30), ("12", 12), ("3k", 3000)]
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "5iB", "1 2"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="is not a size; give bytes, or a number with KB, MB, GB or TB, as in 200GB"):
+        parse_size(text)
