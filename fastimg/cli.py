@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -276,10 +277,27 @@ def _refuse(command: str, settings: Any) -> None:
             find(run)
     if command == "suggest":
         searching.check(settings)
+    if command not in ("train", "eval") or getattr(settings, "more", ()):
+        _refuse_url(command, [getattr(settings, name, None) for name in ("data", "dataset", "src", "dst")])
     if command in ("suggest", "train", "eval", "embed", "bench") and settings.data is not None:
         from .loaders.containers.datasets import refuse_no_folder
+        from .loaders.remote.stores import url_of
 
-        refuse_no_folder(settings.dataset if command == "eval" else settings.data)
+        data = settings.dataset if command == "eval" else settings.data
+        if url_of(data) is None:
+            refuse_no_folder(data)
+
+
+def _refuse_url(command: str, paths: Sequence[Path | None]) -> None:
+    """Raises UsageError for a URL where a command reads only what is on this machine."""
+    from .loaders.remote.stores import url_of
+
+    for path in paths:
+        if path is not None and (url := url_of(path)) is not None:
+            raise UsageError(
+                f"{command} {url}: a URL is read by `fastimg train`, `fastimg eval` with one run, and "
+                "fastimg.loaders.Loader; for anything else copy the data here"
+            )
 
 
 def _signal_code(signal: int) -> int:

@@ -9,6 +9,12 @@ _FLAGS = {
     "with overwrite=True": "with --overwrite",
     "use classes=leaf": "use --classes leaf",
     "or classes=top": "or --classes top",
+    "larger cache_limit=": "larger --cache-limit",
+    "with cache_dir=": "with --cache-dir",
+    "and storage_options=": "and --storage-option",
+    "with storage_options=": "with --storage-option",
+    "smaller window=": "smaller --order-window",
+    "use order='quasi-random' with block='shard'": "use --order quasi-random",
 }
 _SIBILANTS = ("s", "x", "z", "ch", "sh")
 _HARD = ("epoch",)  # its ch is a k

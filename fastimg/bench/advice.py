@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from fastimg.config import intent
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import Dataset, ImageError, open_dataset
@@ -119,7 +120,7 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
         if images.folder:
             change = f"fastimg convert {images.path.name} DST, whose shards are read in large blocks"
             yield Advice(change=change, factor=None, tried=False)
-        elif config.order == "random":
+        elif intent.order(config) == "random":
             yield Advice(change="--order quasi-random, which reads adjacent samples together", factor=None, tried=False)
         if images.longer_side > 1.25 * MAX_SIZE:
             fewer = (images.longer_side / MAX_SIZE) ** 2

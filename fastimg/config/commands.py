@@ -149,7 +149,7 @@ class Eval:  # more than 12 fields: a flag each
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
     data: Positional[Path]
-    """Shards or an image folder, with the checkpoint's classes."""
+    """Shards or an image folder, with the checkpoint's classes, or the URL of shards in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
     """Further runs; DATA comes last. Each is evaluated, as are their mean, deviation and ensemble; runs over folds each
     on the fold that it held out."""
@@ -176,6 +176,13 @@ class Eval:  # more than 12 fields: a flag each
     """Use mixed precision where it is faster."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Where to keep shards of an object store. Default: shards in the user's cache directory."""
+    cache_limit: Annotated[str | None, arg(metavar="SIZE")] = None
+    """How much --cache-dir may hold, as in 200GB. Default: what it holds already and half of what the disk has free."""
+    storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
+    are taken from the environment."""
     plot: Path | None = None
     """Write the plot of the confusion matrix to this file. Default: confusion-SPLIT.png next to the checkpoint.
     mistakes-SPLIT.csv and mistakes-SPLIT.png, the most confident mistakes, are written to the same folder."""

@@ -1,8 +1,10 @@
 """What a training is asked to be, before its model is built: which architecture, from which start, on which pixels."""
 
+from fastimg.loaders.remote.stores import url_of
+
 from . import augmentation
 from .commands import Embed, Train
-from .training import HF_PREFIX, LossKind
+from .training import HF_PREFIX, LossKind, Order
 from .training import SCHEDULE_FREE as SCHEDULE_FREE
 from .values.progressive import Progressive
 from .values.progressive import parse as parse_progressive
@@ -35,6 +37,12 @@ def reads_text(config: Train | Embed) -> bool:
 def architecture(config: Train | Embed) -> str:
     """The name of the model, once what its weights state has been adopted."""
     return config.arch or ARCH
+
+
+def order(config: Train) -> Order:
+    """The order of training images: --order, or by default random, and from an object store quasi-random."""
+    elsewhere = config.data is not None and url_of(config.data) is not None
+    return config.order or ("quasi-random" if elsewhere and config.sampler is None else "random")
 
 
 def tuned(config: Train) -> bool:

@@ -10,14 +10,18 @@ from typing import Any
 
 from fastimg.errors import nearest
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
+from fastimg.loaders.remote.shard_cache import parse_size
+from fastimg.loaders.remote.stores import url_of
 from fastimg.wording import plural
 
 from . import augmentation
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
+from .commands import Eval
 from .intent import (
     EPOCHS,
     head_alone,
     loss_kind,
+    order,
     plain,
     progressive,
     reads_frozen,
@@ -37,6 +41,9 @@ IMAGE_FIELDS = (
     *("crop_pct", "interpolation", "mean", "std", "progressive", "progressive_epochs", "tta", "blurpool", "drop_path"),
     "resident",
 )
+
+
+_SECRETS = ("secret", "token", "password", "access_key", "account_key", "sas")  # in names of options
 
 
 def _at_least(least: float) -> Callable[[Any], bool]:
@@ -161,6 +168,42 @@ def _late_average(config: Train) -> str | None:
     if config.freeze_epochs is None or not _schedule_free(config):
         return None
     return f"--opt {config.opt} averages weights from the first step on, and these would come later; choose another"
+
+
+def _caches(config: Train) -> bool:
+    several = _keeps(config) or reads_text(config) or _pairs(config) or _keeps_teacher(config)
+    return several or _is_elsewhere(config)
+
+
+def _is_elsewhere(config: Any) -> bool:
+    """Whether the data is in an object store."""
+    data = config.dataset if isinstance(config, Eval) else config.data
+    return data is not None and url_of(data) is not None
+
+
+def _loader_elsewhere(config: Any) -> str | None:
+    if not _is_elsewhere(config) or config.loader in ("auto", "native", "synthetic"):
+        return None
+    return "reads only data on this machine, and DATA is a URL; leave it out"
+
+
+def _cache_limit(config: Any) -> str | None:
+    if config.cache_limit is None:
+        return None
+    try:
+        return None if parse_size(config.cache_limit) > 0 else "give more than 0"
+    except ValueError:
+        return "give bytes, or a number with KB, MB, GB or TB, as in 200GB"
+
+
+def _storage_option(config: Any) -> str | None:
+    for option in config.storage_option:
+        name, equals, _ = option.partition("=")
+        if not name or not equals:
+            return f"{option} is not NAME=VALUE, as in region=eu-west-1"
+        if any(word in name for word in _SECRETS):
+            return f"{name} is written down with the run; give it in the environment, as in AWS_SECRET_ACCESS_KEY"
+    return None
 
 
 def _order_window(config: Train) -> str | None:
@@ -332,6 +375,14 @@ _TEXT: tuple[Rule, ...] = (
     Idle("pretrained", reads_text, lambda config: f"with {config.arch}, which comes with its weights", "leave it out"),
 )
 
+ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
+    Needs("cache_limit", _is_elsewhere, "a URL as DATA"),
+    Needs("storage_option", _is_elsewhere, "a URL as DATA"),
+    Check("cache_limit", _cache_limit),
+    Check("storage_option", _storage_option),
+    Check("loader", _loader_elsewhere),
+)
+
 _EFFECTS: tuple[Rule, ...] = (
     Excludes("epochs", "duration"),
     Excludes("warmup", "warmup_epochs"),
@@ -351,13 +402,14 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("head_hidden", lambda c: c.head == "mlp", "--head mlp"),
     Needs("cache_embeddings", _keeps, "--freeze backbone all the time"),
     Needs("cache_dtype", lambda c: _keeps(c) or _keeps_teacher(c), "--freeze backbone all the time"),
-    Needs("cache_dir", lambda c: _keeps(c) or reads_text(c) or _pairs(c) or _keeps_teacher(c), "--freeze backbone"),
+    Needs("cache_dir", _caches, "--freeze backbone"),
+    *ELSEWHERE,
     Needs("combiner", _pairs, "--text-arch"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
     Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
     Idle("metric", _unvalidated, "with --val-fraction 0"),
     Needs("max_length", lambda c: reads_text(c) or _pairs(c), "a text encoder (--arch hf:NAME)"),
-    Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
+    Idle("sampler", lambda c: order(c) != "random", lambda c: f"with --order {order(c)}, which takes each image once"),
     Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
     Idle("logit_adjust", lambda c: c.sampler == "balanced", "with --sampler balanced, after which priors are equal"),
     Excludes("fold", "val_fraction"),
@@ -385,7 +437,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("decay", _without_steps, "with any --sched but step"),
     Idle("decay_rate", _without_steps, "with any --sched but step"),
     Idle("min_lr", lambda c: c.sched in ("step", "constant"), lambda c: f"with --sched {c.sched}"),
-    Idle("order_window", lambda c: c.order != "quasi-random", lambda c: f"with --order {c.order}"),
+    Idle("order_window", lambda c: order(c) != "quasi-random", lambda c: f"with --order {order(c)}"),
     Idle("dct_scaling", lambda c: c.decode == "gpu", "with --decode gpu"),
     Idle("dct_scaling", lambda c: c.no_aug, "with --no-aug"),
     Excludes("pretrained", "weights"),
@@ -539,7 +591,12 @@ TRAIN_DEVICE = (
 
 _READING = (Range("batch_size", _at_least(1), "1 or more"), Range("max_pixels", _at_least(1), "1 or more"))
 
-EVAL: tuple[Rule, ...] = (*_READING, *LOADER)
+EVAL: tuple[Rule, ...] = (
+    Needs("cache_dir", _is_elsewhere, "a URL as DATA"),
+    *ELSEWHERE,
+    *_READING,
+    *LOADER,
+)
 
 PREDICT: tuple[Rule, ...] = (
     Range("topk", _at_least(1), "1 or more"),

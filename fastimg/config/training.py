@@ -14,6 +14,7 @@ COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
 LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
+Order = Literal["random", "quasi-random", "sequential"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
 
 
@@ -22,8 +23,8 @@ class Inputs:  # more than 12 fields: a flag each
     """The model, its data and its input size: the first flags of `train`."""
 
     data: Positional[Annotated[Path | None, arg(metavar="DATA")]] = None
-    """Shards made by `fastimg convert`, or an image folder. Default: the dataset in the current directory, or else the
-    embedded digits."""
+    """Shards made by `fastimg convert`, or an image folder. Or the URL of such shards in an object store, as in
+    s3://bucket/D. Default: the dataset in the current directory, or else the embedded digits."""
 
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
     """Any timm model, a torchvision model as torchvision/NAME, fastimg/airnet for 32 x 32 pixels, or, for texts, a
@@ -61,8 +62,14 @@ class Inputs:  # more than 12 fields: a flag each
     cache_dtype: Literal["fp16", "fp32"] | None = None
     """Data type of cached embeddings (default: fp16), or of a teacher's outputs that are kept (default: fp32)."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Where to cache tokens, embeddings and a teacher's outputs. Default: .fastimg in a converted dataset if it is
-    writable, else the user's cache directory."""
+    """Where to cache tokens, embeddings and a teacher's outputs, and shards of an object store. Default: .fastimg in a
+    converted dataset if it is writable, else the user's cache directory."""
+    cache_limit: Annotated[str | None, arg(metavar="SIZE")] = None
+    """How much --cache-dir may hold of shards of an object store, as in 200GB. Default: what it holds already and half
+    of what the disk has free."""
+    storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
+    are taken from the environment."""
     drop_path: float | None = None
     """Rate of stochastic depth, for models that support it. Default: the model's own, mostly 0."""
     ghost_bn: int | None = None
@@ -91,9 +98,10 @@ class Inputs:  # more than 12 fields: a flag each
     the same fold."""
     stratify: bool = False
     """With --fold: the same share of each class in every fold, as far as that is possible."""
-    order: Literal["random", "quasi-random", "sequential"] = "random"
+    order: Order | None = None
     """Order of the training images in each epoch. quasi-random: for shards larger than memory; neighbouring images are
-    read together, and batches are drawn from a window of them. sequential: always as they are stored."""
+    read together, and batches are drawn from a window of them. sequential: always as they are stored. Default: random;
+    from an object store quasi-random, by whole shards."""
     sampler: Annotated[str | None, arg(metavar="{balanced,sqrt,FILE}")] = None
     """Draw the images of an epoch with repetition, some more often than others. balanced: as many of each class. sqrt:
     of each class in proportion to the square root of its number. FILE: in proportion to a csv of class,share lines, or

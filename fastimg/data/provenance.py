@@ -16,7 +16,9 @@ import numpy.typing as npt
 from fastimg.config.values.folds import Fold
 from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import samples_of, singular
+from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.folders.folder import Level
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.scratch import Scratch
 
 from . import folds
@@ -313,8 +315,12 @@ def _name_digest(dataset: Dataset, index: int) -> str:
 def _sample_digest(dataset: Dataset, index: int, scratch: Scratch) -> str:
     """Of the encoded sample; an unreadable one, which the loader will report, has the digest of no bytes."""
     try:
+        if fetched_files(dataset) is not None and isinstance(
+            dataset, TarDataset
+        ):  # its shards are not fetched for this
+            return hashlib.sha256(dataset.glance(index)).hexdigest()
         return hashlib.sha256(dataset.read(index, scratch)).hexdigest()
-    except DataError:
+    except (DataError, OSError):
         return hashlib.sha256().hexdigest()
 
 

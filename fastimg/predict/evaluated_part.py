@@ -13,6 +13,7 @@ from fastimg.data.provenance import Selection
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, Dataset
 from fastimg.loaders.containers.content import singular
+from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks
 from fastimg.system.terminal import say
 from fastimg.train.tasks.classification import ClassTask
@@ -44,7 +45,7 @@ def stated(config: Eval, file: Path, selection: Selection, loader: BatchSource, 
     """The fields of `EvaluatedPart`, after `images` samples of the loader were evaluated."""
     return {
         "checkpoint": str(file),
-        "data": str(config.data),
+        "data": url_of(config.data) or str(config.data),
         "split": selection.split,
         "part": selection.origin,
         "trained_on": selection.trained_on,

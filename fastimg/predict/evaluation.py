@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fastimg.config.commands import Eval
 from fastimg.config.rule_tables import EVAL
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import check_backend, check_classes, chosen_backend
+from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource
@@ -69,6 +70,7 @@ class Evaluation(EvaluatedPart):  # more than 12 fields: the keys of --json, whi
 def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation | TargetEvaluation:
     """Evaluate and print. Raises UserError and DataError, each a sentence."""
     refuse(config, EVAL)
+    asked, config = config, replace(config, data=local_folder(config.data, config))
     backend = chosen_backend(config.loader)
     check_backend(backend)
     with start(config.device) as ranks:
@@ -93,7 +95,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
             remarks = _draw(matrix, names, selection.origin, plot)
             mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent)
-    part = stated(config, file, selection, loader, len(found.truth))
+    part = stated(asked, file, selection, loader, len(found.truth))
     result = _result(part, names, found, matrix, plot, mistakes)
     for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
         say(err, f"{result.plot}: {remark}")

@@ -49,6 +49,7 @@ OPTIONAL = {
     "onnx": ("onnx", "onnx", "pip install '.[export]'"),
     "onnxruntime": ("onnxruntime", "onnxruntime", "pip install '.[export]'"),
     "optuna": ("optuna", "optuna", "pip install '.[tune]'"),
+    "obstore": ("obstore", "obstore", "pip install '.[remote]'"),
     "ray": ("ray", "ray", "pip install '.[ray]'"),
     "tensorboard": ("tensorboard", "tensorboard", "pip install '.[tensorboard]'"),
     "wandb": ("wandb", "wandb", "pip install '.[wandb]'"),

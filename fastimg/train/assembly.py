@@ -172,7 +172,9 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
         crop = train_crop(preprocessing, config)
     scaling = effective.scales(config)
     sampler = config.sampler
-    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling, sampler)
+    loader = open_loader(
+        config, ranks, parts.train, crop, intent.order(config), "samples", model, arrays, scaling, sampler
+    )
 
     def evaluation(part: DatasetPart | None) -> BatchSource | None:
         if part is None:

@@ -26,6 +26,7 @@ from fastimg.data.datasets import (
     train_crop,
     worker_count,
 )
+from fastimg.data.elsewhere import local_folder
 from fastimg.embeddings.cache import array_loader
 from fastimg.embeddings.text_rows import PairedLoader
 from fastimg.errors import UsageError
@@ -36,7 +37,9 @@ from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs import Padding
-from fastimg.loaders.order import WINDOW, Order, Sampling
+from fastimg.loaders.order import BLOCK, WINDOW, Order, Sampling
+from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.models.ghost_norm import ghost_norms
 from fastimg.models.input_size import check_input
 from fastimg.models.networks import airnet
@@ -59,7 +62,7 @@ def open_data(
 ) -> tuple[DatasetPart, DatasetPart | None, Path]:
     """The training split, the validation split, and the dataset's absolute path. `stack` closes them."""
     with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
-        data, note = (config.data, "") if config.data else find_dataset()
+        data, note = (local_folder(config.data, config), "") if config.data else find_dataset()
         part, val_part = open_parts(
             data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes, fold(config)
         )
@@ -72,12 +75,15 @@ def open_data(
         stack.callback(dataset.close)
     for remark in dict.fromkeys(remark for dataset in opened for remark in dataset.notes):
         say(console, with_flags(remark), style="yellow")
-    if config.order == "quasi-random" and is_plain_folder(data):
+    if intent.order(config) == "quasi-random" and is_plain_folder(data):
         raise UsageError(
             f"--order quasi-random: {data} is a plain folder, whose files are not stored together; leave it out, or "
             f"train on the shards that `fastimg convert {data} DST` makes"
         )
     check_readable(chosen_backend(config.loader), data, part.dataset)
+    if (files := fetched_files(part.dataset)) is not None:
+        cache = files.mirror.cache
+        say(console, f"shards come from {files.mirror.url} into {cache.root}, at most {in_words(cache.limit)} of them")
     if note:
         say(console, note, style="bold yellow")
     elif is_plain_folder(data):
@@ -252,6 +258,7 @@ def open_loader(
     settings = LoaderConfig(
         batch_size=config.batch_size,
         order="length" if tokenised and order == "sequential" and ranks is not None else order,
+        block=BLOCK if fetched_files(part.dataset) is None else "shard",
         window=config.order_window or WINDOW,
         sampling=None if sampler is None else _sampling(sampler, part),
         together=config.batch_size * config.grad_accum_steps * (ranks.world_size if ranks else 1),

@@ -23,6 +23,7 @@ from fastimg.embeddings.cache import Keeper
 from fastimg.errors import UsageError, printable, reason_of
 from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
+from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
@@ -132,7 +133,8 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     set_backends(ranks.device, config.deterministic)
     part, val_part, path = open_data(config, ranks, console, stack)
     check_content(config, path, part)
-    base = f"{display_name(path)}-{short_name(intent.architecture(config))}"
+    named = path if config.data is None or url_of(config.data) is None else config.data
+    base = f"{display_name(named)}-{short_name(intent.architecture(config))}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume, rundir.named_by_file(config))
     directory = Path(ranks.broadcast(str(directory)))
     targets = choose_targets(config, path, part, val_part)

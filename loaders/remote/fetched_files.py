@@ -1,6 +1,6 @@
 """Shards of an object store, read as if they were here: a ShardFiles of containers/watch.
 
-A shard is opened for each read, so none is held that nobody reads; 10 us. It is fetched by the first thread that misses
+A shard is opened for each read, so none is held that nobody reads. It is fetched by the first thread that misses
 it, if it was not fetched ahead.
 """
 

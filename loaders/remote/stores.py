@@ -4,6 +4,7 @@ Clients are obstore's. A request that receives nothing for READ_TIMEOUT, or fail
 again, up to ATTEMPTS times in all, after PAUSE seconds and then twice as long each time.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ _CLIENT = (  # options of the connection; all others are those of the store
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "proxy_excludes", "read_timeout"),
     *("root_certificate", "timeout", "user_agent"),
 )
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # in the environment
 _SWITCHES = ("allow_http", "allow_invalid_certificates")
 _T = TypeVar("_T")
 
@@ -73,7 +75,8 @@ class RemoteFolder:
         self.url = url
         options = dict(options or {})
         client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "read_timeout": READ_TIMEOUT, "timeout": "1h"}
-        if parts.scheme == "http" or options.get("endpoint", "").startswith("http://"):
+        stated = (os.environ.get(name, "") for name in _ENDPOINTS) if parts.scheme == "s3" else ()
+        if any(address.startswith("http://") for address in (url, options.get("endpoint", ""), *stated)):
             client["allow_http"] = True
         for key in _CLIENT:
             if key in options:

@@ -22,7 +22,7 @@ SECTIONS: Mapping[str, Sections] = {
         ),
         "data": (
             *("classes", "train_split", "val_split", "val_fraction", "fold", "group", "stratify", "order"),
-            *("order_window", "loader", "resident"),
+            *("order_window", "loader", "resident", "cache_limit", "storage_option"),
             *("workers", "profile", "prefetch", "decode", "augment_stream", "dct_scaling", "on_error", "max_pixels"),
             "max_length",
         ),

@@ -10,7 +10,17 @@ from typing import Any, Literal
 
 from fastimg.config.augmentation import effective
 from fastimg.config.commands import Train
-from fastimg.config.intent import EPOCHS, SCHEDULE_FREE, head_alone, plain, progressive, reads_frozen, reads_text, tuned
+from fastimg.config.intent import (
+    EPOCHS,
+    SCHEDULE_FREE,
+    head_alone,
+    order,
+    plain,
+    progressive,
+    reads_frozen,
+    reads_text,
+    tuned,
+)
 from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import without_effect
 from fastimg.config.values import durations
@@ -20,6 +30,7 @@ from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.epochs import slots_for
 from fastimg.loaders.order import WINDOW
+from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ema import DECAY
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
@@ -94,7 +105,8 @@ def resolve(
     augmenting: dict[str, Any] = effective(config, plain(config))
     chosen = replace(
         config,
-        data=data.resolve(),
+        data=data.resolve() if config.data is None or url_of(config.data) is None else config.data,
+        order=order(config),
         weights=config.weights.resolve() if config.weights else None,
         output=config.output.resolve(),
         val_split=validation.split if validation else None,

@@ -35,6 +35,7 @@ class TrainingTime:
     busy: float | None = 0.0  # summed over the loader's threads
     threads: float = 0.0  # seconds x threads
     batches: int = 0
+    network: float | None = None  # of reading, waiting for an object store, summed over threads; None: none is read
 
     def __add__(self, other: "TrainingTime") -> "TrainingTime":
         return TrainingTime(
@@ -46,6 +47,7 @@ class TrainingTime:
             _sum(self.busy, other.busy),
             self.threads + other.threads,
             self.batches + other.batches,
+            other.network if self.network is None else self.network + (other.network or 0.0),
         )
 
     @property
@@ -78,6 +80,11 @@ class TrainingTime:
         """Share of the loader threads' time in which they read."""
         return None if self.read is None else _share(self.read, self.threads)
 
+    @property
+    def network_share(self) -> float | None:
+        """Share of the loader threads' time in which they waited for an object store."""
+        return None if self.network is None else _share(self.network, self.threads)
+
     def record(self) -> dict[str, float]:
         """For metrics.jsonl: its length and the shares that are known."""
         values = {
@@ -87,6 +94,7 @@ class TrainingTime:
             "compute_share": self.compute_share,
             "loader_busy_share": self.busy_share,
             "loader_read_share": self.read_share,
+            "loader_network_share": self.network_share,
         }
         return {name: round(value, 4) for name, value in values.items() if value is not None}
 
@@ -106,7 +114,8 @@ def overall(records: Iterable[Mapping[str, Any]]) -> TrainingTime:
             record[name] * seconds if name in record else None
             for name in ("copy_share", "loader_busy_share", "loader_read_share")
         )
-        total += TrainingTime(seconds, 0, wait * seconds, copy, read, busy, seconds)
+        network = record["loader_network_share"] * seconds if "loader_network_share" in record else None
+        total += TrainingTime(seconds, 0, wait * seconds, copy, read, busy, seconds, 0, network)
     return total
 
 
@@ -193,6 +202,7 @@ class Account:
             _difference(spent.busy, then.busy),
             seconds * self._workers,
             now.batches - before.batches,
+            _difference(spent.network, then.network),
         )
 
 

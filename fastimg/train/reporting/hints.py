@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from fastimg.system.progress import UNITS
 from fastimg.wording import plural
 
-Kind = Literal["storage-bound", "decode-bound", "copy-bound", "loader-bound", "start-up"]
+Kind = Literal["network-bound", "storage-bound", "decode-bound", "copy-bound", "loader-bound", "start-up"]
 
 LIMIT = 0.1  # share of the time: less waiting than this is not reported
 READING = 0.5  # share of the loader's work: with more reading than this, the storage is the bottleneck
@@ -45,6 +45,7 @@ class WaitingFacts:
     busy: float | None = None  # share of the loader threads' time
     read: float | None = None  # share of the loader threads' time
     copy: float | None = None  # share of the time
+    network: float | None = None  # share of the loader threads' time; None: the data is on this machine
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ def _cause(facts: WaitingFacts) -> tuple[Kind, str, Sequence[Remedy]]:
     if busy < BUSY:
         waits_for = f"data, though the {_threads(facts)} busy for {busy:.0%} of it only, for want of free slots"
         return "loader-bound", waits_for, [_prefetch(facts)]
+    if (facts.network or 0.0) > READING * busy:
+        waits_for = (
+            f"data, and waiting for the object store is {(facts.network or 0.0) / busy:.0%} of the loader's work"
+        )
+        return "network-bound", waits_for, [Remedy("a larger --cache-limit, which keeps shards for the next epoch")]
     if read > READING * busy:
         waits_for = f"data, and reading is {read / busy:.0%} of the loader's work"
         return "storage-bound", waits_for, _faster_storage(facts)

@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.config.intent import SCHEDULE_FREE
 from fastimg.config.values.durations import interval, parse
@@ -13,6 +14,7 @@ from fastimg.data.datasets import DatasetPart
 from fastimg.errors import printable
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.order import BLOCK
+from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Pair, TextSide
 from fastimg.system.terminal import print_table
@@ -106,7 +108,9 @@ def _texts(part: DatasetPart, text: TextSide) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as people would type it: relative if it is below the current directory."""
+    """A path as people would type it: relative if it is below the current directory; a URL as it was given."""
+    if (url := url_of(path)) is not None:
+        return url
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -242,12 +246,16 @@ def _batch(setup: Setup, left_out: bool) -> str:
 
 
 def _order(config: Train, samples: int) -> str:
+    order = intent.order(config)
     if config.sampler is not None:
-        return f"{config.order}, drawn with repetition ({config.sampler})"
+        return f"{order}, drawn with repetition ({config.sampler})"
     if config.order_window is None:
-        return config.order
+        return order
     all_of_it = ", twice the data or more: as good as random" if config.order_window >= 2 * samples else ""
-    return f"{config.order}: blocks of {BLOCK} images within a window of {config.order_window}{all_of_it}"
+    blocks = f"blocks of {BLOCK} images"
+    if config.data is not None and url_of(config.data) is not None:
+        blocks = "whole shards"
+    return f"{order}: {blocks} within a window of {config.order_window}{all_of_it}"
 
 
 def _devices(ranks: Ranks) -> str:

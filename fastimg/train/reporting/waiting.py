@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 from rich.markup import escape
 
+from fastimg.config import intent
 from fastimg.data.datasets import chosen_backend
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.containers.datasets import is_plain_folder
+from fastimg.loaders.remote.stores import url_of
 from fastimg.system.progress import Display
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.run import Run
@@ -79,11 +81,12 @@ def _facts(run: Run, window: TrainingTime) -> WaitingFacts:
         threads=torch.get_num_threads(),
         prefetch=loader.slots,
         cuda=ranks.device.type == "cuda",
-        folder=is_plain_folder(data),
-        order=config.order,
+        folder=url_of(data) is None and is_plain_folder(data),
+        order=intent.order(config),
         decode="gpu" if config.decode == "gpu" else "cpu",
         gpu_decoder=nvcodec.installed(),
         busy=window.busy_share,
         read=window.read_share,
         copy=window.copy_share,
+        network=window.network_share,
     )

@@ -36,6 +36,14 @@ def test_storage():
         assert "--order" not in shards.text and "--workers 8" in shards.text and "a faster disk" in shards.text
 
 
+def test_an_object_store():
+    found = told(read=0.8, network=0.6)
+    assert found.kind == "network-bound"
+    assert "waiting for the object store is 63% of the loader's work" in found.text
+    assert "try a larger --cache-limit" in found.text
+    assert told(read=0.8, network=0.1).kind == "storage-bound"
+
+
 def test_decoding_on_a_gpu_machine():
     found = told()
     assert found.kind == "decode-bound" and found.promised == pytest.approx(200.0)  # the rest is computing

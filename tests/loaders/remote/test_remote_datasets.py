@@ -78,6 +78,11 @@ class TestFaults:
         with pytest.raises(DataError, match=r"dataset.json: access denied; give credentials"):
             opened()
 
+    def test_options_from_the_environment(self, server, cache_dir, monkeypatch):
+        for name, value in server.options.items():
+            monkeypatch.setenv({"endpoint": "AWS_ENDPOINT_URL"}.get(name, f"AWS_{name.upper()}"), value)
+        open_dataset("s3://bucket/D", cache_dir=cache_dir).close()
+
     def test_options_and_urls_that_nobody_knows(self, cache_dir):
         with pytest.raises(
             DataError, match="'flavour' is not valid for store 'S3'; check the URL and storage_options="

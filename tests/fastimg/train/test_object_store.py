@@ -1,0 +1,78 @@
+"""`train` and `eval` on the URL of a dataset, and what the other commands say of one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fastimg import cli
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.train.checkpoints import run_directory as rundir
+
+FLAGS = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1", "--no-amp", "--epochs", "1")
+
+
+@pytest.fixture
+def shards(image_folder: Path, tmp_path: Path, console) -> Path:
+    convert(Convert(src=image_folder, dst=tmp_path / "D", val_fraction=0.25, shard_size="20KB"), console)
+    return tmp_path / "D"
+
+
+@pytest.fixture
+def console():
+    from rich.console import Console
+
+    return Console(quiet=True)
+
+
+def test_a_run_is_that_of_the_folder_to_the_bit(shards, tmp_path, capsys):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    runs = tmp_path / "runs"
+    url, cache = f"file://{shards}", ("--cache-dir", str(tmp_path / "cache"), "--cache-limit", "1GB")
+    for name, data, more in (("here", str(shards), ()), ("there", url, cache)):
+        flags = [*FLAGS, "--order", "sequential", "--output", str(runs), "--name", name, *more]
+        assert cli.run(["train", data, *flags]) == 0
+    assert f"shards come from {url} into {tmp_path}/cache, at most 1.0 GB of them" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    here, there = (load_file(runs / name / "last/model.safetensors") for name in ("here", "there"))
+    assert all(torch.equal(here[name], there[name]) for name in here)
+    assert "order: sequential" in (runs / "there/config.yaml").read_text()
+    records = [record for record in rundir.read_log(runs / "there") if record["kind"] == "train"]
+    assert all(record["loader_network_share"] >= 0 for record in records)
+    results = []
+    for data, more in ((str(shards), ()), (url, cache)):
+        assert cli.run(["eval", str(runs / "there"), data, "--workers", "1", "--json", *more]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[1]["data"] == url
+    assert [results[1][name] for name in ("top1", "loss", "part")] == [
+        results[0][name] for name in ("top1", "loss", "part")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("train", "D", "--cache-limit", "1GB"), "--cache-limit has no effect without a URL as DATA"),
+        (("train", "D", "--storage-option", "region=x"), "--storage-option has no effect without a URL as DATA"),
+        (("eval", "runs/a", "D", "--cache-limit", "1GB"), "--cache-limit has no effect without a URL as DATA"),
+        (("train", "s3://b/D", "--cache-limit", "much"), "--cache-limit much: give bytes, or a number with KB, MB, GB"),
+        (("train", "s3://b/D", "--storage-option", "region"), "region is not NAME=VALUE, as in region=eu-west-1"),
+        (
+            ("train", "s3://b/D", "--storage-option", "secret_access_key=x"),
+            "secret_access_key is written down with the run",
+        ),
+        (
+            ("train", "s3://b/D", "--loader", "torch"),
+            "--loader torch: reads only data on this machine, and DATA is a URL",
+        ),
+        (("verify", "s3://b/D"), "verify s3://b/D: a URL is read by `fastimg train`, `fastimg eval` with one run, and"),
+        (("convert", "photos", "s3://b/D"), "convert s3://b/D: a URL is read by"),
+    ],
+)
+def test_what_is_refused(arguments, sentence, capsys):
+    assert cli.run(arguments) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
