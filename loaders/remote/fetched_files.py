@@ -99,12 +99,13 @@ class FetchedFiles:
                 "order='quasi-random' with block='shard', or give a larger cache_limit="
             )
         reach = -(-window * len(self._shards) // max(samples, 1)) if order == "quasi-random" else 0
-        needed = min(reach + _SLACK, len(self._shards)) * max(shard.size for shard in self._shards)
+        count = min(reach + _SLACK, len(self._shards))
+        needed = count * max(shard.size for shard in self._shards)
         if needed > limit:
+            of_window = f" of a window of {plural(window, 'sample')}; give a smaller window=, or" if reach else "; give"
             raise DataError(
-                f"{url}: {holds}, and needs {in_words(needed)} for {reach + _SLACK} shards"
-                + (f" of a window of {plural(window, 'sample')}; give a smaller window=, or" if reach else "; give")
-                + " a larger cache_limit="
+                f"{url}: {holds}, and needs {in_words(needed)} for {plural(count, 'shard')}{of_window} a larger "
+                "cache_limit="
             )
 
     def close(self) -> None:
