@@ -277,7 +277,7 @@ def _refuse(command: str, settings: Any) -> None:
             find(run)
     if command == "suggest":
         searching.check(settings)
-    if command not in ("train", "eval") or getattr(settings, "more", ()):
+    if command not in ("train", "eval") or bool(getattr(settings, "more", None)):
         _refuse_url(command, [getattr(settings, name, None) for name in ("data", "dataset", "src", "dst")])
     if command in ("suggest", "train", "eval", "embed", "bench") and settings.data is not None:
         from .loaders.containers.datasets import refuse_no_folder

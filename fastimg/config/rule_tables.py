@@ -177,7 +177,7 @@ def _caches(config: Train) -> bool:
 
 def _is_elsewhere(config: Any) -> bool:
     """Whether the data is in an object store."""
-    data = config.dataset if isinstance(config, Eval) else config.data
+    data = config.dataset if isinstance(config, Eval) else getattr(config, "data", None)
     return data is not None and url_of(data) is not None
 
 

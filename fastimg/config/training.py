@@ -23,8 +23,8 @@ class Inputs:  # more than 12 fields: a flag each
     """The model, its data and its input size: the first flags of `train`."""
 
     data: Positional[Annotated[Path | None, arg(metavar="DATA")]] = None
-    """Shards made by `fastimg convert`, or an image folder. Or the URL of such shards in an object store, as in
-    s3://bucket/D. Default: the dataset in the current directory, or else the embedded digits."""
+    """Shards made by `fastimg convert`, or their URL (s3://bucket/D), or an image folder. Default: the dataset in the
+    current directory, or else the embedded digits."""
 
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
     """Any timm model, a torchvision model as torchvision/NAME, fastimg/airnet for 32 x 32 pixels, or, for texts, a
