@@ -19,7 +19,7 @@ import torch
 
 from fastimg.loaders.containers.arrays import Views
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.containers.readahead import WholeBlocks
+from fastimg.loaders.containers.readahead import AHEAD, WholeBlocks
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.times import LoaderTimes, Waits
 
@@ -310,7 +310,8 @@ class Epochs:
             )
         self._starts = _shard_starts(dataset, self._indices) if config.block == "shard" else None
         if (files := fetched_files(dataset)) is not None:
-            files.check_order(config.order, self._starts is not None, config.window, len(dataset))
+            ahead = (self.slots + AHEAD) * config.batch_size * config.world_size
+            files.check_order(config.order, self._starts is not None, config.window, len(dataset), ahead)
         self._epoch = -1
         self._next_order: OrderAhead | None = None
         self._position = self._n

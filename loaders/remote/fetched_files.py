@@ -24,7 +24,7 @@ from .mirrors import Mirror, PresentShards
 from .shard_cache import WantedFile, in_words
 
 AHEAD = 2  # shards that are fetched in the background at once
-_SLACK = 4  # shards beyond the window: half begun at either end, and those that are fetched ahead
+_SLACK = 4  # shards beyond the samples in use: half begun at either end, and those that are fetched ahead
 
 
 class FetchedFiles:
@@ -86,8 +86,11 @@ class FetchedFiles:
         """See ShardFiles."""
         return PresentShards(self.mirror, self._shards, self._indexes)
 
-    def check_order(self, order: str, by_shards: bool, window: int, samples: int) -> None:
-        """Refuse an order that would fetch shards again and again. `samples`: of the split. Raises DataError."""
+    def check_order(self, order: str, by_shards: bool, window: int, samples: int, ahead: int) -> None:
+        """Refuse an order that would fetch shards again and again. Raises DataError.
+
+        `samples`: of the split; `ahead`: those of the batches that are being filled, and that are read ahead.
+        """
         total = sum(shard.size for shard in self._shards)
         limit = self.mirror.cache.limit
         if total <= limit or not self._shards:
@@ -98,8 +101,8 @@ class FetchedFiles:
                 f"{url}: {holds}, and the order {order} would fetch every shard again and again; use "
                 "order='quasi-random' with block='shard', or give a larger cache_limit="
             )
-        reach = -(-window * len(self._shards) // max(samples, 1)) if order == "quasi-random" else 0
-        count = min(reach + _SLACK, len(self._shards))
+        reach = window if order == "quasi-random" else 0
+        count = min(-(-(reach + ahead) * len(self._shards) // max(samples, 1)) + _SLACK, len(self._shards))
         needed = count * max(shard.size for shard in self._shards)
         if needed > limit:
             of_window = f" of a window of {plural(window, 'sample')}; give a smaller window=, or" if reach else "; give"

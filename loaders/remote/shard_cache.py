@@ -31,7 +31,7 @@ STALLED = 120.0  # seconds: another process that fetches a file, and writes noth
 ROOM = 30.0  # seconds: for so long others may keep everything in the cache in use
 _ROUNDS = 5
 _POLL = 0.02  # seconds between two looks at a lock
-_TOUCH = 1.0  # seconds: uses of a file closer together are one
+_TOUCH = 0.1  # seconds: uses of a file closer together are one
 _SHARE = 0.5  # of the disk's free space: the default limit
 
 
