@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from fastimg.loaders.errors import ShardError
 
@@ -12,7 +12,7 @@ from .stores import RemoteFolder
 
 STREAMS = 4  # ranges of one file at once
 RANGE = 8 << 20  # bytes
-_THREADS = 16  # of all files together: so many ranges are in memory at most
+_RANGES = 16  # of all files together that are in memory, at most
 _CHUNK = 1 << 20
 _TIMES = 2  # a file whose checksum differs is fetched again once
 
@@ -22,7 +22,7 @@ class Fetching:
 
     def __init__(self, remote: RemoteFolder) -> None:
         self.remote = remote
-        self._pool = ThreadPoolExecutor(_THREADS, "fastimg-fetch")
+        self._in_memory = threading.BoundedSemaphore(_RANGES)
 
     def fetch(self, wanted: WantedFile, file: int) -> None:
         """Write the file from the store to `file`, and verify it. Raises DataError, and ShardError if it is another."""
@@ -46,36 +46,29 @@ class Fetching:
             if found == sha256:
                 return content
         raise ShardError(
-            f"{self.remote.address(name)}: fetched {_TIMES} times, and its checksum is {found} where dataset.json "
-            f"{sha256}: it was replaced or damaged; upload it again, together with dataset.json"
+            f"{self.remote.address(name)}: fetched {_TIMES} times, and its checksum is {found} where "
+            f"dataset.json says {sha256}: it was replaced or damaged; upload it again, with dataset.json"
         )
 
     def _copy(self, wanted: WantedFile, file: int) -> None:
-        todo = self._ranges(wanted)
-        running: set[Future[None]] = set()
+        starts = range(0, wanted.size, RANGE)
+        if len(starts) == 1:
+            self._copy_range(wanted, file, 0)
+            return
+        # Threads of this file alone: none is left when it is there, or writes to the descriptor once it is closed.
+        pool = ThreadPoolExecutor(min(STREAMS, len(starts)), "fastimg-fetch")
         try:
-            while True:
-                while len(running) < STREAMS and (span := next(todo, None)) is not None:
-                    running.add(self._pool.submit(self._copy_range, wanted.name, file, *span))
-                if not running:
-                    return
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-        finally:  # none may write to the descriptor once it is closed
-            for each in running:
-                each.cancel()
-            wait(running)
+            for each in [pool.submit(self._copy_range, wanted, file, start) for start in starts]:
+                each.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _ranges(self, wanted: WantedFile) -> Iterator[tuple[int, int]]:
-        for start in range(0, wanted.size, RANGE):
-            yield start, min(start + RANGE, wanted.size)
-
-    def _copy_range(self, name: str, file: int, start: int, stop: int) -> None:
-        view = self.remote.read_range(name, start, stop)
-        while len(view):
-            written = os.pwrite(file, view, start)
-            start, view = start + written, view[written:]
+    def _copy_range(self, wanted: WantedFile, file: int, start: int) -> None:
+        with self._in_memory:
+            view = self.remote.read_range(wanted.name, start, min(start + RANGE, wanted.size))
+            while len(view):
+                written = os.pwrite(file, view, start)
+                start, view = start + written, view[written:]
 
 
 def _sha256(file: int, size: int) -> str:

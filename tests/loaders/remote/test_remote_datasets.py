@@ -62,6 +62,14 @@ class TestFaults:
             samples(dataset)
         assert shards_held(dataset.files()[0].parents[1]) == ["train-00000.tar"]
 
+    def test_an_index_that_was_replaced_is_named_too(self, opened, server):
+        server.faults = [("train-00001.idx", "flip")] * 3
+        with pytest.raises(
+            ShardError, match=r"train-00001.idx: fetched 2 times, .* where dataset.json says [0-9a-f]{64}"
+        ):
+            opened()
+        opened()  # the third answer is wrong, the fourth is not
+
     def test_a_bucket_that_vanishes(self, opened, bucket):
         dataset = opened()
         shutil.rmtree(dataset.files()[0].parent)
