@@ -16,7 +16,7 @@ _KERNELS = {
 def resample(
     pixels: Pixels, window: Window, interpolation: Interpolation, out: Pixels, fill: int | None = None
 ) -> None:
-    """Write `window` of `pixels` [H, W, 3] into `out` [h, w, 3], contiguous uint8. The kernels run without the GIL.
+    """Write `window` of `pixels` [H, W, C] into `out` [h, w, C], contiguous uint8. The kernels run without the GIL.
 
     What lies beyond the resized pixels is `fill`; with None they are mirrored there.
     """
@@ -25,7 +25,7 @@ def resample(
         if fill is None:
             _resample_mirrored(pixels, window, interpolation, out)
         else:
-            resized = np.empty((window.size[1], window.size[0], 3), np.uint8)
+            resized = np.empty((window.size[1], window.size[0], out.shape[2]), np.uint8)
             resample(pixels, window._replace(at=(0, 0)), interpolation, resized)
             paste(resized, window, fill, out)
         return
@@ -33,7 +33,7 @@ def resample(
     # Pillow's arrays: torch warns about what it might write to. A single pixel of a turned image keeps its strides.
     if not box.flags.writeable or min(box.strides) < 0:
         box = box.copy()
-    source = torch.from_numpy(box).permute(2, 0, 1).unsqueeze(0)  # [1, 3, h, w], channels-last
+    source = torch.from_numpy(box).permute(2, 0, 1).unsqueeze(0)  # [1, C, h, w], channels-last
     kernel = _KERNELS[interpolation]
     size = [window.size[1], window.size[0]]
     if size == [out.shape[0], out.shape[1]]:
@@ -46,7 +46,7 @@ def resample(
 
 
 def paste(resized: Pixels, window: Window, fill: int, out: Pixels) -> None:
-    """Write what `window` shows of what was resized [h, w, 3] into `out` [H, W, 3], and `fill` around it."""
+    """Write what `window` shows of what was resized [h, w, C] into `out` [H, W, C], and `fill` around it."""
     left, top = window.at
     rows = slice(max(top, 0), max(top + out.shape[0], 0))
     columns = slice(max(left, 0), max(left + out.shape[1], 0))
@@ -67,7 +67,7 @@ def _resample_mirrored(pixels: Pixels, window: Window, interpolation: Interpolat
     x, y, width, height = window.box
     resized = pixels[y : y + height, x : x + width]
     if window.size != (width, height):
-        resized = np.empty((window.size[1], window.size[0], 3), np.uint8)
+        resized = np.empty((window.size[1], window.size[0], out.shape[2]), np.uint8)
         resample(pixels, window._replace(at=(0, 0)), interpolation, resized)
     left, top = window.at
     rows = mirrored(top, out.shape[0], len(resized))

@@ -9,10 +9,10 @@ Backend = Literal[Reading, "resident"]
 IGNORED_SETTINGS: dict[Backend, tuple[str, ...]] = {
     "native": (),
     "torch": ("decode", "dct_scaling"),
-    "dali": ("decode", "dct_scaling", "crop_padding"),
-    "ffcv": ("decode", "dct_scaling", "crop_padding", "on_error", "max_pixels"),
+    "dali": ("decode", "dct_scaling", "crop_padding", "channels"),
+    "ffcv": ("decode", "dct_scaling", "crop_padding", "on_error", "max_pixels", "channels"),
     "synthetic": (
         *("decode", "dct_scaling", "crop_padding", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"),
     ),
-    "resident": ("decode", "dct_scaling", "prefetch"),
+    "resident": ("decode", "dct_scaling", "prefetch", "channels"),
 }

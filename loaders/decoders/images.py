@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.crop import Crop, Interpolation, Size, Window, fill_of, shape_of, sized
-from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_box, read_header
+from fastimg.loaders.decode import MAX_PIXELS, Pixels, check_channels, decode_box, in_gray, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.tiled import TileQueue
@@ -21,7 +21,9 @@ from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 @dataclass(frozen=True)
 class ImageDecoder(Decoder):
-    """Encoded image -> `inputs` [H, W, 3] uint8: decoded, upright, cropped, resized.
+    """Encoded image -> `inputs` [H, W, C] uint8: decoded, upright, cropped, resized.
+
+    `channels` is 3 for RGB, 1 for gray. Raises ValueError for other numbers.
 
     Tiled JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those
     decode every sample in `fill_row`.
@@ -31,13 +33,17 @@ class ImageDecoder(Decoder):
     max_pixels: int = MAX_PIXELS
     dct_scaling: bool = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+    channels: int = 3
 
     _STAGE = 0x0C
+
+    def __post_init__(self) -> None:
+        check_channels(self.channels)
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """Only `inputs`."""
-        return (Field("inputs", (*shape_of(self.crop), 3), np.dtype(np.uint8)),)
+        return (Field("inputs", (*shape_of(self.crop), self.channels), np.dtype(np.uint8)),)
 
     def sized(self, size: Size) -> Self:
         """See `Decoder`."""
@@ -77,7 +83,7 @@ class ImageDecoder(Decoder):
     def _fill_group(
         self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, 3], k <= GROUP: tiled JPEGs are queued and decoded at the end, others at once."""
+        """Fill `out` [k, H, W, C], k <= GROUP: tiled JPEGs are queued and decoded at the end, others at once."""
         queue = scratch.own(TileQueue)
         queue.clear()
         failures: list[Failure] = []
@@ -121,7 +127,7 @@ class ImageDecoder(Decoder):
         fill = fill_of(self.crop)
         if fill is not None and self.compiled and self._decode_tiles(data, window, fill, out, scratch):
             return
-        pixels, box = decode_box(data, header, window.box, scratch)
+        pixels, box = decode_box(data, header, window.box, scratch, self.channels)
         resample(pixels, window._replace(box=box), self.crop.interpolation, out, fill)
 
     @functools.cached_property
@@ -137,8 +143,8 @@ class ImageDecoder(Decoder):
         if not queue.add(data, plain, (), self.max_pixels, 0):
             return False
         width, height = window.size
-        room = np.frombuffer(scratch.pixels(width * height * 3), np.uint8, width * height * 3)
-        resized = room.reshape(1, height, width, 3)
+        nbytes = width * height * self.channels
+        resized = np.frombuffer(scratch.pixels(nbytes), np.uint8, nbytes).reshape(1, height, width, self.channels)
         if queue.run(plain, self.dct_scaling, scratch, resized):
             return False
         paste(resized[0], window, fill, out)
@@ -147,7 +153,7 @@ class ImageDecoder(Decoder):
     def describe(self) -> str:
         """See `Decoder`."""
         scaling = ", tiled ones DCT-scaled where crops are large" if self.dct_scaling else ""
-        return f"JPEGs decoded on the CPU{scaling}"
+        return f"JPEGs decoded on the CPU{in_gray(self.channels)}{scaling}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
     frame: the header -> region: the touched tiles -> baseline: their samples -> colour: RGB columns
         -> filters: the window of the resized picture
 
+Where only luma is wanted, its plane is resized as it is.
+
 The result equals decoding the whole picture, cutting out the box, resizing it and cutting out the window, bit for bit.
 """
 
@@ -22,7 +24,7 @@ from .entropy import PAD
 from .filters import resize_columns
 from .frame import JPEG_HEADER, is_decodable, new_header, parse_header, view_of
 from .memory import bytes_at
-from .region import find_region, new_region
+from .region import find_region, hold_luma, new_region
 from .vectors import WIDE
 
 MAX_DECODED = 1 << 24  # pixels in memory at once, 100 MB; libjpeg-turbo decodes larger crops
@@ -85,7 +87,10 @@ class TileQueue:
     def run(
         self, crop: Crop, scaling: bool, scratch: Scratch, out: npt.NDArray[np.uint8]
     ) -> list[tuple[int, bytes | memoryview]]:
-        """Decode the queue into rows of `out` [k, H, W, 3]; return (row, data) of those that could not be decoded."""
+        """Decode the queue into rows of `out` [k, H, W, C]; return (row, data) of those that could not be decoded.
+
+        C is 3 for RGB, and 1 for luma.
+        """
         if not self._queued:
             return []
         jobs = self._jobs[: len(self._queued)]
@@ -148,7 +153,9 @@ def aligned(nbytes: int) -> int:
 
 @compiled
 def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
-    """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [H, W, 3].
+    """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [H, W, C].
+
+    C is 3 for RGB, and 1 for luma.
 
     Returns DONE; OTHER if the data is damaged or not as `tile` writes it; or the size that `scratch` must have.
     """
@@ -157,9 +164,10 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
         return OTHER
     tiles = (region.right - region.left) * (region.bottom - region.top)
     stride = region.stride
-    row = -(-3 * out.shape[1] // 8) * 8
-    planes = aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
-    columns = aligned(3 * region.width * stride + WIDE)
+    channels = region.planes = out.shape[2]
+    row = -(-channels * out.shape[1] // 8) * 8
+    planes = aligned(channels * tiles * region.tile_width * region.tile_height + 2 * WIDE)
+    columns = aligned(3 * region.width * stride + WIDE) if channels == 3 else 0
     bits = aligned(data.size + PAD)
     bounds = aligned(8 * (tiles + 1))
     sums = aligned(2 * (2 * stride + 2 * (region.width // 2 + 3) * (stride + 4) + 2 * WIDE))
@@ -181,6 +189,10 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
         samples,
     ):
         return OTHER
+    if channels == 1:
+        hold_luma(regions, regions)
+        resize_columns(samples, regions, bicubic, work, out)
+        return DONE
     rgb = scratch[planes : planes + columns]
     to_columns(samples, headers, regions, work[:sums].view(np.uint16), rgb)
     resize_columns(rgb, regions, bicubic, work, out)

@@ -22,7 +22,7 @@ from .entropy import PAD
 from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
 from .memory import bytes_at
-from .region import REGION, find_region
+from .region import REGION, find_region, hold_luma
 from .tiled import DONE, MAX_DECODED, OTHER, aligned, is_mirrored, peek
 from .vectors import WIDE
 
@@ -49,7 +49,7 @@ _CROP = np.dtype(
     ]
 )
 
-Outs = Sequence[npt.NDArray[np.uint8]]  # of each crop: [k, H, W, 3], each row contiguous
+Outs = Sequence[npt.NDArray[np.uint8]]  # of each crop: [k, H, W, C], C 1 or 3 in all of them, each row contiguous
 Taken = Literal["queued", "alone", "other"]
 
 
@@ -64,6 +64,7 @@ class UnionQueue:
         self._regions = np.zeros(0, REGION)
         self._unions = np.zeros(_SIDES, REGION)
         self._queued: list[tuple[int, bytes | memoryview]] = []  # row, encoded JPEG
+        self._channels = 3
         self._targets: list[tuple[Crop, int, int, int, int]] = []  # crop, address, bytes of a row, width, height
 
     def begin(self, crops: Sequence[Crop], outs: Outs) -> None:
@@ -72,6 +73,7 @@ class UnionQueue:
         if self._crops.shape[1] != len(crops):
             self._crops = np.zeros((GROUP, len(crops)), _CROP)
             self._regions = np.zeros(len(crops), REGION)
+        self._channels = outs[0].shape[3]
         self._targets = [
             (crop, out.__array_interface__["data"][0], out.strides[0], out.shape[2], out.shape[1])
             for crop, out in zip(crops, outs, strict=True)
@@ -107,7 +109,7 @@ class UnionQueue:
             return []
         images = self._images[: len(self._queued)]
         while needed := _crop_images(
-            self._headers, images, self._crops, self._regions, self._unions, scaling, scratch.work(0)
+            self._headers, images, self._crops, self._regions, self._unions, self._channels, scaling, scratch.work(0)
         ):
             scratch.work(needed)
         statuses = images["status"].tolist()
@@ -117,7 +119,9 @@ class UnionQueue:
 
 
 @compiled
-def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: Any, scaling: bool, scratch: Any) -> int:
+def _crop_images(
+    headers: Any, images: Any, crops: Any, regions: Any, unions: Any, channels: int, scaling: bool, scratch: Any
+) -> int:
     """Decode all images. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
         image = images[i]
@@ -130,7 +134,7 @@ def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: An
             continue
         data = bytes_at(image.address, image.nbytes)
         for number in range(sides):
-            status = _crop_union(data, header, crops[i], regions, unions[number : number + 1], scratch)
+            status = _crop_union(data, header, crops[i], regions, unions[number : number + 1], channels, scratch)
             if status > 0:
                 return int(status)
             if status == OTHER:
@@ -180,20 +184,21 @@ def _find_unions(headers: Any, crops: Any, scaling: bool, regions: Any, unions: 
 
 
 @compiled
-def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, scratch: Any) -> int:
+def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, channels: int, scratch: Any) -> int:
     """Decode the tiles of the crops of one scale, and write each of these. Returns as `crop_tiled` does."""
     union = unions[0]
     if union.width * union.height > MAX_DECODED:
         return OTHER
+    union.planes = channels
     tiles = (union.right - union.left) * (union.bottom - union.top)
-    planes = aligned(3 * tiles * union.tile_width * union.tile_height + 2 * WIDE)
-    columns = aligned(3 * union.width * union.stride + WIDE)
+    planes = aligned(channels * tiles * union.tile_width * union.tile_height + 2 * WIDE)
+    columns = aligned(3 * union.width * union.stride + WIDE) if channels == 3 else 0
     bits = aligned(data.size + PAD)
     bounds = aligned(8 * (tiles + 1))
     sums = aligned(2 * (2 * union.stride + 2 * (union.width // 2 + 3) * (union.stride + 4) + 2 * WIDE))
     passes = 0
     for k in range(crops.shape[0]):
-        row = -(-3 * crops[k].across // 8) * 8
+        row = -(-channels * crops[k].across // 8) * 8
         passes = max(passes, aligned(regions[k].stride * (row + 8) + WIDE))
     tables = 8 * SCRATCH
     # Bits, bounds and tables are not needed once the columns are made, so the later buffers use the same memory.
@@ -212,11 +217,15 @@ def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, 
         samples,
     ):
         return OTHER
-    rgb = scratch[planes : planes + columns]
-    to_columns(samples, headers, unions, work[:sums].view(np.uint16), rgb)
+    held = samples
+    if channels == 3:
+        held = scratch[planes : planes + columns]
+        to_columns(samples, headers, unions, work[:sums].view(np.uint16), held)
     for k in range(crops.shape[0]):
         crop = crops[k]
         if regions[k].side == union.side:
-            out = bytes_at(crop.out, 3 * crop.across * crop.down).reshape((crop.down, crop.across, 3))
-            resize_columns(rgb, regions[k : k + 1], crop.bicubic != 0, work, out)
+            if channels == 1:
+                hold_luma(regions[k : k + 1], unions)
+            out = bytes_at(crop.out, channels * crop.across * crop.down).reshape((crop.down, crop.across, channels))
+            resize_columns(held, regions[k : k + 1], crop.bicubic != 0, work, out)
     return DONE
