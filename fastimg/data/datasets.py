@@ -232,6 +232,7 @@ def build_loader(
     backend: Backend = "native",
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: bool = False,
+    channels: int = 3,
 ) -> "BatchSource":
     """The loader of a part: of its images in memory, if they are kept there."""
     if part.held is not None:
@@ -239,7 +240,7 @@ def build_loader(
 
         return ResidentLoader(part.held, crop, config)
     most = MAX_PIXELS if max_pixels is None else max_pixels
-    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling)
+    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling, channels)
 
 
 def display_name(path: Path) -> str:

@@ -13,7 +13,7 @@ from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.errors import DataError
 
 from . import nvcodec
-from .settings import IGNORED_SETTINGS, Backend
+from .settings import RGB_ONLY, Backend
 
 if TYPE_CHECKING:  # torch takes seconds to import; checking a flag does not need it
     import torch
@@ -80,7 +80,7 @@ def open_source(
     import torch
 
     check_installed(backend)
-    if channels != 3 and (decode == "gpu" or "channels" in IGNORED_SETTINGS[backend]):
+    if channels != 3 and (decode == "gpu" or backend in RGB_ONLY):
         name = "the decoder of a GPU" if decode == "gpu" else f"the {backend} loader"
         raise ValueError(f"channels={channels}: {name} makes only RGB; use the native one, which decodes on the CPU")
     device = torch.device(device)

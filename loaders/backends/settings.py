@@ -9,10 +9,13 @@ Backend = Literal[Reading, "resident"]
 IGNORED_SETTINGS: dict[Backend, tuple[str, ...]] = {
     "native": (),
     "torch": ("decode", "dct_scaling"),
-    "dali": ("decode", "dct_scaling", "crop_padding", "channels"),
-    "ffcv": ("decode", "dct_scaling", "crop_padding", "on_error", "max_pixels", "channels"),
+    "dali": ("decode", "dct_scaling", "crop_padding"),
+    "ffcv": ("decode", "dct_scaling", "crop_padding", "on_error", "max_pixels"),
     "synthetic": (
         *("decode", "dct_scaling", "crop_padding", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"),
     ),
-    "resident": ("decode", "dct_scaling", "prefetch", "channels"),
+    "resident": ("decode", "dct_scaling", "prefetch"),
 }
+
+# Backends that decode to RGB alone.
+RGB_ONLY: frozenset[Backend] = frozenset({"dali", "ffcv", "resident"})
