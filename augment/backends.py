@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from . import lines, reference
+from .deep import augment_deep
 from .plan import Plan
 from .policy import Policy
 
@@ -28,6 +29,8 @@ def apply(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """uint8 images [B, C, H, W] with any strides, or [B, H, W, C] -> the model's input [B, C, H, W], channels-last.
+
+    uint16 images of 16 bits are moved, normalised and erased, and nothing else, by plain torch (`deep`).
 
     C is 3, or 1 for gray images and a policy with one mean. The compiled backends augment gray images as three equal
     channels, of which they return one; the reference shows that this is the same.
@@ -55,6 +58,9 @@ def apply(
         raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if out is not None:
         _check_out(out, images, dtype)
+    if images.dtype == torch.uint16:
+        deep = augment_deep(plan, images, policy, dtype)
+        return deep if out is None else out.copy_(deep)
     kind = backend or backend_of(images.device)
     _check_backend(kind, images.device)
     if policy.channels == 1 and kind != "reference":
@@ -71,7 +77,8 @@ def _channels_first(images: torch.Tensor, channels: int) -> torch.Tensor:
     """Images as [B, C, H, W]. Raises ValueError for those that are not uint8, or have other channels."""
     if images.dim() == 4 and images.shape[1] != channels and images.shape[3] == channels:
         images = images.permute(0, 3, 1, 2)
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != channels or 0 in images.shape:
+    levels = images.dtype in (torch.uint8, torch.uint16)
+    if not levels or images.dim() != 4 or images.shape[1] != channels or 0 in images.shape:
         raise ValueError(
             f"images must be uint8 [B, {channels}, H, W] or [B, H, W, {channels}], with at least one image and one "
             f"pixel; got {images.dtype} {list(images.shape)}"

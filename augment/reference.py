@@ -153,13 +153,14 @@ def mix_chains(mix: ChainMix, images: torch.Tensor, run: Callable[[Plan, torch.T
     return blended.to(torch.uint8)
 
 
-def normalisation_table(policy: Policy, dtype: torch.dtype) -> torch.Tensor:
+def normalisation_table(policy: Policy, dtype: torch.dtype, count: int = 256) -> torch.Tensor:
     """The output value for every channel and level, and for erased pixels: [C * 256 + C], rounded once to `dtype`.
 
-    (x / 255 - mean) / std in float64, then the policy's `erase_value` per channel. For uint8, the levels themselves,
-    then the levels closest to the erase values before normalisation.
+    There are `count` levels, 65536 of images of 16 bits. (x / 255 - mean) / std in float64, then the policy's
+    `erase_value` per channel. For uint8, the levels themselves, then the levels closest to the erase values before
+    normalisation.
     """
-    levels = torch.arange(256, dtype=torch.float64) / 255
+    levels = torch.arange(count, dtype=torch.float64) / (count - 1)
     mean = torch.tensor(policy.mean, dtype=torch.float64)[:, None]
     std = torch.tensor(policy.std, dtype=torch.float64)[:, None]
     erased = torch.tensor(policy.erase_values, dtype=torch.float64)
@@ -169,10 +170,10 @@ def normalisation_table(policy: Policy, dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([((levels - mean) / std).flatten(), erased]).to(dtype)
 
 
-def normalise(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def normalise(images: torch.Tensor, table: torch.Tensor, count: int = 256) -> torch.Tensor:
     """Look up uint8 images [B, C, H, W] in a table of at least C * 256 entries; channels-last, in the table's dtype."""
     levels = images.permute(0, 2, 3, 1).to(torch.int32)  # [B, H, W, C]
-    offsets = torch.arange(images.shape[1], dtype=torch.int32, device=images.device) * 256
+    offsets = torch.arange(images.shape[1], dtype=torch.int32, device=images.device) * count
     values = table.index_select(0, (levels + offsets).reshape(-1))
     return values.view(levels.shape).permute(0, 3, 1, 2)
 
@@ -183,7 +184,7 @@ def erase(box: torch.Tensor, images: torch.Tensor, table: torch.Tensor) -> torch
     y = torch.arange(images.shape[2], dtype=torch.int32, device=images.device)[:, None]
     x = torch.arange(images.shape[3], dtype=torch.int32, device=images.device)
     erased = (y >= top) & (y < bottom) & (x >= left) & (x < right)  # [B, H, W]
-    return torch.where(erased[:, None], table[256 * images.shape[1] :].view(-1, 1, 1), images)
+    return torch.where(erased[:, None], table[-images.shape[1] :].view(-1, 1, 1), images)
 
 
 def flip(plan: Plan, images: torch.Tensor) -> torch.Tensor:

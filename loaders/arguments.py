@@ -35,6 +35,7 @@ def resolve(
     split: str | None,
     max_pixels: int | None,
     channels: int | None,
+    depth: int | None,
     fields: Sequence[str] | FieldSelection | None,
     settings: dict[str, Any],
 ) -> Arguments:
@@ -52,9 +53,9 @@ def resolve(
     if fields is not None and views is not None:
         raise TypeError("Loader: fields move with one crop, but views have several; leave one of them out")
     if decoder is None:
-        decoder = _decoder(crop, views, max_pixels, channels, config.order)
-    elif any(given is not None for given in (crop, views, max_pixels, channels)):
-        raise TypeError("Loader: crop, views, max_pixels and channels are the decoder's; give them to it")
+        decoder = _decoder(crop, views, max_pixels, channels, depth, config.order)
+    elif any(given is not None for given in (crop, views, max_pixels, channels, depth)):
+        raise TypeError("Loader: crop, views, max_pixels, channels and depth are the decoder's; give them to it")
     elif not isinstance(decoder, Decoder):
         raise TypeError(f"Loader: {type(decoder).__name__} is not a Decoder; derive it from fastimg.loaders.decoder")
     elif fields is not None:
@@ -93,6 +94,7 @@ def _decoder(
     views: Sequence[View] | None,
     max_pixels: int | None,
     channels: int | None,
+    depth: int | None,
     order: Order,
 ) -> Decoder:
     if crop is None and views is None:
@@ -103,12 +105,15 @@ def _decoder(
 
     most = MAX_PIXELS if max_pixels is None else max_pixels
     kept = 3 if channels is None else channels
+    bits = 8 if depth is None else depth
     if views is None:
-        return ImageDecoder(_crop(cast(Crop | Size, crop), order), most, channels=kept)
+        return ImageDecoder(_crop(cast(Crop | Size, crop), order), most, channels=kept, depth=bits)
     if crop is not None:
         raise TypeError("Loader: crop and views were given; each View has a crop of its own, so leave crop out")
     if not isinstance(views, Sequence):
         raise TypeError(f"Loader: views={views!r}; give a list of Views (an earlier `views=2` is now `crop_epochs=2`)")
+    if bits != 8:
+        raise TypeError(f"Loader: depth={bits!r} goes with one crop of each image; leave out depth, or views")
     return ViewDecoder(tuple(views), most, channels=kept)
 
 

@@ -17,8 +17,8 @@ from .wording import plural
 class Field(NamedTuple):
     """A field of a batch. `shape` leaves out the batch dimension; rows without a sample hold `blank`.
 
-    The dtype is bool, uint8, int8, int16, int32, int64, float16, float32 or float64. A field of dtype object stays on
-    the host, and only a decoder with its own ring can use it.
+    The dtype is bool, uint8, uint16, int8, int16, int32, int64, float16, float32 or float64. A field of dtype object
+    stays on the host, and only a decoder with its own ring can use it.
 
     apart: of shape (n, ...), and stored as [n, B, ...]: each of the n lies together. It is shown as [B, n, ...].
     """
@@ -74,7 +74,7 @@ class Batch:
     `Loader(views=)`, `views` lists the crops of each image, and `inputs` is the first.
     """
 
-    inputs: torch.Tensor  # uint8 [B, C, H, W], channels-last in memory; int32 tokens [B, L]; or arrays [B, ...]
+    inputs: torch.Tensor  # uint8 (or uint16) [B, C, H, W], channels-last; int32 tokens [B, L]; or arrays [B, ...]
     targets: torch.Tensor  # int64 [B], -1 where the dataset has no label
     ids: torch.Tensor  # int64 [B], indices in the dataset; always on the host, where augmentation is planned
     weight: torch.Tensor  # float32 [B]

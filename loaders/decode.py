@@ -7,6 +7,8 @@ frames the first counts. Floating-point and 32-bit integer pixels are refused: t
 Of one channel, a YCbCr JPEG gives its luma, as libjpeg's grayscale output does; all other colours are converted as by
 Pillow's `convert("L")`, with the weights of BT.601.
 
+With 16 bits, PNG and TIFF files of 16 bits keep theirs, and a level x of 8 bits becomes 257 x, so that white is 65535.
+
 Gray and YCbCr/RGB JPEGs of 8 bits are decoded by libjpeg-turbo (simplejpeg, islow DCT, fancy upsampling, which is also
 Pillow's choice); everything else, and a JPEG about which libjpeg warns, by Pillow, which has the last word: it accepts
 files that are merely odd (extraneous bytes, a wrong ICC profile) and rejects truncated ones.
@@ -16,11 +18,13 @@ import io
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.folders.formats import recognise, register_plugins
 from fastimg.loaders.jpeg.decoding.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
@@ -30,6 +34,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .errors import ImageError
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, C]: RGB, or gray with C = 1
+DeepPixels = npt.NDArray[np.uint16]  # the same
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold, width x height
 
@@ -38,6 +43,10 @@ _FAULTS = (
     *(OSError, ValueError, SyntaxError, EOFError, RuntimeError, ArithmeticError, LookupError, TypeError, MemoryError),
     *(struct.error, Image.DecompressionBombError),  # the latter from a picture inside a container: ICO, ICNS
 )
+
+_BITS_PER_SAMPLE = 258  # TIFF's tag
+
+T = TypeVar("T", bound=np.generic)
 
 _EXTENSIONS = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2"}
 _TURBO_FRAMES = frozenset({BASELINE, EXTENDED, PROGRESSIVE})  # Huffman-coded
@@ -165,6 +174,62 @@ def in_gray(channels: int) -> str:
     return " to gray" if channels == 1 else ""
 
 
+def check_depth(depth: object) -> None:
+    """Raises ValueError for a number of bits that an image cannot be decoded to."""
+    if depth not in (8, 16):
+        raise ValueError(f"depth={depth!r}: give 8, or 16 for images of 16 bits")
+
+
+def decode_deep(data: bytes | memoryview, header: Header, channels: int) -> DeepPixels | None:
+    """Upright pixels [H, W, C] uint16 of an image that has 16 bits; None for others, which have 8.
+
+    Raises ImageError with the reason.
+    """
+    if header.turbo or header.format not in ("png", "tiff", "ppm"):
+        return None
+    with _open(data) as image:
+        try:
+            if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+                image.load()
+                pixels = np.asarray(image).astype(np.uint16)[:, :, None]
+            elif image.format == "PNG" and data[24] == 16:  # Pillow keeps 8 bits of each colour
+                pixels = _deep_png(data)
+            elif image.format == "TIFF" and 16 in image.tag_v2.get(_BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
+                turn = image.tag_v2.get(ORIENTATION, 1)  # type: ignore[attr-defined]
+                pixels = upright(_deep_tiff(data), turn if turn in range(1, 9) else 1)
+            else:
+                return None
+        except _FAULTS as error:
+            raise ImageError(_reason(error)) from error
+    if pixels.shape[2] != channels:
+        pixels = np.repeat(pixels, 3, axis=2) if channels == 3 else _deep_luma(pixels)
+    return upright(pixels, header.orientation)
+
+
+def _deep_png(data: bytes | memoryview) -> DeepPixels:
+    """The pixels [H, W, C] of a PNG of 16 bits, without alpha."""
+    import torch  # it takes seconds, and few images need it
+    from torchvision.io import ImageReadMode, decode_png
+
+    decoded = decode_png(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.UNCHANGED)
+    pixels: DeepPixels = decoded.permute(1, 2, 0).numpy()
+    return pixels[:, :, : 3 if pixels.shape[2] >= 3 else 1]
+
+
+def _deep_tiff(data: bytes | memoryview) -> DeepPixels:
+    """The pixels [H, W, C] of a TIFF of 16 bits, without alpha."""
+    bands = read_bands(bytes(data), ".tif")
+    if bands.dtype != np.uint16:
+        raise ImageError(f"pixels of type {bands.dtype}; save the image with 8 or 16 bits")
+    return bands.transpose(1, 2, 0)[:, :, : 3 if len(bands) >= 3 else 1]
+
+
+def _deep_luma(pixels: DeepPixels) -> DeepPixels:
+    """Gray [H, W, 1] by Pillow's weights of 16 bits."""
+    red, green, blue = (pixels[:, :, channel : channel + 1].astype(np.uint64) for channel in range(3))
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint16)
+
+
 def is_tiled(data: bytes | memoryview, header: Header) -> bool:
     """Whether crops of an image can be decoded alone: a JPEG with restart markers around tiles, from first to last."""
     return header.turbo and header.restarts and can_splice(data)
@@ -181,7 +246,7 @@ def stored_box(box: Box, header: Header) -> Box:
     return (y, x, height, width) if turn.transposed else (x, y, width, height)
 
 
-def upright(pixels: Pixels, orientation: int) -> Pixels:
+def upright(pixels: npt.NDArray[T], orientation: int) -> npt.NDArray[T]:
     """A view of `pixels` [H, W, C] with the EXIF orientation 1-8 undone."""
     turn = turn_of(orientation)
     if turn.transposed:

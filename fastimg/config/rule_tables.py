@@ -352,6 +352,7 @@ AUGMENTATION: tuple[Rule, ...] = (
     *(Range(name, allows, words) for name, (allows, words) in VALUES.items()),
     Check("aa", augmentation.check_policy),
     Check("augmentation", _list),
+    Check("in_chans", _gray),
     Idle("alternating_flip", _is_unmirrored, "with --hflip 0"),
     Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries
 )
@@ -511,7 +512,6 @@ _VALUES: tuple[Rule, ...] = (
     Range("decay_rate", _is_share_above_zero, "a number above 0 and up to 1"),
     Range("drop_path", _is_share_below_one, "a rate from 0 up to, not including, 1"),
     Range("in_chans", lambda count: count in (1, 3), "1 for gray or 3 for RGB; other bands are read as fields"),
-    Check("in_chans", _gray),
     Range("mean", _are_shares, "shares of white, from 0 to 1"),
     Range("std", _are_shares_above_zero, "shares of white, above 0 and up to 1"),
     *(

@@ -1,5 +1,6 @@
 """`train --in-chans 1`: gray images from the decoder to the exported graph, with weights folded as timm folds them."""
 
+import contextlib
 import json
 import shutil
 
@@ -12,8 +13,11 @@ from timm.models._manipulate import adapt_input_conv
 from fastimg.config.commands import Train
 from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import refuse
+from fastimg.data.datasets import DatasetPart, build_loader
 from fastimg.errors import UsageError
+from fastimg.loaders import CenterCrop, LoaderConfig, open_dataset
 from fastimg.models.registry import Preprocessing
+from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints.format import load_model
 
 FLAGS = ("--img-size", "32", "--workers", "1", "--no-amp", "-b", "8", "--epochs", "1", "--lr", "1e-3")
@@ -49,8 +53,7 @@ def test_a_gray_model_from_its_weights_to_its_graph(gray, trained, tmp_path, cli
 
     evaluated = cli("eval", run, trained.shards, "--json")
     assert evaluated.code == 0, evaluated.err
-    logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    validated = [record for record in logged if record["kind"] == "val"][-1]
+    validated = [record for record in rundir.read_log(run) if record["kind"] == "val"][-1]
     assert json.loads(evaluated.out)["loss"] == pytest.approx(validated["loss"], rel=1e-4)
     assert cli("predict", run, trained.images / "val").code == 0
     assert cli("embed", trained.shards, tmp_path / "embedded", "--weights", run).code == 0
@@ -61,7 +64,7 @@ def test_a_gray_model_from_its_weights_to_its_graph(gray, trained, tmp_path, cli
 
 def test_what_comes_after_a_gray_run(gray, trained, tmp_path, cli):
     _, run = gray
-    longer = shutil.copytree(run, tmp_path / "longer")
+    longer = shutil.copytree(run, tmp_path / "longer", symlinks=True)
     ran = cli("train", "--resume", longer, "--epochs", "2", "--config", longer / "config.yaml", "-o", tmp_path)
     assert ran.code == 0, ran.err
     tuned = cli("train", trained.shards, "--weights", run, *FLAGS, "--dry-run")
@@ -120,6 +123,15 @@ def test_what_does_not_go_with_gray_images_is_refused_by_name(settings, words):
 def test_models_and_numbers_for_other_channels(flags, words, trained, cli):
     ran = cli("train", trained.shards, "--arch", "test_resnet", *FLAGS, "--in-chans", "1", "--dry-run", *flags)
     assert ran.code == 2 and words in ran.err
+
+
+def test_a_loader_that_makes_only_rgb_is_refused_for_a_gray_checkpoint(trained):
+    with contextlib.closing(open_dataset(trained.images, "val")) as dataset:
+        part = DatasetPart(dataset, None, "the data")
+        settings = LoaderConfig(batch_size=4)
+        crop = CenterCrop(size=8, resize=8)
+        with pytest.raises(UsageError, match="--loader dali: makes only RGB images, and the model sees gray ones"):
+            build_loader(part, crop, settings, None, torch.device("cpu"), "dali", channels=1)
 
 
 def test_preprocessing_of_one_channel_has_the_mean_of_three():
