@@ -25,6 +25,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from fastimg.loaders.folders.bands import read_bands
+from fastimg.loaders.folders.deep_png import read_deep_png
 from fastimg.loaders.folders.formats import recognise, register_plugins
 from fastimg.loaders.jpeg.decoding.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
@@ -193,7 +194,7 @@ def decode_deep(data: bytes | memoryview, header: Header, channels: int) -> Deep
                 image.load()
                 pixels = np.asarray(image).astype(np.uint16)[:, :, None]
             elif image.format == "PNG" and data[24] == 16:  # Pillow keeps 8 bits of each colour
-                pixels = _deep_png(data)
+                pixels = _without_alpha(read_deep_png(data))
             elif image.format == "TIFF" and 16 in image.tag_v2.get(_BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
                 turn = image.tag_v2.get(ORIENTATION, 1)  # type: ignore[attr-defined]
                 pixels = upright(_deep_tiff(data), turn if turn in range(1, 9) else 1)
@@ -206,22 +207,16 @@ def decode_deep(data: bytes | memoryview, header: Header, channels: int) -> Deep
     return upright(pixels, header.orientation)
 
 
-def _deep_png(data: bytes | memoryview) -> DeepPixels:
-    """The pixels [H, W, C] of a PNG of 16 bits, without alpha."""
-    import torch  # it takes seconds, and few images need it
-    from torchvision.io import ImageReadMode, decode_png
-
-    decoded = decode_png(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.UNCHANGED)
-    pixels: DeepPixels = decoded.permute(1, 2, 0).numpy()
-    return pixels[:, :, : 3 if pixels.shape[2] >= 3 else 1]
-
-
 def _deep_tiff(data: bytes | memoryview) -> DeepPixels:
-    """The pixels [H, W, C] of a TIFF of 16 bits, without alpha."""
+    """The pixels [H, W, C] of a TIFF of several channels of 16 bits."""
     bands = read_bands(bytes(data), ".tif")
     if bands.dtype != np.uint16:
         raise ImageError(f"pixels of type {bands.dtype}; save the image with 8 or 16 bits")
-    return bands.transpose(1, 2, 0)[:, :, : 3 if len(bands) >= 3 else 1]
+    return _without_alpha(bands.transpose(1, 2, 0))
+
+
+def _without_alpha(pixels: DeepPixels) -> DeepPixels:
+    return pixels[:, :, : 3 if pixels.shape[2] >= 3 else 1]
 
 
 def _deep_luma(pixels: DeepPixels) -> DeepPixels:

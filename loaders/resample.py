@@ -72,7 +72,7 @@ def resample_deep(
         levels = _KERNELS[interpolation](source, [window.size[1], window.size[0]], False, None, None)
         values = levels[0].permute(1, 2, 0).numpy()
         if out.dtype.kind in "iu":
-            limits = np.iinfo(out.dtype)
+            limits = np.iinfo(out.dtype.name)
             values = np.rint(values).clip(limits.min, limits.max)
         resized = values.astype(out.dtype)
     left, top = window.at

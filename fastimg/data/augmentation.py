@@ -33,7 +33,7 @@ def policy_of(config: Augmenting, mean: tuple[float, ...], std: tuple[float, ...
         contrast=config.contrast or (1.0, 1.0),
         saturation=config.saturation or (1.0, 1.0),
         hue=config.hue or 0.0,
-        trivial={"trivial": True, "trivial-gray": "gray"}.get(config.aa or "", False),
+        trivial="gray" if config.aa == "trivial-gray" else config.aa == "trivial",
         named=config.aa if config.aa and config.aa not in TRIVIAL else "",
         grayscale=config.grayscale_prob or 0.0,
         blur=config.gaussian_blur_prob or 0.0,

@@ -239,7 +239,7 @@ def test_other_numbers_of_channels_are_refused(channels):
 
 
 def test_channels_are_the_decoders(folder):
-    with pytest.raises(TypeError, match="crop, views, max_pixels and channels are the decoder's"):
+    with pytest.raises(TypeError, match="crop, views, max_pixels, channels and depth are the decoder's"):
         Loader(folder, ImageDecoder(CROPS[0]), channels=1, batch_size=4)
     assert replace(ImageDecoder(CROPS[0], channels=1)).sized(8).channels == 1
     assert "decoded on the CPU to gray" in ImageDecoder(CROPS[0], channels=1).describe()

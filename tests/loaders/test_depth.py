@@ -16,6 +16,7 @@ from torchvision.transforms.v2 import functional
 from fastimg.loaders import CenterCrop, ImageDecoder, ImageError, Letterbox, Loader, RandomCrop, RandomResizedCrop, View
 from fastimg.loaders.crop import shape_of
 from fastimg.loaders.decode import decode
+from fastimg.loaders.folders.deep_png import read_deep_png
 from fastimg.loaders.runtime.scratch import Scratch
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
@@ -25,17 +26,29 @@ def levels(height, width, channels=1, seed=0):
     return np.random.default_rng(seed).integers(0, 1 << 16, (height, width, channels), dtype=np.uint16)
 
 
-def png(pixels):
-    """A PNG of 16 bits, which Pillow cannot write with colours: rows without filters."""
+def png(pixels, filters=(0,)):
+    """A PNG of 16 bits, which Pillow cannot write with colours; `filters` of its rows in turn."""
     height, width, channels = pixels.shape
     kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    raw = np.ascontiguousarray(pixels.astype(">u2")).view(np.uint8).reshape(height, -1).astype(np.int64)
+    rows = b"".join(filtered(raw, y, 2 * channels, filters[y % len(filters)]) for y in range(height))
     header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def filtered(raw, y, step, kind):
+    """One row of bytes as a PNG has it: what a neighbour, or two, or Paeth's choice of three do not say."""
+    row, above = raw[y], raw[y - 1] if y else np.zeros_like(raw[0])
+    left, corner = (np.concatenate([np.zeros(step, np.int64), line[:-step]]) for line in (row, above))
+    guess = left + above - corner
+    near = np.stack([abs(guess - left), abs(guess - above), abs(guess - corner)]).argmin(axis=0)
+    paeth = np.stack([left, above, corner])[near, np.arange(len(row))]
+    guesses = (np.zeros_like(row), left, above, (left + above) // 2, paeth)
+    return bytes([kind]) + ((row - guesses[kind]) % 256).astype(np.uint8).tobytes()
 
 
 def saved(pixels, kind, **options):
@@ -68,9 +81,12 @@ def test_gray_files_keep_their_levels(kind):
 @pytest.mark.parametrize("channels", [2, 3, 4])
 def test_png_files_of_several_channels_keep_their_levels_without_alpha(channels):
     pixels = levels(21, 30, channels)
+    pixels[5:9] = pixels[4]
     colours = pixels[:, :, :3] if channels > 2 else np.repeat(pixels[:, :, :1], 3, axis=2)
-    assert (whole(png(pixels), (21, 30), 3) == colours).all()
-    assert (decode(png(pixels)) == colours >> 8).all()
+    for filters in ((0,), (1,), (2,), (3,), (4,), (4, 2, 0, 3, 1)):
+        data = png(pixels, filters)
+        assert (whole(data, (21, 30), 3) == colours).all()
+        assert (decode(data) == colours >> 8).all()  # Pillow
     luma = colours.astype(np.float64) @ [19595, 38470, 7471] / 65536
     assert np.abs(whole(png(pixels), (21, 30), 1)[:, :, 0] - luma).max() <= 0.5
 
@@ -147,6 +163,9 @@ def test_what_cannot_be_read_with_16_bits(tmp_path):
     floats = saved(np.zeros((9, 9), np.float32), "tiff")
     with pytest.raises(ImageError, match="pixels of mode F have no defined range; save the image with 8 or 16 bits"):
         whole(floats, (9, 9), 1)
-    damaged = png(levels(21, 30, 3))[:900]
-    with pytest.raises(ImageError):
-        whole(damaged, (21, 30), 3)
+    good = png(levels(21, 30, 3))
+    for damaged in (good[:900], good[:60] + b"damaged" + good[67:], png(levels(21, 30, 3))[:28] + b"\1" + good[29:]):
+        with pytest.raises(ImageError, match="PNG"):
+            read_deep_png(damaged)
+        with pytest.raises(ImageError):
+            whole(damaged, (21, 30), 3)
