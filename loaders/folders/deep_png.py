@@ -33,12 +33,13 @@ def read_deep_png(data: bytes | memoryview) -> npt.NDArray[np.uint16]:
         if bytes(data[offset + 4 : offset + 8]) == b"IDAT":
             parts.append(bytes(data[offset + 8 : offset + 8 + size]))
         offset += 12 + size
+    inflating = zlib.decompressobj()
     try:
-        inflated = zlib.decompressobj().decompress(b"".join(parts), height * (stride + 1))
+        inflated = inflating.decompress(b"".join(parts), height * (stride + 1) + 1)  # the end has a checksum
     except zlib.error as error:
         raise ImageError(f"a PNG whose pixels are damaged ({error})") from error
-    if len(inflated) < height * (stride + 1):
-        raise ImageError("a PNG that ends before its last row")
+    if len(inflated) != height * (stride + 1) or not inflating.eof:
+        raise ImageError("a PNG that ends before its last row, or after it")
     rows = np.frombuffer(bytearray(inflated), np.uint8).reshape(height, stride + 1)
     if not _unfilter(rows, 2 * channels):
         raise ImageError("a PNG with a filter that there is not")
@@ -48,7 +49,7 @@ def read_deep_png(data: bytes | memoryview) -> npt.NDArray[np.uint16]:
 
 @compiled
 def _unfilter(rows: Any, step: int) -> bool:
-    """Undo the filters of rows [H, 1 + bytes], in place; `step` is the bytes of a pixel. False for an unknown filter."""
+    """Undo the filters of rows [H, 1 + bytes], in place; a pixel has `step` bytes. False for an unknown filter."""
     height, length = rows.shape
     for y in range(height):
         kind = rows[y, 0]
