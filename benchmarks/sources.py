@@ -2,18 +2,19 @@
 
     python benchmarks/sources.py --data FOLDER                 # of photographs
     python benchmarks/sources.py --content screenshots
+    python benchmarks/sources.py --content diagrams
     python benchmarks/sources.py --content sprites
 
 The same pixels are encoded in every format, and the same random crops of 224 pixels are cut from each: milliseconds of
 one thread's processor time for a crop, and images per second of the whole loader with two threads, with formats
-interleaved, and the size of an image. For lossy formats the peak signal-to-noise ratio is stated. Screenshots and
-sprites are drawn here: text, boxes and lines in few colours, and small shapes.
+interleaved, and the size of an image. For lossy formats the peak signal-to-noise ratio is stated. `recompressed` is
+what `convert --recompress lossless` makes of the PNGs. Screenshots and sprites are drawn here: text, boxes and lines,
+and small shapes; diagrams are screenshots of at most 64 colours.
 """
 
 import argparse
 import io
 import itertools
-import math
 import struct
 import tempfile
 import time
@@ -30,12 +31,18 @@ from images import list_images
 from PIL import Image, ImageDraw
 from rich.console import Console
 
+from fastimg.convert.recompression.facts import psnr
+from fastimg.convert.recompression.lossless import losslessly
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
-from fastimg.loaders.decode import Pixels, decode
+from fastimg.loaders.decode import Pixels, decode, read_header
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
 WORDS = ("open", "save", "edit", "view", "224", "3.14", "total", "error", "loading", "user", "cancel", "2026", "value")
+
+
+# By content: how many images are encoded, and how many an epoch of the loader has.
+CONTENTS = {"photographs": (64, 256), "screenshots": (24, 96), "diagrams": (24, 96), "sprites": (256, 1024)}
 
 
 def pillow(pixels: Pixels, kind: str, **options: object) -> bytes:
@@ -61,11 +68,19 @@ def jpeg(pixels: Pixels, sampling: str = "444") -> bytes:
     return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 95, "RGB", sampling)
 
 
+def recompressed(pixels: Pixels) -> bytes:
+    """What `convert --recompress lossless` makes of a PNG."""
+    png = pillow(pixels, "PNG")
+    smaller = losslessly(png, read_header(png), pixels)
+    return png if isinstance(smaller, str) else smaller.image
+
+
 FORMATS: dict[str, tuple[str, Callable[[Pixels], bytes]]] = {
     "png": ("png", partial(pillow, kind="PNG")),
     "png, optimised": ("png", partial(pillow, kind="PNG", optimize=True)),
     "png, level 1": ("png", partial(pillow, kind="PNG", compress_level=1)),
     "png, level 1, no filters": ("png", plain_png),
+    "recompressed": ("png", recompressed),  # or WebP: formats are recognised by the content
     "webp, lossless": ("webp", partial(pillow, kind="WEBP", lossless=True, exact=True)),
     "webp, lossless, method 1": ("webp", partial(pillow, kind="WEBP", lossless=True, exact=True, method=1)),
     "webp, lossy 90": ("webp", partial(pillow, kind="WEBP", quality=90)),
@@ -101,6 +116,11 @@ def screenshot(seed: int, size: tuple[int, int] = (1280, 800)) -> Pixels:
     return np.asarray(image)
 
 
+def diagram(seed: int) -> Pixels:
+    """A screenshot of at most 64 colours."""
+    return np.asarray(Image.fromarray(screenshot(seed)).quantize(64, dither=Image.Dither.NONE).convert("RGB"))
+
+
 def sprite(seed: int, side: int = 64) -> Pixels:
     """A small figure of a few flat colours on one background, as RGB [H, W, 3]."""
     rng = np.random.default_rng(seed)
@@ -111,12 +131,6 @@ def sprite(seed: int, side: int = 64) -> Pixels:
         shape = draw.ellipse if rng.random() < 0.5 else draw.rectangle
         shape((x, y, x + wide, y + high), fill=tuple(rng.integers(0, 256, 3).tolist()))
     return np.asarray(image)
-
-
-def psnr(pixels: Pixels, other: Pixels) -> float:
-    """Peak signal-to-noise ratio in decibels; infinite for equal pixels."""
-    error = float(np.mean((pixels.astype(np.float64) - other) ** 2))
-    return 10 * math.log10(255**2 / error) if error else math.inf
 
 
 def crop_costs(encoded: dict[str, list[bytes]], size: int, repeats: int) -> dict[str, measure.Spread]:
@@ -167,21 +181,23 @@ def loader_rates(
 def main() -> None:
     """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--content", choices=("photographs", "screenshots", "sprites"), default="photographs")
+    parser.add_argument("--content", choices=tuple(CONTENTS), default="photographs")
     parser.add_argument("--data", type=Path, help="folder of photographs, for --content photographs")
-    parser.add_argument("--images", type=int, default=None, help="default: 64 photographs, 24 screenshots, 256 sprites")
+    parser.add_argument("--images", type=int, default=None, help="default: by content")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "sources.jsonl")
     args = parser.parse_args()
-    count = args.images or {"photographs": 64, "screenshots": 24, "sprites": 256}[args.content]
+    count, epoch = CONTENTS[args.content]
+    count = args.images or count
     if args.content == "photographs":
         if args.data is None:
             parser.error("--content photographs needs --data")
         originals = [decode((args.data / name).read_bytes()) for name in list_images(args.data)[:count]]
     else:
-        originals = [(screenshot if args.content == "screenshots" else sprite)(seed) for seed in range(count)]
+        draw = {"screenshots": screenshot, "diagrams": diagram, "sprites": sprite}[args.content]
+        originals = [draw(seed) for seed in range(count)]
     torch.set_num_threads(1)  # so that only the requested threads compute
     encoded: dict[str, list[bytes]] = {}
     encoding: dict[str, float] = {}
@@ -190,15 +206,14 @@ def main() -> None:
         encoded[name] = [encode(pixels) for pixels in originals]
         encoding[name] = 1e3 * (time.thread_time() - began) / len(originals)
     costs = crop_costs(encoded, args.size, args.repeats)
-    epoch = {"photographs": 256, "screenshots": 96, "sprites": 1024}[args.content]
     with tempfile.TemporaryDirectory(prefix="fastimg-sources-") as folder:
         rates = loader_rates(encoded, args.size, args.repeats, args.workers, epoch, Path(folder))
     environment = measure.environment()
     rows = []
     for name, images in encoded.items():
         ratios = [psnr(pixels, decode(data)) for pixels, data in zip(originals, images, strict=True)]
-        exact = all(map(math.isinf, ratios))
-        finite = [ratio for ratio in ratios if not math.isinf(ratio)]
+        finite = [ratio for ratio in ratios if ratio is not None]
+        exact = not finite
         record = {
             "benchmark": "sources",
             "content": args.content,
