@@ -1,6 +1,7 @@
 """Which images --recompress leaves as they are, by their headers, and what the others lose besides pixels' values."""
 
 import io
+import struct
 
 from PIL import Image
 
@@ -8,9 +9,21 @@ from fastimg.loaders.decode import Header
 from fastimg.loaders.jpeg.decoding.exif import ORIENTATION
 
 JPEGS = frozenset({"jpeg", "mpo"})
-_FORMATS = frozenset({"png", "webp", "tiff", "bmp", "gif", "ppm", "tga", "pcx", "qoi", "raw"})  # whose depth is known
+_FORMATS = frozenset({"png", "webp", "tiff", "bmp", "gif", "ppm", "tga", "pcx", "qoi"})  # whose depth is known
 _SIDES = {True: 16_383, False: 65_535}  # pixels, of a WebP and of a JPEG
 _WHOLE = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})  # modes that lossless formats hold as they are
+# What Pillow's plugins raise while they look for further frames in a damaged file.
+_FAULTS = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    RuntimeError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    struct.error,
+)
 _BITS, _ICC = 258, 34_675  # TIFF 6.0, section 8; ICC.1, annex B.4
 _STRUCTURE = frozenset({*range(254, 270), *range(273, 300), *range(317, 348), ORIENTATION, _ICC, 529, 530, 531, 532})
 _PIXELS_CHUNKS = frozenset(
@@ -40,7 +53,8 @@ def deep(image: Image.Image, data: bytes) -> bool:
         return any(each > 8 for each in (bits if isinstance(bits, tuple) else (bits,)))
     if image.format == "PPM":
         tiles = image.tile  # type: ignore[attr-defined]
-        return any(isinstance(tile.args, tuple) and int(tile.args[-1]) > 255 for tile in tiles)
+        last = (tile.args[-1] for tile in tiles if isinstance(tile.args, tuple))
+        return any(isinstance(most, int) and most > 255 for most in last)
     return False
 
 
@@ -51,13 +65,16 @@ def obstacle(data: bytes, header: Header, *, lossless: bool) -> str:
     side = _SIDES[lossless]
     if max(header.size) > side:
         return f"a side of more than {side:,} pixels"
-    with Image.open(io.BytesIO(data)) as image:
-        if deep(image, data):
-            return "more than 8 bits a sample"
-        if lossless and image.mode not in _WHOLE:
-            return f"pixels of mode {image.mode}"
-        if lossless and frames(image) > 1:
-            return "several frames"
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if deep(image, data):
+                return "more than 8 bits a sample"
+            if lossless and image.mode not in _WHOLE:
+                return f"pixels of mode {image.mode}"
+            if frames(image) > 1 and lossless:
+                return "several frames"
+    except _FAULTS:
+        return "damaged behind its first frame"
     return ""
 
 

@@ -46,7 +46,10 @@ def losslessly(data: bytes, header: Header, pixels: Pixels) -> Smaller | str:
         return "a colour profile for other channels"
     extension, options, stored = _target(plain, gray, profile)
     buffer = io.BytesIO()
-    stored.save(buffer, extension, **options, **carried)
+    try:
+        stored.save(buffer, extension, **options, **carried)
+    except (OSError, ValueError):  # metadata that the encoder refuses
+        return f"it cannot be stored as {extension}"
     made = buffer.getvalue()
     if len(made) >= len(data):
         return "not smaller without loss"
