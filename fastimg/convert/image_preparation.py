@@ -20,6 +20,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from fastimg.convert.annotations.shrinking import shrunk_fields
 from fastimg.convert.recompression.choice import Recompression
 from fastimg.convert.recompression.facts import Recompressed, psnr
 from fastimg.convert.recompression.limits import JPEGS, lost_as_jpeg, obstacle
@@ -71,6 +72,14 @@ class Treatment:
         if self.max_size is not None and max(header.size) > self.max_size:
             return f"larger than {self.max_size} pixels"
         return "asked for" if self.reencode else ""
+
+    def stored_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) of an image of this size once it is encoded: shrunk to --max-size, and to what JPEGs hold."""
+        longest = max(size)
+        side = min(self.max_size or longest, _SIDE)
+        if longest <= side:
+            return size
+        return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))
 
     def recompresses(self, header: Header, path: str) -> bool:
         """Whether --recompress applies to an image; `obstacle` may still stand in the way."""
@@ -139,6 +148,7 @@ class Prepare:
         header = read_header(data, self._treatment.max_pixels)
         treatment, size = self._treatment, len(data)
         if reason := treatment.encodes(header):
+            original = self._shrunk(original, header.size)
             made = self._jpeg(decode(data, header, self._scratch()), _subsampling(data, header))
             return Prepared(made, _renamed(original.suffix, "jpg"), size, _outcome(REENCODED, reason), *original[2:])
         if treatment.recompresses(header, entry.path):
@@ -196,6 +206,7 @@ class Prepare:
         height, width, _ = pixels.shape
         header = Header("raw", width, height, 1, turbo=False)
         if reason := self._treatment.encodes(header):
+            original = self._shrunk(original, header.size)
             made = self._jpeg(pixels, "420")
             return Prepared(made, "jpg", pixels.nbytes, _outcome(REENCODED, reason), *original[2:])
         asked = self._treatment.recompress
@@ -252,10 +263,8 @@ class Prepare:
         treatment = self._treatment
         quality = quality or treatment.quality
         height, width, _ = pixels.shape
-        longest = max(height, width)
-        side = min(treatment.max_size or longest, _SIDE)
-        if longest > side:
-            size = max(1, round(width * side / longest)), max(1, round(height * side / longest))
+        size = treatment.stored_size((width, height))
+        if size != (width, height):
             out = np.empty((size[1], size[0], 3), np.uint8)
             from fastimg.loaders.resample import resample  # brings torch, which takes seconds
 
@@ -267,6 +276,14 @@ class Prepare:
         else:
             jpeg = simplejpeg.encode_jpeg(pixels, quality, "RGB", subsampling)
         return tile(jpeg, treatment.tile_px).jpeg if treatment.tile_px else jpeg
+
+    def _shrunk(self, original: Original, size: tuple[int, int]) -> Original:
+        """The sample with its fields in the pixels of the image that it becomes, whose size may be smaller."""
+        smaller = self._treatment.stored_size(size)
+        schemas = self._source.stored_fields
+        if smaller == size or not any(schema.geometry for schema in schemas):
+            return original
+        return original._replace(fields=shrunk_fields(original.fields, schemas, size, smaller))
 
     def _extension(self, header: Header, suffix: str) -> str:
         """The usual extension for the content, or else the file's own extension."""

@@ -50,7 +50,7 @@ from .image_preparation import Prepare, Prepared, prepared_in_order
 from .journal import DestinationState, Finished, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
-from .request import Request, as_before, check_paths, read_request, refuse_field_flags, refuse_image_flags
+from .request import Request, as_before, check_paths, read_request, refuse_image_flags
 from .survey import Schema, survey
 from .text_preparation import PrepareText
 from .writers import BetonStore, Store, TarStore
@@ -100,7 +100,6 @@ def _convert(config: Convert, console: Console) -> Report:
     try:
         if source.content == "text":
             refuse_image_flags(config)
-        refuse_field_flags(config, source)
         for remark in (*source.remarks, *class_remarks(source)):
             say(console, with_flags(remark))
         _check_apart(source, request.dst)

@@ -134,16 +134,6 @@ def check_paths(config: Convert) -> None:
         raise UsageError(f"{sources + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
 
 
-def refuse_field_flags(config: Convert, source: Source) -> None:
-    """Raise UsageError if a flag would move what fields of the source say where it is."""
-    placed = [field.name for field in source.stored_fields if field.geometry]
-    if placed and config.max_size is not None:
-        raise UsageError(
-            f"--max-size {config.max_size} would shrink images and not their fields ({', '.join(placed)}); leave it "
-            "out, or shrink both before"
-        )
-
-
 def refuse_image_flags(config: Convert) -> None:
     """Raise UsageError if a flag that applies only to images is given with texts."""
     refuse_set(config, _OF_IMAGES, "on texts")
