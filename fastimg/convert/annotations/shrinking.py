@@ -2,8 +2,10 @@
 
 import io
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from fastimg.loaders.containers.fields import StoredField, packed_npy, unpacked_npy
@@ -47,7 +49,7 @@ def shrunk_fields(
     return made
 
 
-def _png(mask: np.ndarray) -> bytes:
+def _png(mask: npt.NDArray[Any]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(mask).save(buffer, "PNG")
     return buffer.getvalue()
