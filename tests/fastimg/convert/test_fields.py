@@ -771,8 +771,8 @@ def test_max_size_shrinks_boxes_points_and_masks(container: Any, write: Any, tmp
     """Boxes and points by the same factors as the image, masks as torch's nearest neighbour; a turned image, too."""
     sides = (8, 6)  # of a small image, which stays as it is
     rows = [
-        {"path": "a.jpg", "b": [[4, 6, 20, 30], [30, 20, 50, 28]], "p": [[[10, 8], [45, 3]]], "m": "a.png"},
-        {"path": "b.jpg", "b": [[1, 2, 3, 4]], "p": [[[1, 2], [3, 4]]], "m": "b.png"},
+        {"path": "a.jpg", "b": [[4, 6, 20, 30], [30, 20, 50, 28]], "p": [[10, 8], [45, 3]], "m": "a.png"},
+        {"path": "b.jpg", "b": [[1, 2, 3, 4]], "p": [[1, 2], [3, 4]], "m": "b.png"},
         {"path": "c.jpg", "b": [], "p": [], "m": "c.png"},
     ]
     deep = mask_of(3, dtype=np.uint16)
