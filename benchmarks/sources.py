@@ -42,7 +42,7 @@ WORDS = ("open", "save", "edit", "view", "224", "3.14", "total", "error", "loadi
 
 
 # By content: how many images are encoded, and how many an epoch of the loader has.
-CONTENTS = {"photographs": (64, 256), "screenshots": (24, 96), "diagrams": (24, 96), "sprites": (256, 1024)}
+CONTENTS = {"photographs": (64, 256), "screenshots": (24, 96), "diagrams": (8, 32), "sprites": (256, 1024)}
 
 
 def pillow(pixels: Pixels, kind: str, **options: object) -> bytes:
