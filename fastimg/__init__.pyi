@@ -40,6 +40,7 @@ def convert(
     max_size: int | None = None,
     quality: int | None = None,
     jpeg: Literal["keep", "reencode"] = "keep",
+    recompress: str | None = None,
     raw_fraction: float | None = None,
     originals: Literal["keep", "drop", "refuse"] | None = None,
     compare: bool = False,

@@ -65,7 +65,10 @@ SECTIONS: Mapping[str, Sections] = {
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
         "destination": ("format", "shard_size", "append", "merge", "resume", "overwrite"),
-        "images": ("tile", "max_size", "quality", "jpeg", "raw_fraction", "originals", "compare", "max_pixels"),
+        "images": (
+            *("tile", "max_size", "quality", "jpeg", "recompress"),
+            *("raw_fraction", "originals", "compare", "max_pixels"),
+        ),
         "run": ("workers", "on_error", "json"),
     },
     "inspect": {
