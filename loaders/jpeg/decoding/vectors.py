@@ -311,7 +311,9 @@ def weighted(
         def added(totals: Any, rows: Any, skipped: Any, pair: Any) -> list[Any]:
             values = [b.load(b.bitcast(b.gep(place, [skipped]), wide.as_pointer()), align=1) for place in rows]
             none = vector(I8, 0, WIDE)
-            halves = [part for both in interleaved(b, *values, PAIRED) for part in interleaved(b, both, none, PAIRED)]
+            halves = [
+                part for both in interleaved(b, *values, lanes=PAIRED) for part in interleaved(b, both, none, PAIRED)
+            ]
             parts = [products(b, avx2, b.bitcast(part, ir.VectorType(I16, PAIRED)), pair) for part in halves]
             return [b.add(total, part) for total, part in zip(totals, parts, strict=True)]
 
