@@ -309,11 +309,10 @@ def weighted(
             return b.gep(begin, [b.select(inside, b.mul(number, arguments[2]), ir.Constant(I64, 0))])
 
         def added(totals: Any, rows: Any, skipped: Any, pair: Any) -> list[Any]:
-            values = [b.load(b.bitcast(b.gep(place, [skipped]), wide.as_pointer()), align=1) for place in rows]
+            near, far = (b.load(b.bitcast(b.gep(place, [skipped]), wide.as_pointer()), align=1) for place in rows)
             none = vector(I8, 0, WIDE)
-            halves = [
-                part for both in interleaved(b, *values, lanes=PAIRED) for part in interleaved(b, both, none, PAIRED)
-            ]
+            both = interleaved(b, near, far, PAIRED)
+            halves = [part for values in both for part in interleaved(b, values, none, PAIRED)]
             parts = [products(b, avx2, b.bitcast(part, ir.VectorType(I16, PAIRED)), pair) for part in halves]
             return [b.add(total, part) for total, part in zip(totals, parts, strict=True)]
 
