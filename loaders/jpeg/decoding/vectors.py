@@ -267,6 +267,20 @@ def quotient(_: Any, a: Any, b: Any) -> Any:
 _FEW = 4  # pairs of weights that stay in registers
 
 
+def _pair_products(builder: Any, avx2: bool, near: Any, far: Any, pair: Any) -> list[Any]:
+    """Sums of two products in 32 bits, of WIDE bytes of two rows and their weights, PAIRED int16."""
+    none = vector(I8, 0, WIDE)
+    both = interleaved(builder, near, far, PAIRED)
+    halves = [part for values in both for part in interleaved(builder, values, none, PAIRED)]
+    return [products(builder, avx2, builder.bitcast(part, ir.VectorType(I16, PAIRED)), pair) for part in halves]
+
+
+def _bytes_of(builder: Any, avx2: bool, sums: list[Any]) -> Any:
+    """WIDE numbers less 128, as `_pair_products` orders them, as bytes 0 to 255."""
+    sums = [packed(builder, avx2, sums[i], sums[i + 1]) for i in (0, 2)]
+    return builder.xor(packed(builder, avx2, sums[0], sums[1]), vector(I8, -128, WIDE))
+
+
 @intrinsic
 def weighted(
     _: Any,
@@ -310,16 +324,11 @@ def weighted(
 
         def added(totals: Any, rows: Any, skipped: Any, pair: Any) -> list[Any]:
             near, far = (b.load(b.bitcast(b.gep(place, [skipped]), wide.as_pointer()), align=1) for place in rows)
-            none = vector(I8, 0, WIDE)
-            both = interleaved(b, near, far, PAIRED)
-            halves = [part for values in both for part in interleaved(b, values, none, PAIRED)]
-            parts = [products(b, avx2, b.bitcast(part, ir.VectorType(I16, PAIRED)), pair) for part in halves]
+            parts = _pair_products(b, avx2, near, far, pair)
             return [b.add(total, part) for total, part in zip(totals, parts, strict=True)]
 
         def finished(totals: Any, skipped: Any) -> None:
-            sums = [b.ashr(total, shift) for total in totals]
-            sums = [packed(b, avx2, sums[i], sums[i + 1]) for i in (0, 2)]
-            value = b.xor(packed(b, avx2, *sums), vector(I8, -128, WIDE))
+            value = _bytes_of(b, avx2, [b.ashr(total, shift) for total in totals])
             b.store(value, b.bitcast(b.gep(target, [skipped]), wide.as_pointer()), align=1)
 
         pairs = b.lshr(b.add(arguments[5], ir.Constant(I64, 1)), ir.Constant(I64, 1))
