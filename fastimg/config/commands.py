@@ -81,8 +81,9 @@ class Convert:  # more than 12 fields: a flag each
     are recognised."""
     field: tuple[str, ...] = ()
     """A manifest column to keep as a field beside the image, as NAME:KIND, several times for several: number, array,
-    ragged (a list of items), labels, box (xyxy; also box-xywh, box-yolo), keypoint, mask, image or bytes. Cells are
-    numbers, JSON lists or paths. NAME:labels@boxes goes along the items of boxes."""
+    bands (a TIFF or .npy of several channels), ragged (a list of items), labels, box (xyxy; also box-xywh, box-yolo),
+    keypoint, mask, image or bytes. Cells are numbers, JSON lists or paths. NAME:labels@boxes goes along the items of
+    boxes."""
     images: Path | None = None
     """For COCO's annotations, the folder of the images. Default: what lies beside the file."""
     split_column: str | None = None

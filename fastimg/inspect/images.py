@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and only pictures need it
     from fastimg.data.kornia_pass import KorniaPass
 
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
+_GRAY_MEAN, _GRAY_STD = (sum(_MEAN) / 3,), (sum(_STD) / 3,)
 _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
 _OF_PICTURES = (
     "samples",
@@ -168,7 +169,8 @@ def _augmentation(config: Inspect) -> tuple[Train, Crop]:
     size = config.img_size if config.img_size is not None else file.train_crop_size or file.img_size or _SIZE
     resize = file.val_resize_size or 0
     interpolation = file.interpolation or "bilinear"
-    merged = replace(merged, mean=file.mean or _MEAN, std=file.std or _STD)
+    mean, std = (_GRAY_MEAN, _GRAY_STD) if file.in_chans == 1 else (_MEAN, _STD)
+    merged = replace(merged, mean=file.mean or mean, std=file.std or std)
     if merged.no_aug:
         resize = resize if resize >= size else round(size / 0.875)
         return merged, CenterCrop(size=size, resize=resize, interpolation=interpolation)

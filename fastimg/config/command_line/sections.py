@@ -17,7 +17,8 @@ SECTIONS: Mapping[str, Sections] = {
         "model": (
             *("arch", "text_arch", "combiner"),
             *("pretrained", "weights", "num_classes", "freeze", "freeze_epochs", "head", "head_hidden"),
-            *("head_init", "cache_embeddings", "cache_dtype", "cache_dir", "drop_path", "ghost_bn", "blurpool"),
+            *("head_init", "cache_embeddings", "cache_dtype", "cache_dir", "drop_path", "ghost_bn", "in_chans"),
+            "blurpool",
             "model_kwargs",
         ),
         "data": (
