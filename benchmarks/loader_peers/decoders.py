@@ -77,7 +77,7 @@ def imagecodecs(path: Path) -> torch.Tensor:
     """imagecodecs."""
     import imagecodecs as library
 
-    return _planes(library.jpeg_decode(path.read_bytes()))
+    return _planes(library.jpeg8_decode(path.read_bytes(), outcolorspace="rgb"))
 
 
 def kornia(path: Path) -> torch.Tensor:
@@ -91,14 +91,14 @@ def pyvips(path: Path) -> torch.Tensor:
     """pyvips."""
     import pyvips as library
 
-    return _planes(library.Image.new_from_file(str(path), access="sequential").numpy())
+    return _planes(library.Image.new_from_file(str(path), access="sequential").colourspace("srgb").numpy())
 
 
 def imageio(path: Path) -> torch.Tensor:
     """imageio."""
     import imageio.v3
 
-    return _planes(imageio.v3.imread(path))
+    return _planes(imageio.v3.imread(path, mode="RGB"))
 
 
 def _planes(pixels: np.ndarray) -> torch.Tensor:
