@@ -1,5 +1,6 @@
 """The loaders that only `benchmarks/loaders.py` compares: all images of an epoch, of the right shape, near ours."""
 
+import ctypes.util
 import importlib
 import sys
 from pathlib import Path
@@ -46,15 +47,23 @@ def threads():
     torch.set_num_threads(before)
 
 
+def _installed(name):
+    """The peer, where its library is installed."""
+    peer = PEERS[name]
+    if not peer.installed():
+        pytest.skip(f"{peer.module} is not installed: {peer.install}")
+    if name == "spdl" and ctypes.util.find_library("avfilter") is None:
+        pytest.skip("FFmpeg's libraries are not installed: benchmarks/README.md")
+    return peer
+
+
 def _images(peer, work):
     return np.concatenate([batch.permute(0, 2, 3, 1).numpy().copy() for batch in peer.open(work)()])
 
 
 @pytest.mark.parametrize("name", FURTHER)
 def test_images(name, sources):
-    peer = PEERS[name]
-    if not peer.installed():
-        pytest.skip(f"{peer.module} is not installed: {peer.install}")
+    peer = _installed(name)
     if peer.make is not None:
         peer.make(sources)
     centre = Workload(sources=sources, crop="centre", batch_size=8, size=SIZE, workers=0)
@@ -68,9 +77,7 @@ def test_images(name, sources):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", FURTHER)
 def test_random_crops(name, workers, tmp_path):
-    peer = PEERS[name]
-    if not peer.installed():
-        pytest.skip(f"{peer.module} is not installed: {peer.install}")
+    peer = _installed(name)
     gradients = write_gradients(tmp_path / "drawn")
     sources = Sources(folder=tmp_path / "made", files=tuple(gradients * 16))
     if peer.make is not None:
