@@ -26,6 +26,7 @@ _NAMES = {
     "torch, torchvision.io": "torch DataLoader, torchvision.io",
     "torch, torchcodec": "torch DataLoader, TorchCodec",
     "torch, simplejpeg": "torch DataLoader, simplejpeg",
+    "torch, imagecodecs": "torch DataLoader, imagecodecs",
     "torch": "torch DataLoader, Pillow",
     "webdataset": "WebDataset, Pillow",
 }

@@ -73,6 +73,6 @@ PEERS: dict[str, Peer] = {  # the others are compared with the first
         install=INSTALL_LOADERS,
     ),
     "torch": USUAL["torch"],
-    **{f"torch, {name}": _decoding(name) for name in ("torchvision.io", "torchcodec", "simplejpeg")},
+    **{f"torch, {name}": _decoding(name) for name in ("torchvision.io", "torchcodec", "simplejpeg", "imagecodecs")},
     "webdataset": USUAL["webdataset"],
 }
