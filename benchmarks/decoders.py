@@ -2,8 +2,9 @@
 
     build/peers/bin/python -W ignore benchmarks/decoders.py --data FOLDER
 
-The list is imread-benchmark's, and TorchCodec. All decode every file once a round, in turn, in one process; the thread's
-processor time counts, which a busy machine disturbs little, and results are medians of n. The pixels are compared with Pillow's. The best of them stand in `loader_peers` with torch's DataLoader.
+The list is imread-benchmark's, and TorchCodec. All decode every file once a round, in turn, in one process. The
+thread's processor time counts, which a busy machine disturbs little; results are medians of n. The pixels are compared
+with Pillow's. The best of them stand in `loader_peers` with torch's DataLoader.
 """
 
 import argparse
