@@ -47,7 +47,9 @@ def main() -> None:
         record = {"benchmark": "decoders", "decoder": name, "files": len(files), "data": args.data.resolve().name}
         record |= {**speed.fields("images_per_second"), "difference": round(difference[name], 4)}
         measure.append(args.out, {**record, "environment": measure.environment() | versions()})
-    measure.show(console, f"{len(files)} JPEGs of {args.data.resolve().name} to RGB, images per second of processor time", rows)
+    measure.show(
+        console, f"{len(files)} JPEGs of {args.data.resolve().name} to RGB, images per second of processor time", rows
+    )
 
 
 def _rate(decode: Decode, files: list[Path]) -> float:
