@@ -1,4 +1,4 @@
-"""The antialiased resize of RGB columns, in compiled code: torch's uint8 kernels, bit for bit.
+"""The antialiased resize of columns of RGB or of luma, in compiled code: torch's uint8 kernels, bit for bit.
 
 It resizes across, then down. Each pass is rounded to uint8, with weights of 16 bits whose precision depends on the
 largest (ATen's UpSampleKernel.cpp; the filters are Pillow's, Resample.c). Only the requested output is computed.
@@ -90,17 +90,19 @@ def fill_weights(
 
 @compiled
 def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: Any) -> None:
-    """Resize a region's columns, and write the window to `out` [H, W, 3].
+    """Resize a region's columns, and write the window to `out` [H, W, C].
 
-    Channel c of the column of samples x, from sample `held_y` on, begins at `columns[(3 * (x - held_x) + c) *
-    held_stride]`. `work` uint8 is scratch: stride * (8 + row) bytes, a row being 3 W rounded up to 8.
+    Channel c of the column of samples x, from sample `held_y` on, begins at `columns[(C * (x - held_x) + c) *
+    held_stride]`. `work` uint8 is scratch: stride * (8 + row) bytes, a row being C W rounded up to 8.
     """
     region = regions[0]
     height = region.stride
     stride = region.held_stride
     skipped = region.y - region.held_y
-    across, down = out.shape[1], out.shape[0]
-    width = -(-3 * across // 8) * 8  # bytes of a row between the passes
+    across, down, channels = out.shape[1], out.shape[0], out.shape[2]
+    row = channels * across
+    step = channels * stride  # from a column to the next of its channel
+    width = -(-row // 8) * 8  # bytes of a row between the passes
     begins = np.empty(across, np.int64)
     counts = np.empty(across, np.int64)
     left = region.held_x - region.origin_x
@@ -114,12 +116,12 @@ def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: An
     rows = work[8 * height :]
     for group in range(0, width, 8):
         for i in range(8):
-            q = min(group + i, 3 * across - 1)
-            x = q // 3
-            c = q % 3
-            begin = (3 * (begins[x] - left) + c) * stride + skipped
+            q = min(group + i, row - 1)
+            x = q // channels
+            c = q % channels
+            begin = (channels * (begins[x] - left) + c) * stride + skipped
             for y in range(0, height, WIDE):
-                weighted(columns, begin + y, 3 * stride, flat, x * most, counts[x], precision, work, i * height + y)
+                weighted(columns, begin + y, step, flat, x * most, counts[x], precision, work, i * height + y)
         for y in range(0, height, 8):
             transpose(work, y, height, rows, y * width + group, width)
     begins = np.empty(down, np.int64)
@@ -132,7 +134,6 @@ def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: An
     scratch = np.empty(most, np.float64)
     precision = fill_weights(region.start_y, extent, size, bicubic, region.at_y, begins, counts, weights, scratch)
     flat = weights.reshape(-1)
-    row = 3 * across
     target = out.reshape(-1)
     for y in range(down):
         begin = (begins[y] - top) * width
