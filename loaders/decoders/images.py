@@ -13,10 +13,13 @@ from fastimg.loaders.crop import Crop, Interpolation, Size, Window, fill_of, sha
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_box, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.tiled import TileQueue
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import paste, resample
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
+
+from .large import PartialReads
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class ImageDecoder(Decoder):
 
     crop: Crop
     max_pixels: int = MAX_PIXELS
-    dct_scaling: bool = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
+    dct_scaling: Scaling = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
 
     _STAGE = 0x0C
@@ -69,7 +72,7 @@ class ImageDecoder(Decoder):
         queue = scratch.own(TileQueue)
         queue.clear()
         if self._queues and queue.add(data, self.crop, draws, self.max_pixels, 0):
-            damaged = queue.run(self.crop, self.dct_scaling, scratch, out[None])
+            damaged = queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out[None])
             if not damaged:
                 return
         self._decode(data, draws, out, scratch)
@@ -87,7 +90,7 @@ class ImageDecoder(Decoder):
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
                     return failures
-        for place, data in queue.run(self.crop, self.dct_scaling, scratch, out):  # the damaged ones
+        for place, data in queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out):  # the damaged ones
             error = attempt(self._decode, data, draws[place], out[place], scratch)
             if error is not None:
                 failures.append((place, error))
@@ -105,6 +108,12 @@ class ImageDecoder(Decoder):
     ) -> Exception | None:
         """What `attempt` would return, without the cost of a further call for each image."""
         try:
+            large = scratch.own(PartialReads)
+            scaling = scaling_of(self.dct_scaling)
+            if self._queues and large.crop(
+                reader, index, self.crop, draws, self.max_pixels, scaling, scratch, out[place]
+            ):
+                return None
             data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
             if not (self._queues and queue.add(data, self.crop, draws, self.max_pixels, place)):
                 self._decode(data, draws, out[place], scratch)
@@ -139,7 +148,7 @@ class ImageDecoder(Decoder):
         width, height = window.size
         room = np.frombuffer(scratch.pixels(width * height * 3), np.uint8, width * height * 3)
         resized = room.reshape(1, height, width, 3)
-        if queue.run(plain, self.dct_scaling, scratch, resized):
+        if queue.run(plain, scaling_of(self.dct_scaling), scratch, resized):
             return False
         paste(resized[0], window, fill, out)
         return True

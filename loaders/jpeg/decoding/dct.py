@@ -5,6 +5,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from fastimg.loaders.runtime.compiled import inlined, int64
+
 from .vectors import (
     I8,
     I16,
@@ -214,3 +216,19 @@ def _reduced_dct(side: int) -> Any:
 # inverse_dct4(coefficients, at, quantiser, row, out, to, stride): one block's samples, fewer of them, as `inverse_dct`;
 # the bits are those of libjpeg-turbo's scaled decoding.
 inverse_dct4, inverse_dct2 = (_reduced_dct(side) for side in (4, 2))
+
+
+@inlined
+def low_dct2(values: Any, at: int, quantisers: Any, row: int, out: Any, to: int, stride: int) -> None:
+    """Two by two samples of a block's four lowest coefficients alone, laid out as by `inverse_dct`.
+
+    IJG's libjpeg scales by such truncation since version 7. `inverse_dct2` takes coefficients of all frequencies.
+    """
+    mean = int64(values[at]) * quantisers[row] + 4
+    across = int64(values[at + 1]) * quantisers[row + 1]
+    down = int64(values[at + LANES]) * quantisers[row + LANES]
+    both = int64(values[at + LANES + 1]) * quantisers[row + LANES + 1]
+    out[to] = min(max(((mean + across + down + both) >> 3) + 128, 0), 255)
+    out[to + 1] = min(max(((mean + across - down - both) >> 3) + 128, 0), 255)
+    out[to + stride] = min(max(((mean - across + down - both) >> 3) + 128, 0), 255)
+    out[to + stride + 1] = min(max(((mean - across - down + both) >> 3) + 128, 0), 255)

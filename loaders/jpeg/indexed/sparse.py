@@ -1,0 +1,167 @@
+"""Blocks at known positions -> samples of a scaled picture, from the coefficients that count and no others.
+
+The samples are those of `baseline.decode_tiles`, bit for bit. What is not decoded is not checked either.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fastimg.loaders.jpeg.decoding.baseline import SCRATCH, fill_tables, lay_out
+from fastimg.loaders.jpeg.decoding.dct import low_dct2
+from fastimg.loaders.jpeg.decoding.entropy import NATURAL, PAD, STRIDE
+from fastimg.loaders.jpeg.decoding.lookups import END, TABLE, code_at, value_of
+from fastimg.loaders.jpeg.decoding.memory import bits_at, byte_at, copy_wide, store_short
+from fastimg.loaders.jpeg.decoding.vectors import WIDE
+from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
+
+_ONES, _HIGHS = 0x0101010101010101, 0x8080808080808080
+_WORK = 6 * TABLE + 64  # as in `baseline`
+
+
+@inlined
+def _stuffed(word: Any) -> bool:
+    """Whether one of eight bytes is 255."""
+    return bool((~word - uint64(_ONES)) & word & uint64(_HIGHS))
+
+
+@compiled
+def _clean(data: Any, begin: int, end: int, room: Any) -> None:
+    """Copy data[begin:end], or as much of it as fits, to `room` without stuffing, and zeros after it."""
+    n = 0
+    at = begin
+    while at < end and n < room.size - 8:
+        room[n] = data[at]
+        at += 2 if data[at] == 255 else 1
+        n += 1
+    room[n : n + 8] = 0
+
+
+@compiled
+def _is_marked(data: Any, at: int, code: int) -> bool:
+    """Whether a marker is at a byte."""
+    return bool(at >= 0 and at + 2 <= data.size and data[at] == 255 and data[at + 1] == code)
+
+
+@compiled
+def are_marked(data: Any, headers: Any, regions: Any, positions: Any, places: Any) -> bool:
+    """Whether the region's tiles lie between the markers that belong there."""
+    header = headers[0]
+    region = regions[0]
+    tiles = -(-header.width // header.mcu_width) // header.interval
+    total = tiles * -(-header.height // header.mcu_height)
+    across = region.right - region.left
+    last = positions.shape[1] - 1
+    for i in range(positions.shape[0]):
+        tile = (region.top + i // across) * tiles + region.left + i % across
+        place = places[i // across]
+        begin, end = place + (positions[i, 0] >> 3), place + (positions[i, last] >> 3)
+        if tile and not _is_marked(data, begin - 2, 0xD0 | ((tile - 1) & 7)):
+            return False
+        if not _is_marked(data, end, 0xD9 if tile + 1 == total else 0xD0 | (tile & 7)):
+            return False
+    return True
+
+
+@compiled
+def collect_known(data: Any, positions: Any, places: Any, across: int, clean: Any, bounds: Any) -> None:
+    """What `entropy.collect` does, for tiles whose positions are known."""
+    source, target = uint64(data.ctypes.data), uint64(clean.ctypes.data)
+    wide = uint64(WIDE)
+    n = uint64(0)
+    last = positions.shape[1] - 1
+    for i in range(positions.shape[0]):
+        place = places[i // across]
+        at, end = uint64(place + (positions[i, 0] >> 3)), uint64(place + (positions[i, last] >> 3))
+        bounds[i] = int64(n)
+        while at < end:
+            ahead = copy_wide(source + at, target + n)
+            taken = min(ahead, end - at)
+            at += taken
+            n += taken
+            if ahead != wide and at < end:  # a stuffed byte
+                clean[n] = 255
+                n += uint64(1)
+                at += uint64(2)
+    bounds[positions.shape[0]] = int64(n)
+    clean[int64(n) : int64(n) + PAD] = 0
+
+
+@compiled
+def decode_sparse(data: Any, headers: Any, regions: Any, positions: Any, places: Any, work: Any, out: Any) -> bool:
+    """Decode a region of low frequencies to planes in `out`, laid out as by `decode_tiles`. False if it is damaged.
+
+    `data` ends with PAD bytes that do not count; `work` [SCRATCH] int64 is scratch.
+    """
+    region = regions[0]
+    if not fill_tables(data, headers, work, False):
+        return False
+    quantisers = work[6 * TABLE : _WORK].view(np.int16)
+    values = work[_WORK : _WORK + STRIDE].view(np.int16)
+    room = work[_WORK + STRIDE : SCRATCH].view(np.uint8)
+    rows, layout, _, strides, rightwards, downwards = lay_out(headers, regions)
+    natural = NATURAL
+    source, cleaned = uint64(data.ctypes.data), uint64(room.ctypes.data)
+    stored, order = uint64(values.ctypes.data), uint64(natural.ctypes.data)
+    across = region.right - region.left
+    side = region.side
+    limit = uint64(4 if side == 2 else 0)  # the last coefficient of the zigzag order that counts
+    most = uint64(512 if side == 2 else 5)  # bytes of a block; a DC code and its value take 27 bits
+    byte, last, one = uint64(255), uint64(63), uint64(1)
+    tables = np.empty(rows.size, np.uint64)
+    scales = np.empty(rows.size, np.int64)
+    for block in range(rows.size):
+        tables[block] = uint64(work.ctypes.data) + (uint64(rows[block]) << uint64(3))
+        scales[block] = quantisers[64 * layout[block, 0]]
+    dcs = np.empty(3, np.int64)
+    begins = np.empty(rows.size, np.int64)
+    fits = True
+    for tile in range(positions.shape[0]):
+        row, column = tile // across, tile % across
+        shift = uint64(8 * places[row])
+        for block in range(rows.size):
+            c = layout[block, 0]
+            begins[block] = layout[block, 1] + column * rightwards[c] + row * downwards[c]
+        dcs[:] = 0
+        behind = uint64(positions[tile, 0]) + shift
+        for block in range(rows.size):
+            begin = behind
+            behind = uint64(positions[tile, block + 1]) + shift
+            address = source + (begin >> uint64(3))
+            word = bits_at(address)
+            nbytes = min(((behind + uint64(7)) >> uint64(3)) - (begin >> uint64(3)), most)
+            plain = not _stuffed(word & (~uint64(0) << (uint64(64) - (min(nbytes, uint64(8)) << uint64(3)))))
+            ahead, stop = address + uint64(8), address + nbytes
+            while plain and ahead < stop:
+                plain = not _stuffed(bits_at(ahead))
+                ahead += uint64(8)
+            if not plain:
+                _clean(data, int64(begin >> uint64(3)), int64((behind + uint64(7)) >> uint64(3)), room)
+                address = cleaned
+                word = bits_at(address)
+            held = word << (begin & uint64(7))
+            code = code_at(held, tables[block])
+            fits &= (code >> uint64(24)) & byte == one
+            c = layout[block, 0]
+            dcs[c] += value_of(held, code)
+            to = begins[block]
+            if side == 1:
+                mean = (int64(np.int16(dcs[c])) * scales[block] + 4) >> 3
+                fits &= -512 <= mean < 512
+                out[to] = min(max(mean + 128, 0), 255)
+                continue
+            values[1] = values[8] = values[9] = 0
+            position = (address << uint64(3)) + (begin & uint64(7)) + (code & byte)
+            table = tables[block] + uint64(8 * TABLE)
+            k = uint64(0)
+            while k < limit:
+                held = bits_at(position >> uint64(3)) << (position & uint64(7))
+                code = code_at(held, table)
+                position += code & byte
+                k += (code >> uint64(24)) & byte
+                store_short(stored + (byte_at(order + k) << one), uint64(value_of(held, code)))
+            if k > last and k < uint64(END):
+                return False
+            values[0] = dcs[c]
+            low_dct2(values, 0, quantisers, 64 * c, out, to, strides[c])
+    return fits
