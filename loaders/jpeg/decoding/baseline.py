@@ -60,8 +60,8 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
 
     A block of luma becomes `side` x `side` samples. Like libjpeg, chroma of 4:2:0 gets twice as many if `side` is less
     than 8, but not with low frequencies. A component's plane has `(right - left) * interval * h * side` columns of
-    `(bottom - top) * v * side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work` [SCRATCH]
-    int64 are scratch.
+    `(bottom - top) * v * side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work`
+    [SCRATCH] int64 are scratch.
     """
     return collect(data, headers, regions, clean, bounds) and decode_collected(
         data, headers, regions, clean, bounds, work, out

@@ -224,11 +224,19 @@ def low_dct2(values: Any, at: int, quantisers: Any, row: int, out: Any, to: int,
 
     IJG's libjpeg scales by such truncation since version 7. `inverse_dct2` takes coefficients of all frequencies.
     """
-    mean = int64(values[at]) * quantisers[row] + 4
-    across = int64(values[at + 1]) * quantisers[row + 1]
-    down = int64(values[at + LANES]) * quantisers[row + LANES]
-    both = int64(values[at + LANES + 1]) * quantisers[row + LANES + 1]
-    out[to] = min(max(((mean + across + down + both) >> 3) + 128, 0), 255)
-    out[to + 1] = min(max(((mean + across - down - both) >> 3) + 128, 0), 255)
-    out[to + stride] = min(max(((mean - across + down - both) >> 3) + 128, 0), 255)
-    out[to + stride + 1] = min(max(((mean - across - down + both) >> 3) + 128, 0), 255)
+    wide, tall, both = int64(values[at + 1]), int64(values[at + LANES]), int64(values[at + LANES + 1])
+    low_samples(int64(values[at]), wide, tall, both, quantisers, row, out, to, stride)
+
+
+@inlined
+def low_samples(
+    mean: int, wide: int, tall: int, both: int, quantisers: Any, row: int, out: Any, to: int, stride: int
+) -> None:
+    """What `low_dct2` does, of the coefficients [0, 0], [0, 1], [1, 0] and [1, 1]."""
+    mean = mean * quantisers[row] + 4
+    wide, tall = wide * quantisers[row + 1], tall * quantisers[row + LANES]
+    both = both * quantisers[row + LANES + 1]
+    out[to] = min(max(((mean + wide + tall + both) >> 3) + 128, 0), 255)
+    out[to + 1] = min(max(((mean + wide - tall - both) >> 3) + 128, 0), 255)
+    out[to + stride] = min(max(((mean - wide + tall - both) >> 3) + 128, 0), 255)
+    out[to + stride + 1] = min(max(((mean - wide - tall + both) >> 3) + 128, 0), 255)

@@ -4,10 +4,10 @@
 
 `data` is where a row of tiles begins, counted from the first entropy-coded byte; `lengths` where its blocks' lengths
 do, counted from the first length. The last entry is the end of all. A length is a sum of bytes up to the first that is
-not 255. It counts all bits from the block's beginning to the next block's, in the file as it is: with stuffed bytes, and
-after a tile's last block with padding and the restart marker of two bytes. So lengths of a whole tile are a multiple of
-8 bits. `check` is the sum of the positions behind each length of the row, in bits from the row's beginning, modulo
-2 ** 32.
+not 255. It counts all bits from the block's beginning to the next block's, in the file as it is: with stuffed bytes,
+and after a tile's last block with padding and the restart marker of two bytes. So lengths of a whole tile are a
+multiple of 8 bits. `check` is the sum of the positions behind each length of the row, in bits from the row's beginning,
+modulo 2 ** 32.
 """
 
 from typing import Any

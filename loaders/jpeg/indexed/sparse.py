@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fastimg.loaders.jpeg.decoding.baseline import SCRATCH, fill_tables, lay_out
-from fastimg.loaders.jpeg.decoding.dct import low_dct2
-from fastimg.loaders.jpeg.decoding.entropy import NATURAL, PAD, STRIDE
+from fastimg.loaders.jpeg.decoding.dct import low_samples
+from fastimg.loaders.jpeg.decoding.entropy import PAD
 from fastimg.loaders.jpeg.decoding.lookups import END, TABLE, code_at, value_of
-from fastimg.loaders.jpeg.decoding.memory import bits_at, byte_at, copy_wide, store_short
+from fastimg.loaders.jpeg.decoding.memory import bits_at, copy_wide
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
@@ -23,6 +23,13 @@ _WORK = 6 * TABLE + 64  # as in `baseline`
 def _stuffed(word: Any) -> bool:
     """Whether one of eight bytes is 255."""
     return bool((~word - uint64(_ONES)) & word & uint64(_HIGHS))
+
+
+@inlined
+def _first(nbytes: Any) -> Any:
+    """A mask of the first bytes of a word, 0 to 8 or more."""
+    half = uint64(32) - (min(nbytes, uint64(8)) << uint64(2))
+    return ~uint64(0) << half << half
 
 
 @compiled
@@ -97,16 +104,12 @@ def decode_sparse(data: Any, headers: Any, regions: Any, positions: Any, places:
     if not fill_tables(data, headers, work, False):
         return False
     quantisers = work[6 * TABLE : _WORK].view(np.int16)
-    values = work[_WORK : _WORK + STRIDE].view(np.int16)
-    room = work[_WORK + STRIDE : SCRATCH].view(np.uint8)
+    room = work[_WORK:SCRATCH].view(np.uint8)
     rows, layout, _, strides, rightwards, downwards = lay_out(headers, regions)
-    natural = NATURAL
     source, cleaned = uint64(data.ctypes.data), uint64(room.ctypes.data)
-    stored, order = uint64(values.ctypes.data), uint64(natural.ctypes.data)
     across = region.right - region.left
     side = region.side
-    limit = uint64(4 if side == 2 else 0)  # the last coefficient of the zigzag order that counts
-    most = uint64(512 if side == 2 else 5)  # bytes of a block; a DC code and its value take 27 bits
+    most = uint64(18 if side == 2 else 5)  # bytes of a block: a DC code and its value take up to 27 bits, AC's up to 26
     byte, last, one = uint64(255), uint64(63), uint64(1)
     tables = np.empty(rows.size, np.uint64)
     scales = np.empty(rows.size, np.int64)
@@ -130,12 +133,13 @@ def decode_sparse(data: Any, headers: Any, regions: Any, positions: Any, places:
             address = source + (begin >> uint64(3))
             word = bits_at(address)
             nbytes = min(((behind + uint64(7)) >> uint64(3)) - (begin >> uint64(3)), most)
-            plain = not _stuffed(word & (~uint64(0) << (uint64(64) - (min(nbytes, uint64(8)) << uint64(3)))))
-            ahead, stop = address + uint64(8), address + nbytes
-            while plain and ahead < stop:
-                plain = not _stuffed(bits_at(ahead))
-                ahead += uint64(8)
-            if not plain:
+            stuffed = _stuffed(word & _first(nbytes))
+            if side == 2:
+                rest = bits_at(address + uint64(8)) & _first(max(nbytes, uint64(8)) - uint64(8))
+                stuffed |= _stuffed(rest) | _stuffed(
+                    bits_at(address + uint64(16)) & _first(max(nbytes, uint64(16)) - uint64(16))
+                )
+            if stuffed:
                 _clean(data, int64(begin >> uint64(3)), int64((behind + uint64(7)) >> uint64(3)), room)
                 address = cleaned
                 word = bits_at(address)
@@ -150,18 +154,20 @@ def decode_sparse(data: Any, headers: Any, regions: Any, positions: Any, places:
                 fits &= -512 <= mean < 512
                 out[to] = min(max(mean + 128, 0), 255)
                 continue
-            values[1] = values[8] = values[9] = 0
             position = (address << uint64(3)) + (begin & uint64(7)) + (code & byte)
             table = tables[block] + uint64(8 * TABLE)
             k = uint64(0)
-            while k < limit:
+            wide, tall, both = 0, 0, 0
+            for _ in range(4):  # always, and without branches: how many symbols count cannot be predicted
                 held = bits_at(position >> uint64(3)) << (position & uint64(7))
                 code = code_at(held, table)
                 position += code & byte
-                k += (code >> uint64(24)) & byte
-                store_short(stored + (byte_at(order + k) << one), uint64(value_of(held, code)))
-            if k > last and k < uint64(END):
-                return False
-            values[0] = dcs[c]
-            low_dct2(values, 0, quantisers, 64 * c, out, to, strides[c])
+                value = value_of(held, code)
+                counts = k < uint64(4)
+                k += ((code >> uint64(24)) & byte) * uint64(counts)
+                wide += value * int64(counts & (k == one))
+                tall += value * int64(counts & (k == uint64(2)))
+                both += value * int64(counts & (k == uint64(4)))
+            fits &= not (k > last and k < uint64(END))
+            low_samples(int64(np.int16(dcs[c])), wide, tall, both, quantisers, 64 * c, out, to, strides[c])
     return fits
