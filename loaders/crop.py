@@ -220,7 +220,22 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Letterbox:
+class _Canvas:
+    """What crops that show the whole image, and `fill` what it leaves of `size`, have in common."""
+
+    size: Size
+    fill: int
+    interpolation: Interpolation = "bilinear"
+    draws: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _plain(pair(self.size)))
+        if self.fill not in range(256):
+            raise ValueError(f"fill={self.fill!r}: give a level, 0 to 255")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letterbox(_Canvas):
     """The whole image, as large as it fits into `size`, in the middle of a canvas of level `fill`: for detectors.
 
     `size` is a side in pixels, or (height, width). Sizes and places are those of ultralytics' LetterBox (8.3), with
@@ -228,14 +243,7 @@ class Letterbox:
     resize is antialiased, as everywhere here; ultralytics' is not. Raises ValueError for a level that is none.
     """
 
-    size: Size
     fill: int = 114
-    interpolation: Interpolation = "bilinear"
-    draws: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _plain(pair(self.size)))
-        _check_fill(self.fill)
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
         """See `Crop`."""
@@ -246,7 +254,7 @@ class Letterbox:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongestSide:
+class LongestSide(_Canvas):
     """The whole image, as large as it fits into `size`, at the top left of a canvas of level `fill`.
 
     `size` is a side in pixels, or (height, width). The longest side becomes `size`, as by Segment Anything's
@@ -254,14 +262,7 @@ class LongestSide:
     that is none.
     """
 
-    size: Size
     fill: int = 0
-    interpolation: Interpolation = "bilinear"
-    draws: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _plain(pair(self.size)))
-        _check_fill(self.fill)
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
         """See `Crop`."""
@@ -275,11 +276,6 @@ def fill_of(crop: Crop) -> int | None:
     """The level, 0 to 255, beyond the image in windows of `crop`; None where the image is mirrored there."""
     fill: int | None = getattr(crop, "fill", None)
     return fill
-
-
-def _check_fill(fill: int) -> None:
-    if fill not in range(256):
-        raise ValueError(f"fill={fill!r}: give a level, 0 to 255")
 
 
 def _covering(width: int, height: int, least: Size) -> tuple[int, int]:
@@ -316,6 +312,6 @@ def sized(crop: Crop, size: Size) -> Crop:
         resize = pair(crop.resize)
         smaller = (round(resize[0] * height / largest[0]), round(resize[1] * width / largest[1]))
         return replace(crop, size=(height, width), resize=smaller)
-    if isinstance(crop, RandomResizedCrop | Letterbox | LongestSide):
+    if isinstance(crop, RandomResizedCrop | _Canvas):
         return replace(crop, size=(height, width))
     raise TypeError(f"{type(crop).__name__} has one size; give a RandomResizedCrop or a CenterCrop")

@@ -1,8 +1,8 @@
 """COCO's annotations as a source: images with boxes, the classes and areas of these, and whether they are of crowds.
 
 Stored are `boxes` (xyxy), and along them `box_labels` (indices into the categories, sorted by their ids), `iscrowd` and
-`area`; and the number `image_id`. Crowds are kept and marked. An image without annotations has no boxes. Segmentations,
-key points and captions are not stored, which is said.
+`area`, and where there are key points, `keypoints` and `keypoint_flags`; and the number `image_id`. Crowds are kept and
+marked. An image without annotations has no boxes. Segmentations and captions are not stored, which is said.
 """
 
 import json
@@ -22,38 +22,53 @@ from fastimg.wording import plural
 
 from .reader import GIVEN, SIZE, FieldsReader
 
-_NOT_STORED = ("segmentation", "keypoints", "caption")
+_NOT_STORED = ("segmentation", "caption")
 _RAGGED = ("boxes", "box_labels", "iscrowd", "area")
+_POINTS = ("keypoints", "keypoint_flags")
+_BESIDE = "_annotations.coco.json"  # in the folder of each split's images, as Roboflow writes it
+_KEYS = (b'"images"', b'"annotations"', b'"categories"')
+_CHUNK = 1 << 24
 
 
-def coco_fields(classes: Iterable[str]) -> tuple[StoredField, ...]:
-    """The fields of a sample from COCO."""
+def coco_fields(classes: Iterable[str], points: int = 0) -> tuple[StoredField, ...]:
+    """The fields of a sample from COCO, with this number of key points for each box."""
+    shape = (points, 2)
+    keypoints = (
+        StoredField(name="keypoints", kind="ragged", shape=shape, along="boxes", geometry="keypoint"),
+        StoredField(name="keypoint_flags", kind="ragged", dtype="uint8", shape=shape[:1], along="boxes"),
+    )
     return (
         StoredField(name="boxes", kind="ragged", shape=(4,), geometry="box"),
         StoredField(name="box_labels", kind="ragged", dtype="int64", along="boxes", classes=tuple(classes)),
         StoredField(name="iscrowd", kind="ragged", dtype="uint8", along="boxes"),
         StoredField(name="area", kind="ragged", along="boxes"),
+        *(keypoints if points else ()),
         StoredField(name="image_id", kind="number", dtype="int64"),
     )
 
 
 def is_coco(src: Path) -> bool:
-    """Whether a folder is laid out as COCO is: `annotations/instances_*.json`."""
-    return bool(_instances(src))
+    """Whether a folder is laid out as COCO or Roboflow have it, or holds one file of COCO's and at most one folder."""
+    return bool(_instances(src) or _beside(src) or _lone(src))
 
 
 def read_coco_folder(src: Path, images: Path | None) -> Source:
-    """List `annotations/instances_train2017.json` and the like, with images in `train2017/`. Raises DataError."""
+    """List the images of a folder that `is_coco`. Raises DataError.
+
+    Its files are `annotations/instances_train2017.json` and the like, with images in `train2017/`; or
+    `train/_annotations.coco.json`, beside the images; or one file in the folder itself.
+    """
+    if not (found := _instances(src) or _beside(src)) and (lone := _lone(src)):
+        return _read(src, {"train": lone}, images)
     files: dict[str, Path] = {}
-    for file in _instances(src):
-        name = file.stem.removeprefix("instances_")
+    for name, file in found:
         split = SPLIT_FOLDERS.get(name.rstrip("0123456789").lower())
         if split is None or split in files:
-            other = f" and {files[split].name}" if split in files else ""
+            other = f" and {files[split].relative_to(src)}" if split in files else ""
             raise DataError(f"{file}{other}: give one file for each of train, val and test, or one file as the source")
         files[split] = file
     if "train" not in files:
-        raise DataError(f"{src}: no annotations/instances_train*.json; give one file as the source")
+        raise DataError(f"{src}: no annotations of a train split; give one file as the source")
     return _read(src, files, images)
 
 
@@ -62,8 +77,32 @@ def read_coco(src: Path, images: Path | None) -> Source:
     return _read(src, {"train": src}, images)
 
 
-def _instances(src: Path) -> list[Path]:
-    return sorted((src / "annotations").glob("instances_*.json"))
+def _instances(src: Path) -> list[tuple[str, Path]]:
+    """The files that are named as COCO's are, with the names of their splits."""
+    files = sorted((src / "annotations").glob("instances_*.json"))
+    return [(file.stem.removeprefix("instances_"), file) for file in files]
+
+
+def _beside(src: Path) -> list[tuple[str, Path]]:
+    """The files that lie beside the images of a split, with its name."""
+    files = sorted(src.glob(f"*/{_BESIDE}"))
+    return [(file.parent.name, file) for file in files if file.parent.name.lower() in SPLIT_FOLDERS]
+
+
+def _lone(src: Path) -> Path | None:
+    """The only .json of a folder, if it has COCO's keys; None beside several folders, which are classes."""
+    files = [file for file in src.glob("*.json") if file.is_file() and not file.name.startswith(".")]
+    if len(files) != 1 or sum(path.is_dir() and not path.name.startswith(".") for path in src.iterdir()) > 1:
+        return None
+    missing, end = set(_KEYS), b""
+    try:
+        with files[0].open("rb") as file:
+            while missing and (chunk := file.read(_CHUNK)):
+                missing -= {key for key in missing if key in end + chunk}
+                end = chunk[-len(max(_KEYS, key=len)) :]
+    except OSError:
+        return None
+    return None if missing else files[0]
 
 
 def _read(src: Path, files: Mapping[str, Path], images: Path | None) -> Source:
@@ -72,16 +111,22 @@ def _read(src: Path, files: Mapping[str, Path], images: Path | None) -> Source:
     names = tuple(categories.values())
     index = {number: place for place, number in enumerate(categories)}
     root = src if src.is_dir() else src.parent
+    points = [_points(files[split], content["annotations"]) for split, content in contents.items()]
+    counts = set().union(*points)
+    count = min(counts) if len(counts) == 1 else 0
     splits: dict[str, Entries] = {}
     remarks: list[str] = []
+    if counts and not count:
+        remarks.append(f"{src}: not stored: key points, because not all boxes have the same number of them")
     for split, file in files.items():
         content = contents.pop(split)
         folder = images if images is not None else _images_beside(file, content["images"])
-        splits[split] = _entries(file, content, index, os.path.relpath(folder, root), root)
+        splits[split] = _entries(file, content, index, os.path.relpath(folder, root), root, count)
         remarks += _not_stored(file, content["annotations"])
-    schemas = coco_fields(names)
+    schemas = coco_fields(names, count)
     reader = FieldsReader(FilesReader(root), root, schemas, {"boxes": "box-xywh"})
-    said = f"{src.name}: boxes of {plural(len(names), 'class')} from COCO's annotations"
+    pointed = f" with {plural(count, 'key point')}" if count else ""
+    said = f"{src.name}: boxes of {plural(len(names), 'class')}{pointed} from COCO's annotations"
     return Source(
         src,
         "coco",
@@ -148,7 +193,23 @@ def _images_beside(file: Path, images: list[Any]) -> Path:
     raise UsageError(f"{file}: {first!r} is not beside it; name the folder of its images with --images DIR")
 
 
-def _entries(file: Path, content: dict[str, Any], index: Mapping[int, int], folder: str, root: Path) -> Entries:
+def _points(file: Path, annotations: list[Any]) -> set[int]:
+    """The numbers of key points that annotations have, of those that have any. Raises DataError."""
+    found = set()
+    for place, annotation in enumerate(annotations):
+        points = annotation.get("keypoints") if isinstance(annotation, dict) else None
+        if not points:
+            continue
+        if not isinstance(points, list) or len(points) % 3 or not all(type(each) in (int, float) for each in points):
+            what = f"annotation {annotation.get('id', place)}"
+            raise DataError(f"{file}: {what} has keypoints that are not x, y and a flag for each point; correct it")
+        found.add(len(points) // 3)
+    return found
+
+
+def _entries(
+    file: Path, content: dict[str, Any], index: Mapping[int, int], folder: str, root: Path, points: int
+) -> Entries:
     """The images of a file, sorted by their paths, with their annotations. Raises DataError."""
     images: dict[int, dict[str, Any]] = {}
     for place, image in enumerate(content["images"]):
@@ -158,7 +219,8 @@ def _entries(file: Path, content: dict[str, Any], index: Mapping[int, int], fold
         if not isinstance(image.get("file_name"), str):
             raise DataError(f"{file}: image {number} has no file_name; correct it")
         images[number] = image
-    given: dict[int, dict[str, list[Any]]] = {number: {name: [] for name in _RAGGED} for number in images}
+    names = (*_RAGGED, *(_POINTS if points else ()))
+    given: dict[int, dict[str, list[Any]]] = {number: {name: [] for name in names} for number in images}
     seen: set[int] = set()
     for place, annotation in enumerate(content["annotations"]):
         own = annotation.get("id") if isinstance(annotation, dict) else None
@@ -173,6 +235,8 @@ def _entries(file: Path, content: dict[str, Any], index: Mapping[int, int], fold
             if value not in known:
                 raise DataError(f"{file}: {what} is of the {kind} {value}, which is not listed; correct it or drop it")
         _add(file, what, annotation, index[category], given[image_id])
+        if points:
+            _add_points(file, what, annotation, points, given[image_id])
     entries = Entries()
     for path, number in sorted((os.path.normpath(os.path.join(folder, images[n]["file_name"])), n) for n in images):
         width, height = images[number].get("width"), images[number].get("height")
@@ -193,6 +257,16 @@ def _add(file: Path, what: str, annotation: dict[str, Any], label: int, given: d
         raise DataError(f"{file}: {what} has an area that is no number, or an iscrowd other than 0 and 1; correct it")
     for name, value in zip(_RAGGED, (box, label, int(crowd), area), strict=True):
         given[name].append(value)
+
+
+def _add_points(file: Path, what: str, annotation: dict[str, Any], count: int, given: dict[str, list[Any]]) -> None:
+    """Add the key points of an annotation; one with the flag 0 is missing. Raises DataError."""
+    listed = annotation.get("keypoints") or [0] * 3 * count
+    points = [(x, y) if flag else (None, None) for x, y, flag in zip(*[iter(listed)] * 3, strict=True)]
+    if any(flag not in (0, 1, 2) for flag in listed[2::3]):
+        raise DataError(f"{file}: {what} has a key point whose flag is not 0, 1 or 2; correct it")
+    given["keypoints"].append(points)
+    given["keypoint_flags"].append([int(flag) for flag in listed[2::3]])
 
 
 def _not_stored(file: Path, annotations: list[dict[str, Any]]) -> list[str]:

@@ -146,8 +146,9 @@ class FieldsReader:
             boxes = boxes_of(value, self._styles.get(schema.name, "box"), size)
             return turned_boxes(boxes, header, frame.orientation).astype(np.float32)
         if schema.geometry == "keypoint":
-            points = turned(points_of(value), header, frame.orientation).astype(np.float32)
-            return _shaped(points, schema)
+            several = schema.kind == "ragged" and schema.shape != (2,)  # each item has as many points
+            places = numbers_of(value, schema.shape, missing=True) if several else points_of(value)
+            return _shaped(turned(places, header, frame.orientation).astype(np.float32), schema)
         if any(isinstance(item, str) for item in value):  # the name of a class, as the listing found it
             value = [self._classes[schema.name].get(name, name) for name in value]
         if np.dtype(schema.dtype).kind in "iu":

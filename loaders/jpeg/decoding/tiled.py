@@ -1,6 +1,6 @@
 """Tiled JPEGs -> the pixels that a model gets, several in one compiled call, without the GIL.
 
-    frame: the header -> region: the touched tiles -> baseline: their samples -> colour: RGB columns
+    frame: the header -> region: the touched tiles -> columns: their RGB columns
         -> filters: the window of the resized picture
 
 The result equals decoding the whole picture, cutting out the box, resizing it and cutting out the window, bit for bit.
@@ -13,21 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.crop import Crop, Window, reaches_out, shape_of
-from fastimg.loaders.runtime.compiled import compiled, held, inlined, is_kept
+from fastimg.loaders.runtime.compiled import compiled, held, is_kept
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
-from .baseline import SCRATCH, decode_tiles
-from .colour import to_columns
-from .entropy import PAD
+from .columns import DONE, OTHER, decode_columns, size_of_columns, size_of_passes
 from .filters import resize_columns
 from .frame import JPEG_HEADER, is_decodable, new_header, parse_header, view_of
 from .memory import bytes_at
 from .region import find_region, new_region
-from .vectors import WIDE
-
-MAX_DECODED = 1 << 24  # pixels in memory at once, 100 MB; libjpeg-turbo decodes larger crops
-
-DONE, OTHER = -1, -2  # results of crop_tiled, which otherwise returns the bytes of scratch that it needs
 
 _JOB = np.dtype(
     [
@@ -141,47 +134,13 @@ def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: in
     return 0
 
 
-@inlined
-def aligned(nbytes: int) -> int:
-    return (nbytes + 63) // 64 * 64
-
-
 @compiled
 def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
     """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [H, W, 3].
 
-    Returns DONE; OTHER if the data is damaged or not as `tile` writes it; or the size that `scratch` must have.
+    Returns as `decode_columns` does.
     """
-    region = regions[0]
-    if region.width * region.height > MAX_DECODED:
-        return OTHER
-    tiles = (region.right - region.left) * (region.bottom - region.top)
-    stride = region.stride
-    row = -(-3 * out.shape[1] // 8) * 8
-    planes = aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
-    columns = aligned(3 * region.width * stride + WIDE)
-    bits = aligned(data.size + PAD)
-    bounds = aligned(8 * (tiles + 1))
-    sums = aligned(2 * (2 * stride + 2 * (region.width // 2 + 3) * (stride + 4) + 2 * WIDE))
-    passes = aligned(stride * (row + 8) + WIDE)
-    tables = 8 * SCRATCH
-    # Bits, bounds and tables are not needed once the columns are made, so the later buffers use the same memory.
-    needed = planes + columns + max(tables + bits + bounds, sums, passes)
-    if scratch.size < needed:
-        return int(needed)
-    work = scratch[planes + columns :]
-    samples = scratch[:planes]
-    if not decode_tiles(
-        data,
-        headers,
-        regions,
-        work[tables + bounds : tables + bounds + bits],
-        work[tables : tables + bounds].view(np.int64),
-        work[:tables].view(np.int64),
-        samples,
-    ):
-        return OTHER
-    rgb = scratch[planes : planes + columns]
-    to_columns(samples, headers, regions, work[:sums].view(np.uint16), rgb)
-    resize_columns(rgb, regions, bicubic, work, out)
-    return DONE
+    status = decode_columns(data, headers, regions, size_of_passes(regions, out.shape[1]), scratch)
+    if status == DONE:
+        resize_columns(scratch, regions, bicubic, scratch[size_of_columns(regions) :], out)
+    return int(status)

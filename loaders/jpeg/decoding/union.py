@@ -1,7 +1,7 @@
 """Several crops of each tiled JPEG -> their pixels: the tiles around all of them are decoded once.
 
-    frame: the header -> region: each crop's samples, and what all of them need -> baseline: samples of these tiles
-        -> colour: RGB columns -> filters: each crop's window of its own resized picture
+    frame: the header -> region: each crop's samples, and what all of them need -> columns: the RGB columns of these
+        -> filters: each crop's window of its own resized picture
 
 Each crop has the bits that `tiled` gives it alone. With DCT scaling that takes one decoding for each scale.
 """
@@ -16,14 +16,12 @@ from fastimg.loaders.crop import Crop
 from fastimg.loaders.runtime.compiled import compiled
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
-from .baseline import SCRATCH, decode_tiles
-from .colour import to_columns
-from .entropy import PAD
+from .columns import DONE, OTHER, decode_columns, size_of_columns, size_of_passes
 from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
 from .memory import bytes_at
 from .region import REGION, find_region
-from .tiled import DONE, MAX_DECODED, OTHER, aligned, is_mirrored, peek
+from .tiled import is_mirrored, peek
 from .vectors import WIDE
 
 _SIDES = 4  # samples across a decoded block: 8, 4, 2 or 1
@@ -181,42 +179,17 @@ def _find_unions(headers: Any, crops: Any, scaling: bool, regions: Any, unions: 
 
 @compiled
 def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, scratch: Any) -> int:
-    """Decode the tiles of the crops of one scale, and write each of these. Returns as `crop_tiled` does."""
-    union = unions[0]
-    if union.width * union.height > MAX_DECODED:
-        return OTHER
-    tiles = (union.right - union.left) * (union.bottom - union.top)
-    planes = aligned(3 * tiles * union.tile_width * union.tile_height + 2 * WIDE)
-    columns = aligned(3 * union.width * union.stride + WIDE)
-    bits = aligned(data.size + PAD)
-    bounds = aligned(8 * (tiles + 1))
-    sums = aligned(2 * (2 * union.stride + 2 * (union.width // 2 + 3) * (union.stride + 4) + 2 * WIDE))
+    """Decode the tiles of the crops of one scale, and write each of these. Returns as `decode_columns` does."""
     passes = 0
     for k in range(crops.shape[0]):
-        row = -(-3 * crops[k].across // 8) * 8
-        passes = max(passes, aligned(regions[k].stride * (row + 8) + WIDE))
-    tables = 8 * SCRATCH
-    # Bits, bounds and tables are not needed once the columns are made, so the later buffers use the same memory.
-    needed = planes + columns + max(tables + bits + bounds, sums, passes)
-    if scratch.size < needed:
-        return int(needed)
-    work = scratch[planes + columns :]
-    samples = scratch[:planes]
-    if not decode_tiles(
-        data,
-        headers,
-        unions,
-        work[tables + bounds : tables + bounds + bits],
-        work[tables : tables + bounds].view(np.int64),
-        work[:tables].view(np.int64),
-        samples,
-    ):
-        return OTHER
-    rgb = scratch[planes : planes + columns]
-    to_columns(samples, headers, unions, work[:sums].view(np.uint16), rgb)
+        passes = max(passes, size_of_passes(regions[k : k + 1], crops[k].across))
+    status = decode_columns(data, headers, unions, passes, scratch)
+    if status != DONE:
+        return int(status)
+    work = scratch[size_of_columns(unions) :]
     for k in range(crops.shape[0]):
         crop = crops[k]
-        if regions[k].side == union.side:
+        if regions[k].side == unions[0].side:
             out = bytes_at(crop.out, 3 * crop.across * crop.down).reshape((crop.down, crop.across, 3))
-            resize_columns(rgb, regions[k : k + 1], crop.bicubic != 0, work, out)
+            resize_columns(scratch, regions[k : k + 1], crop.bicubic != 0, work, out)
     return DONE

@@ -22,6 +22,7 @@ from fastimg.convert.report import Report
 from fastimg.convert.verify import verify
 from fastimg.errors import UsageError, UserError
 from fastimg.inspect.images import inspect_data
+from fastimg.loaders import Letterbox, Loader
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.errors import DataError
@@ -358,6 +359,77 @@ def test_a_folder_laid_out_as_coco_is_has_its_splits(write: Any, tmp_path: Path)
     run(write(files | lists), tmp_path / "D")
     assert {split: len(of(tmp_path / "D", split)) for split in ("train", "val")} == {"train": 3, "val": 3}
     assert of(tmp_path / "D", "val")["val2017/b.jpg"]["boxes"] == [[0, 0, 4, 4]]
+
+
+def test_a_file_of_cocos_beside_the_images_of_each_split(write: Any, tmp_path: Path) -> None:
+    files = {f"{split}/{name}.jpg": None for split in ("train", "valid") for name in "abc"}
+    lists = {f"{split}/_annotations.coco.json": COCO for split in ("train", "valid")}
+    run(write(files | lists), tmp_path / "D")
+    assert {split: len(of(tmp_path / "D", split)) for split in ("train", "val")} == {"train": 3, "val": 3}
+    assert of(tmp_path / "D", "val")["valid/b.jpg"]["boxes"] == [[0, 0, 4, 4]]
+
+
+def test_a_folder_with_one_file_of_cocos(write: Any, tmp_path: Path) -> None:
+    files = {f"images/{name}.jpg": None for name in "abc"}
+    root = write(files | {"labels.json": COCO})
+    run(root, tmp_path / "D")
+    assert of(tmp_path / "D")["images/b.jpg"]["boxes"] == [[0, 0, 4, 4]]
+    write({"others/d.jpg": None})  # two folders are two classes
+    run(root, tmp_path / "E")
+    dataset = open_dataset(tmp_path / "E")
+    assert dataset.classes == ("images", "others")
+    assert not dataset.fields
+    dataset.close()
+
+
+def keypoints(number: int, points: Any) -> dict[str, Any]:
+    return changed("annotations", number, keypoints=points)
+
+
+def test_key_points_of_coco_go_along_their_boxes(write: Any, tmp_path: Path) -> None:
+    content = keypoints(0, [3, 4, 2, 5.5, 6, 1, 0, 0, 0])
+    src = write({"a.jpg": None, "b.jpg": None, "c.jpg": None, "x.json": content}) / "x.json"
+    run(src, tmp_path / "D")
+    dataset = open_dataset(tmp_path / "D")
+    points, flags = (dataset.read_field(name, 0) for name in ("keypoints", "keypoint_flags"))
+    np.testing.assert_array_equal(points, [[[3, 4], [5.5, 6], [np.nan, np.nan]], [[np.nan, np.nan]] * 3])
+    np.testing.assert_array_equal(flags, [[2, 1, 0], [0, 0, 0]])
+    assert {name: np.shape(dataset.read_field(name, 2)) for name in ("boxes", "keypoints", "keypoint_flags")} == {
+        "boxes": (0, 4),
+        "keypoints": (0, 3, 2),
+        "keypoint_flags": (0, 3),
+    }
+    dataset.close()
+    crop, asked = Letterbox(size=64), ["keypoints", "keypoint_flags"]
+    with Loader(tmp_path / "D", crop=crop, batch_size=3, fields=asked, order="sequential") as loader:
+        batch = next(iter(loader))
+        assert batch.fields["keypoints"].shape == (3, 2, 3, 2)
+        assert batch.fields["keypoint_flags"][0].tolist() == [[2, 1, 0], [0, 0, 0]]
+        np.testing.assert_allclose(batch.fields["keypoints"][0, 0, 0], [4.8, 6.4 + 6], atol=0.5)  # 6 or 7 rows above
+
+
+@pytest.mark.parametrize(
+    ("points", "reason"),
+    [
+        ([1, 2], "annotation 1 has keypoints that are not x, y and a flag for each point"),
+        ([1, "2", 2], "annotation 1 has keypoints that are not x, y and a flag for each point"),
+        ([1, 2, 3], "annotation 1 has a key point whose flag is not 0, 1 or 2"),
+    ],
+)
+def test_key_points_that_are_none_are_named(points: Any, reason: str, write: Any, tmp_path: Path) -> None:
+    src = write({"a.jpg": None, "b.jpg": None, "c.jpg": None, "x.json": keypoints(0, points)}) / "x.json"
+    with pytest.raises(DataError, match=reason):
+        run(src, tmp_path / "D")
+
+
+def test_key_points_of_several_numbers_are_not_stored(write: Any, tmp_path: Path) -> None:
+    content = keypoints(0, [1, 2, 2])
+    content["annotations"][1] = content["annotations"][1] | {"keypoints": [1, 2, 2, 3, 4, 2]}
+    src = write({"a.jpg": None, "b.jpg": None, "c.jpg": None, "x.json": content}) / "x.json"
+    said = Console(record=True, width=300, file=io.StringIO())
+    convert(Convert(src=src, dst=tmp_path / "D", workers="1"), said)
+    assert "not stored: key points, because not all boxes have the same number of them" in said.export_text()
+    assert "keypoints" not in of(tmp_path / "D")["a.jpg"]
 
 
 def test_the_folder_of_cocos_images_may_be_given(write: Any, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""A region's tiles -> its RGB columns, at the beginning of the memory in which they are then resized.
+
+    baseline: samples of the tiles -> colour: RGB columns
+
+One crop's region (`tiled`), and that of several crops (`union`), are decoded here.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fastimg.loaders.runtime.compiled import compiled, inlined
+
+from .baseline import SCRATCH, decode_tiles
+from .colour import to_columns
+from .entropy import PAD
+from .vectors import WIDE
+
+MAX_DECODED = 1 << 24  # pixels in memory at once, 100 MB; libjpeg-turbo decodes larger crops
+
+DONE, OTHER = -1, -2  # results of `decode_columns`, which otherwise returns the bytes of scratch that it needs
+
+
+@inlined
+def _aligned(nbytes: int) -> int:
+    return (nbytes + 63) // 64 * 64
+
+
+@inlined
+def size_of_columns(regions: Any) -> int:
+    """The bytes that the columns of a region take."""
+    return _aligned(3 * regions[0].width * regions[0].stride + WIDE)
+
+
+@inlined
+def size_of_passes(regions: Any, across: int) -> int:
+    """The bytes that `resize_columns` takes for a window `across` pixels wide."""
+    return _aligned(regions[0].stride * (-(-3 * across // 8) * 8 + 8) + WIDE)
+
+
+@compiled
+def decode_columns(data: Any, headers: Any, regions: Any, passes: int, scratch: Any) -> int:
+    """Decode a region's tiles to RGB columns, `scratch[:size_of_columns(regions)]`.
+
+    Returns DONE; OTHER if the data is damaged or not as `tile` writes it; or the size that `scratch` must have. Behind
+    the columns it then has at least `passes` bytes for what follows.
+    """
+    region = regions[0]
+    if region.width * region.height > MAX_DECODED:
+        return OTHER
+    tiles = (region.right - region.left) * (region.bottom - region.top)
+    columns = size_of_columns(regions)
+    planes = _aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
+    tables = 8 * SCRATCH
+    bounds = tables + _aligned(8 * (tiles + 1))
+    bits = bounds + _aligned(data.size + PAD)
+    sums = _aligned(2 * (2 * region.stride + 2 * (region.width // 2 + 3) * (region.stride + 4) + 2 * WIDE))
+    # Bits, bounds and tables are not needed once there are samples, nor these once there are columns.
+    needed = columns + max(planes + max(bits, sums), passes)
+    if scratch.size < needed:
+        return int(needed)
+    samples = scratch[columns : columns + planes]
+    work = scratch[columns + planes :]
+    if not decode_tiles(
+        data,
+        headers,
+        regions,
+        work[bounds:bits],
+        work[tables:bounds].view(np.int64),
+        work[:tables].view(np.int64),
+        samples,
+    ):
+        return OTHER
+    to_columns(samples, headers, regions, work[:sums].view(np.uint16), scratch[:columns])
+    return DONE
