@@ -35,7 +35,7 @@ def shards(work: Workload, scaling: Any, indexed: bool = True) -> Batches:
     """fastimg's loader on tiled tar shards."""
     data = open_dataset(tiled(work.sources))
     if not indexed:
-        pass
+        data.blocks = None
     decoder = ImageDecoder(RandomResizedCrop(size=work.size), dct_scaling=scaling)
     loader = Loader(data, decoder, LoaderConfig(batch_size=work.batch_size, workers=work.workers, on_error="fail"))
     return lambda: (batch.inputs[: batch.samples] for batch in loader)
@@ -45,9 +45,8 @@ PEERS: dict[str, Peer] = {
     BASE: Peer(open=partial(shards, scaling="low"), make=make_tiled, about="tiled tar shards, dct_scaling low"),
     "fastimg, auto": Peer(open=partial(shards, scaling=True), about="the same, dct_scaling auto"),
     "fastimg, exact": Peer(open=partial(shards, scaling=False), about="the same, dct_scaling off"),
-    "fastimg, low, no index": Peer(open=partial(shards, scaling="low", indexed=False), about="without the index"),
-    "fastimg, auto, no index": Peer(open=partial(shards, scaling=True, indexed=False), about="without the index"),
-    "fastimg, exact, no index": Peer(open=partial(shards, scaling=False, indexed=False), about="without the index"),
+    "fastimg, low, no index": Peer(open=partial(shards, scaling="low", indexed=False), about="low, read whole"),
+    "fastimg, exact, no index": Peer(open=partial(shards, scaling=False, indexed=False), about="exact, read whole"),
     "fastimg, files": Peer(open=native, about="the files, not tiled, by libjpeg-turbo"),
     "dali": USUAL["dali"],
     "ffcv": USUAL["ffcv"],

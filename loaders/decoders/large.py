@@ -13,10 +13,11 @@ from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import Pixels
 from fastimg.loaders.decoder import SampleReader
+from fastimg.loaders.jpeg.decoding.columns import DONE, OTHER
 from fastimg.loaders.jpeg.decoding.entropy import PAD
 from fastimg.loaders.jpeg.decoding.frame import mcu_blocks, new_header, view_of
 from fastimg.loaders.jpeg.decoding.region import find_region, new_region
-from fastimg.loaders.jpeg.decoding.tiled import DONE, OTHER, is_mirrored, peek
+from fastimg.loaders.jpeg.decoding.tiled import is_mirrored, peek
 from fastimg.loaders.jpeg.indexed.crops import crop_known
 from fastimg.loaders.jpeg.indexed.spans import join, locate
 from fastimg.loaders.jpeg.indexed.sparse import are_marked

@@ -99,7 +99,7 @@ class UnionQueue:
         self._queued.append((row, data))
         return "queued"
 
-    def run(self, scaling: bool, scratch: Scratch) -> list[tuple[int, bytes | memoryview]]:
+    def run(self, scaling: int, scratch: Scratch) -> list[tuple[int, bytes | memoryview]]:
         """Decode the queue; return (row, data) of those that could not be decoded."""
         if not self._queued:
             return []
@@ -115,7 +115,7 @@ class UnionQueue:
 
 
 @compiled
-def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: Any, scaling: bool, scratch: Any) -> int:
+def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: Any, scaling: int, scratch: Any) -> int:
     """Decode all images. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
         image = images[i]
@@ -138,7 +138,7 @@ def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: An
 
 
 @compiled
-def _find_unions(headers: Any, crops: Any, scaling: bool, regions: Any, unions: Any) -> int:
+def _find_unions(headers: Any, crops: Any, scaling: int, regions: Any, unions: Any) -> int:
     """Fill the region of each crop, and a union of those of each scale. Returns the number of unions.
 
     Each region then refers to its union's columns. Returns 0 if a crop is not inside the picture.

@@ -11,18 +11,13 @@ import numpy as np
 
 from fastimg.loaders.jpeg.decoding.baseline import SCRATCH, decode_collected
 from fastimg.loaders.jpeg.decoding.colour import to_columns
+from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER, aligned, size_of_columns, size_of_passes
 from fastimg.loaders.jpeg.decoding.entropy import PAD
 from fastimg.loaders.jpeg.decoding.filters import resize_columns
-from fastimg.loaders.jpeg.decoding.tiled import DONE, MAX_DECODED, OTHER
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
-from fastimg.loaders.runtime.compiled import compiled, inlined
+from fastimg.loaders.runtime.compiled import compiled
 
 from .sparse import collect_known, decode_sparse
-
-
-@inlined
-def _aligned(nbytes: int) -> int:
-    return (nbytes + 63) // 64 * 64
 
 
 @compiled
@@ -37,20 +32,17 @@ def crop_known(
     region = regions[0]
     if region.width * region.height > MAX_DECODED:
         return OTHER
-    stride = region.stride
-    row = -(-3 * out.shape[1] // 8) * 8
-    planes = _aligned(3 * positions.shape[0] * region.tile_width * region.tile_height + 2 * WIDE)
-    columns = _aligned(3 * region.width * stride + WIDE)
+    columns = size_of_columns(regions)
+    planes = aligned(3 * positions.shape[0] * region.tile_width * region.tile_height + 2 * WIDE)
     tables = 8 * SCRATCH
-    bounds = tables + _aligned(8 * (positions.shape[0] + 1))
-    bits = bounds + _aligned(data.size + PAD)
-    sums = _aligned(2 * (2 * stride + 2 * (region.width // 2 + 3) * (stride + 4) + 2 * WIDE))
-    passes = _aligned(stride * (row + 8) + WIDE)
-    needed = planes + columns + max(bits, sums, passes)
+    bounds = tables + aligned(8 * (positions.shape[0] + 1))
+    bits = bounds + aligned(data.size + PAD)
+    sums = aligned(2 * (2 * region.stride + 2 * (region.width // 2 + 3) * (region.stride + 4) + 2 * WIDE))
+    needed = columns + max(planes + max(bits, sums), size_of_passes(regions, out.shape[1]))
     if scratch.size < needed:
         return int(needed)
-    samples = scratch[:planes]
-    work = scratch[planes + columns :]
+    samples = scratch[columns : columns + planes]
+    work = scratch[columns + planes :]
     if region.low:
         decoded = decode_sparse(data, headers, regions, positions, places, work[:tables].view(np.int64), samples)
     else:
@@ -59,7 +51,6 @@ def crop_known(
         decoded = decode_collected(data, headers, regions, clean, ends, work[:tables].view(np.int64), samples)
     if not decoded:
         return OTHER
-    rgb = scratch[planes : planes + columns]
-    to_columns(samples, headers, regions, work[:sums].view(np.uint16), rgb)
-    resize_columns(rgb, regions, bicubic, work, out)
+    to_columns(samples, headers, regions, work[:sums].view(np.uint16), scratch[:columns])
+    resize_columns(scratch, regions, bicubic, scratch[columns:], out)
     return DONE
