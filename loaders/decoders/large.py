@@ -13,7 +13,7 @@ from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import Pixels
 from fastimg.loaders.decoder import SampleReader
-from fastimg.loaders.jpeg.decoding.columns import DONE, OTHER
+from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER
 from fastimg.loaders.jpeg.decoding.entropy import PAD
 from fastimg.loaders.jpeg.decoding.frame import mcu_blocks, new_header, view_of
 from fastimg.loaders.jpeg.decoding.region import find_region, new_region
@@ -69,6 +69,8 @@ class PartialReads:
         if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
             return False
         if not find_region(header, box, size, at, (out.shape[1], out.shape[0]), bicubic, scaling, region):
+            return False
+        if int(region["width"][0]) * int(region["height"][0]) > MAX_DECODED:
             return False
         located = self._locate(reader, blocks, entry)
         if located is None:
