@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from fastimg.loaders.containers.atomic import give_usual_mode, replace_file, sync_folder, temporary
+from fastimg.loaders.containers.atomic import give_usual_mode, replace_file, sync_folder
 from fastimg.loaders.runtime.cache import cache_folder
 
 _HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), samples, checksum of what follows
@@ -85,18 +85,21 @@ class DerivedFile:
         `write` writes what follows these, and returns them. Raises OSError if it cannot be kept.
         """
         path = self._places[0]
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".part") as file:
-            file.write(bytes(_HEAD.size + size))
-            content = write(file)
-            file.seek(0)
-            file.write(_HEAD.pack(self._magic, stamp, count, zlib.crc32(content)) + content)
-            file.flush()
-            os.fsync(file.fileno())
-            part = temporary(path)
-            part.unlink(missing_ok=True)
-            os.link(file.name, part)
-        part.replace(path)
-        give_usual_mode(path)
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
+        ) as file:
+            try:
+                file.write(bytes(_HEAD.size + size))
+                content = write(file)
+                file.seek(0)
+                file.write(_HEAD.pack(self._magic, stamp, count, zlib.crc32(content)) + content)
+                file.flush()
+                os.fsync(file.fileno())
+                give_usual_mode(Path(file.name))
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
         sync_folder(path.parent)
 
 
