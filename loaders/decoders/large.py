@@ -80,8 +80,8 @@ class PartialReads:
         nbytes = int((ranges[:, 1] - ranges[:, 0]).sum())
         data = np.frombuffer(scratch.spliced(begin + nbytes + PAD), np.uint8, begin + nbytes + PAD)
         data[:begin] = start[:begin]
-        reader.timed(dataset.read_ranges, index, ranges.tolist(), memoryview(data)[begin : begin + nbytes])
-        data = view_of(data)
+        reader.timed(dataset.read_ranges, index, ranges.tolist(), data.data[begin : begin + nbytes])
+        data = view_of(data.data)
         if not are_marked(data[: begin + nbytes], header, region, positions, places):
             blocks.doubt(index)
             return False

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,12 @@ class BlockIndex:
         offset, _, count, _ = entry
         rows = np.empty(bottom + 1 - top, _ROW)
         try:
-            fill(self._file, memoryview(rows.view(np.uint8)), offset + top * _ROW.itemsize)
+            fill(self._file, rows.view(np.uint8).data, offset + top * _ROW.itemsize)
             first, last = int(rows[0]["lengths"]), int(rows[-1]["lengths"])
             if not first <= last <= os.fstat(self._file).st_size:
                 return None
             lengths = np.empty(last - first, np.uint8)
-            fill(self._file, memoryview(lengths), offset + (count + 1) * _ROW.itemsize + first)
+            fill(self._file, lengths.data, offset + (count + 1) * _ROW.itemsize + first)
         except (OSError, EOFError):
             return None
         return rows, lengths
@@ -93,7 +93,7 @@ def block_index(
     if found is None:
         entries = np.zeros(len(pixels), ENTRY)
 
-        def write(out: BinaryIO) -> bytes:
+        def write(out: IO[bytes]) -> bytes:
             for index, size, packed in _packed(large, read):
                 entries[index] = out.tell(), size, packed[1].size - 1, packed[0]
                 out.write(packed[1].tobytes())
@@ -133,7 +133,7 @@ def _packed(
 
     def pack(index: int) -> tuple[int, int, Packed | None]:
         data = read(index, Scratch())
-        return index, len(data), pack_index(data) if data[:2] == b"\xff\xd8" else None
+        return index, len(data), pack_index(data) if bytes(data[:2]) == b"\xff\xd8" else None
 
     count = available_cpus()
     with ThreadPoolExecutor(count) as pool:

@@ -11,7 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from fastimg.loaders.containers.atomic import give_usual_mode, replace_file, sync_folder
 from fastimg.loaders.runtime.cache import cache_folder
@@ -79,7 +79,7 @@ class DerivedFile:
         os.close(file)
         return None
 
-    def keep_large(self, stamp: bytes, count: int, size: int, write: Callable[[BinaryIO], bytes]) -> None:
+    def keep_large(self, stamp: bytes, count: int, size: int, write: Callable[[IO[bytes]], bytes]) -> None:
         """Keep beside the shards what is too large for memory; only its first `size` bytes have a checksum.
 
         `write` writes what follows these, and returns them. Raises OSError if it cannot be kept.

@@ -74,7 +74,8 @@ class TarDataset(WithFields):
 
     def pixels(self) -> npt.NDArray[np.int64]:
         """Pixels [N] of each image."""
-        return self.records["width"].astype(np.int64) * self.records["height"]
+        pixels: npt.NDArray[np.int64] = self.records["width"].astype(np.int64) * self.records["height"]
+        return pixels
 
     def read_start(self, index: int, nbytes: int, scratch: Scratch) -> memoryview:
         """The first bytes of an image. Raises ShardError as `read` does."""

@@ -43,7 +43,7 @@ def crop_known(
         return int(needed)
     samples = scratch[columns : columns + planes]
     work = scratch[columns + planes :]
-    if region.low:
+    if region.low or region.side == 1:
         decoded = decode_sparse(data, headers, regions, positions, places, work[:tables].view(np.int64), samples)
     else:
         clean, ends = work[bounds:bits], work[tables:bounds].view(np.int64)
