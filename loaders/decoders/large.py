@@ -24,6 +24,7 @@ from fastimg.loaders.jpeg.indexed.sparse import are_marked
 from fastimg.loaders.runtime.scratch import Scratch
 
 GAP = 16384  # bytes between ranges that are read with them rather than skipped
+SHARE = 0.5  # of the rows of tiles: with more of them, reading all is as fast, unless blocks are decoded in part
 
 
 class PartialReads:
@@ -32,7 +33,7 @@ class PartialReads:
     def __init__(self) -> None:
         self._header = new_header()
         self._region = new_region()
-        self._numbers = np.empty(0, np.int64)
+        self._positions = np.empty(0, np.uint32)
 
     def crop(
         self,
@@ -72,6 +73,9 @@ class PartialReads:
             return False
         if int(region["width"][0]) * int(region["height"][0]) > MAX_DECODED:
             return False
+        sparse = region["low"][0] or region["side"][0] == 1
+        if not sparse and int(region["bottom"][0] - region["top"][0]) > SHARE * entry[2]:
+            return False
         located = self._locate(reader, blocks, entry)
         if located is None:
             blocks.doubt(index)
@@ -92,7 +96,7 @@ class PartialReads:
 
     def _locate(
         self, reader: SampleReader, blocks: BlockIndex, entry: tuple[int, int, int, int]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
         """The positions of the region's blocks, the places of its rows in the buffer, and the ranges to read.
 
         None if the index does not fit.
@@ -105,15 +109,10 @@ class PartialReads:
         found = reader.timed(blocks.read, entry, top, bottom) if bottom <= entry[2] else None
         if found is None:
             return None
-        if self._numbers.size < tiles * count + 5 * down:
-            self._numbers = np.empty(tiles * count + 5 * down, np.int64)
-        positions = self._numbers[: tiles * count].reshape(tiles, count)
-        rest = self._numbers[tiles * count : tiles * count + 5 * down]
-        spans, ranges, places = (
-            rest[: 2 * down].reshape(-1, 2),
-            rest[2 * down : 4 * down].reshape(-1, 2),
-            rest[4 * down :],
-        )
+        if self._positions.size < tiles * count:
+            self._positions = np.empty(tiles * count, np.uint32)
+        positions = self._positions[: tiles * count].reshape(tiles, count)
+        spans, ranges, places = np.empty((down, 2), np.int64), np.empty((down, 2), np.int64), np.empty(down, np.int64)
         rows, lengths = found
         if not locate(header, region, rows, lengths, positions, spans) or spans[:, 1].max() > entry[1]:
             return None

@@ -22,6 +22,7 @@ from fastimg.loaders.runtime.compiled import compiled
 
 ROW = np.dtype([("data", "<u4"), ("lengths", "<u4"), ("check", "<u4")])
 MORE = 255  # a byte of a length that another one follows
+_MOST = 1 << 29  # bytes of a JPEG: positions are 32 bits
 
 
 def pack_index(jpeg: bytes | bytearray | memoryview) -> tuple[int, npt.NDArray[np.void], npt.NDArray[np.uint8]] | None:
@@ -32,6 +33,8 @@ def pack_index(jpeg: bytes | bytearray | memoryview) -> tuple[int, npt.NDArray[n
     data = view_of(jpeg)
     headers = new_header()
     if not parse_header(data, headers) or not is_decodable(headers) or headers["orientation"][0] != 1:
+        return None
+    if data.size >= _MOST:
         return None
     parser = Parser(memoryview(jpeg))
     try:

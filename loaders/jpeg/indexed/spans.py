@@ -12,9 +12,9 @@ from .packing import MORE
 def locate(headers: Any, regions: Any, rows: Any, lengths: Any, positions: Any, spans: Any) -> bool:
     """Find the blocks of a region by the `rows` [down + 1] of its tiles and their `lengths`.
 
-    Tile i of the region gets `positions[i]` [blocks + 1], in bits of the file: where its blocks begin, and where its
-    restart marker does. Row r needs the bytes `spans[r]` (begin, end) of the file, with the markers around its tiles.
-    False if the index contradicts itself: then nothing of it is to be used.
+    Tile i of the region gets `positions[i]` [blocks + 1] uint32, in bits of the file: where its blocks begin, and where
+    its restart marker does. Row r needs the bytes `spans[r]` (begin, end) of the file, with the markers around its
+    tiles. False if the index contradicts itself: then nothing of it is to be used.
     """
     header = headers[0]
     region = regions[0]

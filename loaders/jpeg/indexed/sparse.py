@@ -65,7 +65,7 @@ def are_marked(data: Any, headers: Any, regions: Any, positions: Any, places: An
     for i in range(positions.shape[0]):
         tile = (region.top + i // across) * tiles + region.left + i % across
         place = places[i // across]
-        begin, end = place + (positions[i, 0] >> 3), place + (positions[i, last] >> 3)
+        begin, end = place + (int64(positions[i, 0]) >> 3), place + (int64(positions[i, last]) >> 3)
         if tile and not _is_marked(data, begin - 2, 0xD0 | ((tile - 1) & 7)):
             return False
         if not _is_marked(data, end, 0xD9 if tile + 1 == total else 0xD0 | (tile & 7)):
@@ -82,7 +82,7 @@ def collect_known(data: Any, positions: Any, places: Any, across: int, clean: An
     last = positions.shape[1] - 1
     for i in range(positions.shape[0]):
         place = places[i // across]
-        at, end = uint64(place + (positions[i, 0] >> 3)), uint64(place + (positions[i, last] >> 3))
+        at, end = uint64(place + (int64(positions[i, 0]) >> 3)), uint64(place + (int64(positions[i, last]) >> 3))
         bounds[i] = int64(n)
         while at < end:
             ahead = copy_wide(source + at, target + n)

@@ -1,5 +1,7 @@
 """Crops of large tiled JPEGs by an index of their blocks: the bits of the decoder that reads all of them."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import simplejpeg
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.decoder import SampleReader
+from fastimg.loaders.decoders import large
 from fastimg.loaders.decoders.large import PartialReads
 from fastimg.loaders.jpeg.decoding.region import LOW
 from fastimg.loaders.jpeg.indexed.packing import MORE, pack_index
@@ -47,7 +50,8 @@ class Stored:
 
 def partly(stored, crop, scaling=False):
     out = np.full((*shape_of(crop), 3), 7, np.uint8)
-    done = PartialReads().crop(SampleReader(stored), 0, crop, (), MAX_PIXELS, int(scaling), Scratch(), out)
+    with mock.patch.object(large, "SHARE", 1.0):
+        done = PartialReads().crop(SampleReader(stored), 0, crop, (), MAX_PIXELS, int(scaling), Scratch(), out)
     return out if done else None
 
 
