@@ -26,8 +26,6 @@ from .records import TrialRecord
 if TYPE_CHECKING:
     import optuna
 
-_TPE_RANDOM = 8  # trials that TPE draws at random before it follows what they found
-
 _NUMBER = "number"  # of a trial: Optuna's own counts one that is resumed anew
 _RECORD = "record"
 _REPORTED = "reported"
@@ -282,23 +280,12 @@ def _distributions(optuna: Any, parameters: Sequence[Parameter]) -> dict[str, An
     return found
 
 
-def _good_trials(trials: int) -> int:
-    """How many of the trials so far TPE takes for the good ones.
-
-    Optuna's tenth is one trial of ten, and TPE then stays near it; `benchmarks/search.py --part tpe` compares with
-    random search.
-    """
-    return min(math.ceil(math.sqrt(trials)), 25)
-
-
 def _sampler(optuna: Any, plan: StudyPlan, number: int) -> Any:
     """A sampler for one trial, whose draws do not depend on what was drawn in this process before."""
     digest = hashlib.blake2b(f"{plan.seed} {number}".encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little")
     if plan.sampler == "tpe":
-        return optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=_TPE_RANDOM, gamma=_good_trials, multivariate=True, constant_liar=True
-        )
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
     if plan.sampler == "gp":
         return optuna.samplers.GPSampler(seed=seed)
     return optuna.samplers.RandomSampler(seed=seed)  # of a grid everything is queued

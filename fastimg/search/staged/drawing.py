@@ -1,10 +1,13 @@
 """What the next classifier is tried with: drawn by Optuna's TPE from the trials of its encoder."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastimg.search.study import library, quiet
+
+HEADS = ("linear", "mlp")
 
 _RATES = 30.0  # learning rates are drawn from so many times below the usual one to as many above it
 _LABELLED = ("top1", "top5", "balanced_accuracy")  # metrics of data whose only target is a class
@@ -13,33 +16,45 @@ _LABELLED = ("top1", "top5", "balanced_accuracy")  # metrics of data whose only 
 class HeadDraws:
     """Settings of a classifier, drawn near those that did well. The first are those that `train` chooses itself.
 
-    In memory: a search that goes on tells it the same trials again. `given`: what the user has set for all trials,
-    which is not drawn. `pairs`: of images with texts, which are combined in two ways.
+    Two layers come before one: they were more accurate on the data where both were compared, and a short time may end
+    after them. In memory: a search that goes on tells it the same trials again. `rates`: the usual learning rate of
+    each kind of classifier. `given`: what the user has set for all trials, which is not drawn. `pairs`: of images with
+    texts, which are combined in two ways.
     """
 
-    def __init__(self, rate: float, seed: int, metric: str, given: Collection[str] = (), pairs: bool = False) -> None:
+    def __init__(
+        self,
+        rates: Mapping[str, float],
+        seed: int,
+        metric: str,
+        given: Mapping[str, Any] = MappingProxyType({}),
+        pairs: bool = False,
+    ) -> None:
         self._optuna: Any = library()
         kinds = self._optuna.distributions
         self._space = {
-            "lr": kinds.FloatDistribution(rate / _RATES, rate * _RATES, log=True),
+            "lr": kinds.FloatDistribution(rates["linear"] / _RATES, rates["linear"] * _RATES, log=True),
             "weight_decay": kinds.FloatDistribution(1e-4, 1.0, log=True),
             "smoothing": kinds.FloatDistribution(0.0, 0.2),
-            "head": kinds.CategoricalDistribution(["linear", "mlp"]),
+            "head": kinds.CategoricalDistribution(list(HEADS)),
         }
-        usual = {"lr": rate, "weight_decay": 0.05, "smoothing": 0.1, "head": "linear"}
+        usual: dict[str, Any] = {"weight_decay": 0.05, "smoothing": 0.1}
         if pairs:
             self._space["combiner"] = kinds.CategoricalDistribution(["gated", "concat"])
             usual["combiner"] = "gated"
         if metric not in _LABELLED:  # smoothing has no effect on numbers, and changes the loss of the rest
-            given = {*given, "smoothing"}
+            given = {**given, "smoothing": None}
         self._space = {name: values for name, values in self._space.items() if name not in given}
-        usual = {name: value for name, value in usual.items() if name not in given}
+        firsts = [
+            {"lr": rates[head], **usual, "head": head} for head in reversed(HEADS) if given.get("head", head) == head
+        ]
         with quiet():
             sampler = self._optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=6, multivariate=True, constant_liar=True
             )
             self._study = self._optuna.create_study(direction="maximize", sampler=sampler)
-        self._study.enqueue_trial(usual)
+        for first in firsts:
+            self._study.enqueue_trial({name: value for name, value in first.items() if name not in given})
         self._open: dict[str, Any] = {}  # by what was drawn
 
     def ask(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from fastimg.train.choices.weights_at_hand import ON_CPUS, PUBLISHED, KeptWeight
 from fastimg.train.pairs import joined, text_side
 from fastimg.train.reporting.report import shown
 
+from .drawing import HEADS
 from .rungs import small_side
 
 _PROBES = 64  # images whose sizes are looked at
@@ -69,8 +70,8 @@ class Candidate:
 class MeasuredEncoder:
     """What was measured of a candidate.
 
-    rate: samples per second at prediction, without reading them. learning_rate, head_rate: those that `train` chooses
-    for all of it and for its classifier alone, with batches of 64.
+    rate: samples per second at prediction, without reading them. learning_rate: what `train` chooses for all of it,
+    with batches of 64; head_rates: and for its classifier alone, by the kind of this.
     """
 
     candidate: Candidate
@@ -79,7 +80,7 @@ class MeasuredEncoder:
     side: int
     small: int | None
     learning_rate: float
-    head_rate: float
+    head_rates: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -294,9 +295,6 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
     speed = 1 / sum(1 / model_speed(each, device) for each in (model, texts) if each is not None)
     if texts is not None:
         model = joined(config, model, texts, 2, ("", " "), stated)
-    rate, base = usual_rate(config, model)
-    head_rate, head_base = usual_rate(replace(config, freeze="backbone"), model)
-    assert base and head_base
     side = 0 if model.text is not None else model.preprocessing.val_size
     fixed = model.text is not None or not model.convolutional or "img_size" in shared
     return MeasuredEncoder(
@@ -305,9 +303,16 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
         parameters=sum(each.numel() for each in model.module.parameters()),
         side=side,
         small=None if fixed else small_side(side),
-        learning_rate=float(f"{rate * (64 / base) ** 0.5:.3g}"),
-        head_rate=float(f"{head_rate * (64 / head_base) ** 0.5:.3g}"),
+        learning_rate=_rate_of_64(config, model),
+        head_rates={head: _rate_of_64(replace(config, freeze="backbone", head=head), model) for head in HEADS},
     )
+
+
+def _rate_of_64(config: Train, model: Model) -> float:
+    """The learning rate that `train` chooses, for batches of 64."""
+    rate, base = usual_rate(config, model)
+    assert base
+    return float(f"{rate * (64 / base) ** 0.5:.3g}")
 
 
 def as_json(measured: MeasuredEncoder) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def search_heads(encoders: Sequence[MeasuredEncoder], trials: Trials, until: flo
     asked = trials.asked
     pairs = "text_arch" in asked.shared
     draws = {
-        name: HeadDraws(each.head_rate, asked.seed, trials.metric, asked.shared, pairs) for name, each in names.items()
+        name: HeadDraws(each.head_rates, asked.seed, trials.metric, asked.shared, pairs) for name, each in names.items()
     }
     heights: dict[str, list[float]] = {name: [] for name in names}
     needs = {name: embedding_seconds(each, trials) + _FIRST_TRIAL for name, each in names.items()}

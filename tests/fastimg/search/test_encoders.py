@@ -140,7 +140,8 @@ def test_a_measured_encoder_survives_the_journal(small, monkeypatch):
     (candidate,) = find((), (small,), facts(), {}, gpu=False).candidates
     measured = measure(candidate, {}, "cpu")
     assert (measured.side, measured.small, measured.rate) == (160, 96, 12.5)
-    assert measured.learning_rate == 3e-4 and measured.head_rate == 1e-3  # what `train` chooses with batches of 64
+    assert measured.learning_rate == 3e-4  # what `train` chooses with batches of 64
+    assert measured.head_rates == {"linear": 1e-3, "mlp": 1e-3}
     assert from_json(encoders.as_json(measured)) == measured
     assert measure(candidate, {"img_size": 64}, "cpu").small is None  # a size that was asked for stays
 

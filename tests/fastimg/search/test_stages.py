@@ -36,7 +36,7 @@ def measured(name, rate=100.0, tuned=True, small=128):
         side=224,
         small=small,
         learning_rate=3e-4,
-        head_rate=1e-3,
+        head_rates={"linear": 1e-3, "mlp": 1e-3},
     )
 
 
