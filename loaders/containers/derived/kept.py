@@ -19,14 +19,14 @@ from fastimg.loaders.runtime.cache import cache_folder
 _HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), samples, checksum of what follows
 
 
-class Schema(Protocol):
+class StatedSchema(Protocol):
     """The schema of a column: a target or a field."""
 
     def to_json(self) -> dict[str, Any]:
         """As dataset.json states it."""
 
 
-_Schema = TypeVar("_Schema", bound=Schema)
+_Schema = TypeVar("_Schema", bound=StatedSchema)
 _Column = TypeVar("_Column")
 
 
