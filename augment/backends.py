@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from . import lines, reference
+from .deep import augment_deep
 from .plan import Plan
 from .policy import Policy
 
@@ -15,7 +16,7 @@ Backend = Literal["reference", "cpu", "fused"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
-_PLAIN = Policy()  # between stages, levels are not normalised
+_PLAIN = {3: Policy(), 1: Policy(mean=(0.0,), std=(1.0,))}  # by channels: between stages, levels are not normalised
 
 
 def apply(
@@ -27,7 +28,12 @@ def apply(
     backend: Backend | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """uint8 images [B, 3, H, W] with any strides, or [B, H, W, 3] -> the model's input [B, 3, H, W], channels-last.
+    """uint8 images [B, C, H, W] with any strides, or [B, H, W, C] -> the model's input [B, C, H, W], channels-last.
+
+    uint16 images of 16 bits are moved, normalised and erased, and nothing else, by plain torch (`deep`).
+
+    C is 3, or 1 for gray images and a policy with one mean. The compiled backends augment gray images as three equal
+    channels, of which they return one; the reference shows that this is the same.
 
     The result has type `dtype`; float32, bfloat16 and float16 are normalised, uint8 is not. `policy` defaults to the
     plan's own. With `plan` None, for evaluation, images are only normalised, by `policy`. Every backend returns the
@@ -42,29 +48,43 @@ def apply(
             "the plan mixes images (mixup or cutmix), which changes the targets too: call "
             "`images, targets = mix(plan, images, targets, num_classes)` instead of apply"
         )
-    if images.dim() == 4 and images.shape[1] != 3 and images.shape[3] == 3:
-        images = images.permute(0, 3, 1, 2)
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape:
-        raise ValueError(
-            "images must be uint8 [B, 3, H, W] or [B, H, W, 3], with at least one image and one pixel; "
-            f"got {images.dtype} {list(images.shape)}"
-        )
     policy = policy or (None if plan is None else plan.policy)
     if policy is None:
         raise ValueError("a policy is required when there is no plan: it holds the normalisation")
+    images = _channels_first(images, policy.channels)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     if plan is not None and len(plan) != len(images):
         raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if out is not None:
         _check_out(out, images, dtype)
+    if images.dtype == torch.uint16:
+        deep = augment_deep(plan, images, policy, dtype)
+        return deep if out is None else out.copy_(deep)
     kind = backend or backend_of(images.device)
     _check_backend(kind, images.device)
+    if policy.channels == 1 and kind != "reference":
+        tripled = apply(plan, images.expand(-1, 3, -1, -1), policy.tripled, dtype, backend=kind)
+        return tripled[:, :1].contiguous() if out is None else out.copy_(tripled[:, :1])
     if plan is not None and plan.then:
         *earlier, plan = plan.stages
         for stage in earlier:
             images = _levels(kind, stage, images)
     return _one_stage(kind, plan, images, policy, dtype, out)
+
+
+def _channels_first(images: torch.Tensor, channels: int) -> torch.Tensor:
+    """Images as [B, C, H, W]. Raises ValueError for those that are not uint8, or have other channels."""
+    if images.dim() == 4 and images.shape[1] != channels and images.shape[3] == channels:
+        images = images.permute(0, 3, 1, 2)
+    levels = images.dtype in (torch.uint8, torch.uint16)
+    if not levels or images.dim() != 4 or images.shape[1] != channels or 0 in images.shape:
+        raise ValueError(
+            f"images must be uint8 [B, {channels}, H, W] or [B, H, W, {channels}], with at least one image and one "
+            f"pixel; got {images.dtype} {list(images.shape)}"
+            + (f": the policy's mean is for {channels}" if images.dim() == 4 and channels not in images.shape else "")
+        )
+    return images
 
 
 def _one_stage(
@@ -95,7 +115,7 @@ def _levels(kind: Backend, plan: Plan, images: torch.Tensor) -> torch.Tensor:
 
         batch, _, height, width = images.shape
         out = cpu.between.tensor((batch, height, width, 3), torch.uint8).permute(0, 3, 1, 2)
-    images = _one_stage(kind, plan, images, _PLAIN, torch.uint8, out)
+    images = _one_stage(kind, plan, images, _PLAIN[images.shape[1]], torch.uint8, out)
     if plan.chain_mix is not None:
         images = reference.mix_chains(plan.chain_mix, images, functools.partial(_levels, kind))
     if plan.blur is None or not len(plan.blur.rows):

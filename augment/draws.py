@@ -53,7 +53,7 @@ def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, e
         angle = policy.rotate * (2.0 * chances(_ROTATE_STAGE, 1)[:, 0] - 1.0)
     trivial = np.zeros(len(keys), np.int64)
     if policy.trivial:
-        trivial = _trivial_rows(chances(_TRIVIAL_STAGE, 3))
+        trivial = _trivial_rows(chances(_TRIVIAL_STAGE, 3), policy.trivial == "gray")
     first, *others = _stages(policy, LayerKey(seed, epoch, keys), trivial)
     return replace(
         first,
@@ -167,7 +167,9 @@ def _named(policy: Policy, key: LayerKey) -> list[_Stage]:
     if not policy.named:
         return []
     named = parse(policy.named)
-    fill: tuple[int, int, int] = tuple(min(255, round(255 * mean)) for mean in policy.mean)  # type: ignore[assignment]
+    red, *others = (min(255, round(255 * mean)) for mean in policy.mean)
+    green, blue = others or (red, red)
+    fill = red, green, blue
     if not named.width:
         return _layered(named, key, fill)
     batch = len(key.ids)
@@ -189,10 +191,11 @@ def _layered(named: NamedPolicy, key: LayerKey, fill: tuple[int, int, int]) -> l
     ]
 
 
-def _trivial_rows(chances: Doubles) -> npt.NDArray[np.int64]:
-    """Rows of the table [B] from uniform numbers [B, 3] for operation, bin and sign."""
-    numbers = (chances * (len(TRIVIAL), BINS, 2)).astype(np.int64)
-    rows: npt.NDArray[np.int64] = (numbers[:, 0] * BINS + numbers[:, 1]) * 2 + numbers[:, 2]
+def _trivial_rows(chances: Doubles, gray: bool) -> npt.NDArray[np.int64]:
+    """Rows of the table [B] from uniform numbers [B, 3] for operation, bin and sign; of `gray` images without Color."""
+    names = [number for number, name in enumerate(TRIVIAL) if not (gray and name == "Color")]
+    numbers = (chances * (len(names), BINS, 2)).astype(np.int64)
+    rows: npt.NDArray[np.int64] = (np.array(names)[numbers[:, 0]] * BINS + numbers[:, 1]) * 2 + numbers[:, 2]
     return rows
 
 

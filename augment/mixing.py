@@ -42,7 +42,7 @@ def mix(
         raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be at least 0 and below 1; got {smoothing}")
-    if images.dtype == torch.uint8:
+    if images.dtype in (torch.uint8, torch.uint16):
         if not dtype.is_floating_point:
             raise ValueError(f"images are mixed after normalisation, so dtype must be floating point; got {dtype}")
         images = apply(None if plan is None else plan.unmixed, images, policy, dtype)

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PLAIN_LEVEL = 10.0  # timm's denominator: the strength at which an operation reaches the end of its range
 _CHOICES = (
@@ -83,6 +83,8 @@ _PAIRS = {
     "v0r": _V0.format("Increasing", "Increasing"),
 }
 _THREE_NAMES = ("3aug", "3a")
+_COLOURED = frozenset({"Color", "ColorIncreasing", "Desaturate"})  # without effect on gray images
+GRAY = "gray"  # the last part of a name whose policy leaves these out
 HEADS = ("rand", "augmix", "3aug", "auto", "original", "originalr", "v0", "v0r")  # what names begin with
 _PARTS = {
     "rand": ("m", "n", "p", "mstd", "mmax", "inc", "t"),
@@ -130,11 +132,39 @@ class NamedPolicy:
         """The operations that may happen in a layer."""
         return frozenset(row[layer].name for row in self.rows)
 
+    @property
+    def colours(self) -> list[str]:
+        """The operations that change colours alone."""
+        return sorted({choice.name for row in self.rows for choice in row} & _COLOURED)
+
+    @property
+    def colourless(self) -> "NamedPolicy":
+        """The policy without the rows that change colours alone; the others keep their proportions."""
+        kept = [number for number, row in enumerate(self.rows) if not any(one.name in _COLOURED for one in row)]
+        weights = None
+        if self.weights is not None:
+            total = sum(self.weights[number] for number in kept)
+            weights = tuple(self.weights[number] / total for number in kept)
+        return replace(self, rows=tuple(self.rows[number] for number in kept), weights=weights)
+
+
+def can_be_gray(name: str) -> bool:
+    """Whether the policy of a name has a variant for gray images: AutoAugment's pairs go together."""
+    return not parse(name).together
+
 
 @functools.cache
 def parse(name: str) -> NamedPolicy:
-    """The policy of a name, in timm's spelling. Raises ValueError for a part of the name that is unknown."""
+    """The policy of a name, in timm's spelling; behind it, -gray leaves operations out that change colours alone.
+
+    Raises ValueError for a part of the name that is unknown.
+    """
     head, *parts = name.split("-")
+    if head in _PARTS and parts and parts[-1] == GRAY:
+        whole = parse(name.removesuffix(f"-{GRAY}"))
+        if whole.together:
+            raise ValueError(f"{name}: {head} has pairs of operations, which go together; rand or augmix can be gray")
+        return whole.colourless
     if head not in _PARTS:
         raise ValueError(f"unknown augmentation policy {name!r}{_nearest(head, HEADS)}; there are {', '.join(HEADS)}")
     values = _values(name, head, parts)

@@ -3,12 +3,14 @@
 import difflib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
-from .named import parse
+from .named import can_be_gray, parse
 
 Range = tuple[float, float]
 Triple = tuple[float, float, float]
+Channels = tuple[float, ...]  # a number for each channel: three, or one
 
 OPERATIONS = (
     *("hflip", "vflip", "rotate", "brightness", "contrast", "saturation", "hue", "trivial", "grayscale", "blur"),
@@ -47,7 +49,9 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     (Yun et al. 2019) are the alphas of Beta(alpha, alpha), 0 for off; if both are given, each image takes one or the
     other with equal probability.
 
-    Normalisation is part of the policy: (x / 255 - mean) / std per channel. Erasing (Zhong et al. 2020) follows it, as
+    Normalisation is part of the policy: (x / 255 - mean) / std per channel. With one mean and one std the images are
+    gray, [B, 1, H, W]: they are augmented as images of three equal channels would be. `trivial` is then "gray", which
+    leaves the operation Color out, and a policy's name ends with -gray. Erasing (Zhong et al. 2020) follows it, as
     in torchvision: a rectangle with a fraction `erase_scale` of the image's area and sides in `erase_ratio` becomes
     `erase_value`. Mixing comes last.
 
@@ -62,7 +66,7 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     contrast: Range = (1.0, 1.0)
     saturation: Range = (1.0, 1.0)
     hue: float = 0.0
-    trivial: bool = False
+    trivial: bool | Literal["gray"] = False
     named: str = ""
     grayscale: float = 0.0
     blur: float = 0.0
@@ -70,11 +74,11 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     erase: float = 0.0
     erase_scale: Range = (0.02, 0.33)
     erase_ratio: Range = (0.3, 3.3)
-    erase_value: float | Triple = 0.0
+    erase_value: float | Channels = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
-    mean: Triple = (0.485, 0.456, 0.406)
-    std: Triple = (0.229, 0.224, 0.225)
+    mean: Channels = (0.485, 0.456, 0.406)
+    std: Channels = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
         for name in ("hflip", "vflip", "grayscale", "blur", "solarize", "erase"):
@@ -102,8 +106,11 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
                 f"got {self.erase_value!r}"
             )
         for name, values in (("mean", self.mean), ("std", self.std), ("erase_value", self.erase_values)):
-            if len(values) != 3:
-                raise ValueError(f"{name} must be three numbers, for red, green and blue; got {values}")
+            if len(values) != self.channels or self.channels not in (1, 3):
+                raise ValueError(
+                    f"{name} must be three numbers, for red, green and blue, or one where mean is one; got {values}"
+                )
+        self._check_colours()
         if not all(math.isfinite(m) for m in self.mean):
             raise ValueError(f"mean must be finite; got {self.mean}")
         if not all(s > 0.0 for s in self.std):  # false for nan, too
@@ -115,11 +122,39 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
         shown = {name: value for name, value in said.items() if value or name not in _LATER_FIELDS}
         return f"Policy({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
+    def _check_colours(self) -> None:
+        """Raises ValueError, naming the operation, for what gray images have no colours for."""
+        if self.trivial not in (False, True, "gray"):
+            raise ValueError(f'trivial must be True, False or "gray"; got {self.trivial!r}')
+        if self.channels == 3:
+            return
+        changed = {"saturation": self.saturation != (1.0, 1.0), "hue": self.hue, "grayscale": self.grayscale}
+        for name in (name for name, asked in changed.items() if asked):
+            raise ValueError(f"{name} changes colours, which images of one channel do not have: leave it out")
+        if self.trivial is True:
+            raise ValueError('trivial has the operation Color; images of one channel take trivial="gray"')
+        if self.named and (coloured := parse(self.named).colours):
+            raise ValueError(
+                f"{self.named} has the operation {coloured[0]}, and images of one channel have no colours: "
+                + (f"use {self.named}-gray" if can_be_gray(self.named) else "choose another policy")
+            )
+
     @property
-    def erase_values(self) -> Triple:
-        """`erase_value` for red, green and blue."""
+    def channels(self) -> int:
+        """The number of channels of the images: 3, or 1."""
+        return len(self.mean)
+
+    @property
+    def tripled(self) -> "Policy":
+        """The policy for images of three equal channels that does the same as this one, of one channel."""
+        assert self.channels == 1
+        return replace(self, mean=self.mean * 3, std=self.std * 3, erase_value=self.erase_values * 3)
+
+    @property
+    def erase_values(self) -> Channels:
+        """`erase_value` for each channel."""
         value = self.erase_value
-        return value if isinstance(value, tuple) else (value, value, value)
+        return value if isinstance(value, tuple) else (value,) * self.channels
 
     @property
     def mixes(self) -> bool:

@@ -10,11 +10,11 @@ from .policy import Policy
 
 
 def augment(plan: Plan | None, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """uint8 images [B, 3, H, W] -> [B, 3, H, W] in the table's type, channels-last.
+    """uint8 images [B, C, H, W], C 3 or 1 -> [B, C, H, W] in the table's type, channels-last.
 
-    One nearest-neighbour resampling of the source, at most four pixel operations, normalisation and erasing. `table` is
-    `normalisation_table`. An operation that needs statistics takes them from its input, zeros from the warp included.
-    With `plan` None images are only normalised.
+    One channel counts as three equal ones: the mean for contrast is its own. One nearest-neighbour resampling of the
+    source, at most four pixel operations, normalisation and erasing. `table` is `normalisation_table`. Statistics are
+    those of an operation's input, zeros from the warp included. With `plan` None images are only normalised.
     """
     if plan is None:
         return normalise(images, table)
@@ -28,11 +28,12 @@ def augment(plan: Plan | None, images: torch.Tensor, table: torch.Tensor) -> tor
 
 
 def warp(affine: torch.Tensor, images: torch.Tensor, fill: tuple[int, int, int] = (0, 0, 0)) -> torch.Tensor:
-    """Resample images [B, 3, H, W] by inverse Q16 affines int32 [B, 6]: nearest, `fill` outside, as in Pillow."""
+    """Resample images [B, C, H, W] by inverse Q16 affines int32 [B, 6]: nearest, `fill` outside, as in Pillow."""
+    channels = images.shape[1]
     source, inside = sources(affine, *images.shape[2:])
     source = source.flatten(1)[:, None]
-    taken = images.flatten(2).gather(2, source.expand(-1, 3, -1)).view(images.shape)
-    colour = torch.tensor(fill, dtype=images.dtype).view(3, 1, 1)
+    taken = images.flatten(2).gather(2, source.expand(-1, channels, -1)).view(images.shape)
+    colour = torch.tensor(fill[:channels], dtype=images.dtype).view(-1, 1, 1)
     return torch.where(inside[:, None], taken, to_device(colour, images.device))
 
 
@@ -59,14 +60,14 @@ def sources(affine: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor
 
 
 def operate(op: Op, magnitude: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Apply one pixel operation to uint8 images [N, 3, H, W], with magnitudes float32 [N], as Pillow does."""
+    """Apply one pixel operation to uint8 images [N, C, H, W], with magnitudes float32 [N], as Pillow does."""
     factor = magnitude[:, None, None, None]
     levels = images.to(torch.int32)
     if op in LOOKUPS:
-        tables = lookup(op, magnitude, mean_luma(levels), histogram(levels))
+        tables = lookup(op, magnitude, mean_luma(levels), histogram(levels))[:, : levels.shape[1]]
         return tables.flatten(1).gather(1, _entries(levels)).view(images.shape)
     if op is Op.COLOR:
-        gray = luma(*levels.unbind(1))[:, None]
+        gray = _gray(levels)[:, None]
         return blend(gray, levels, factor).to(torch.uint8)
     if op is Op.HUE:
         return turned_hue(levels, factor.to(torch.int32)).to(torch.uint8)
@@ -76,21 +77,27 @@ def operate(op: Op, magnitude: torch.Tensor, images: torch.Tensor) -> torch.Tens
 
 
 def mean_luma(levels: torch.Tensor) -> torch.Tensor:
-    """The mean L, int64 [N], of int32 images [N, 3, H, W]."""
-    gray = luma(*levels.unbind(1))
+    """The mean L, int64 [N], of int32 images [N, C, H, W]."""
+    gray = _gray(levels)
     return mean_level(gray.sum(dim=(1, 2), dtype=torch.int64), gray[0].numel() if len(gray) else 1)
 
 
+def _gray(levels: torch.Tensor) -> torch.Tensor:
+    """The levels int32 [N, H, W] of L; of one channel, which is what L of three equal ones is, its own."""
+    return luma(*levels.unbind(1)) if levels.shape[1] == 3 else levels[:, 0]
+
+
 def histogram(levels: torch.Tensor) -> torch.Tensor:
-    """Histograms of the channels, int64 [N, 3, 256], of int32 images [N, 3, H, W]."""
-    counts = torch.zeros(len(levels), 768, dtype=torch.int64, device=levels.device)
+    """Histograms of the channels, int64 [N, C, 256], of int32 images [N, C, H, W]."""
+    channels = levels.shape[1]
+    counts = torch.zeros(len(levels), channels * 256, dtype=torch.int64, device=levels.device)
     entries = _entries(levels)
-    return counts.scatter_add_(1, entries, torch.ones_like(entries)).view(-1, 3, 256)
+    return counts.scatter_add_(1, entries, torch.ones_like(entries)).view(-1, channels, 256)
 
 
 def _entries(levels: torch.Tensor) -> torch.Tensor:
-    """Indices into tables [3 * 256] for int32 images: int64 [N, 3 * H * W]."""
-    channels = torch.arange(3, dtype=torch.int64, device=levels.device).view(3, 1, 1) * 256
+    """Indices into tables [C * 256] for int32 images: int64 [N, C * H * W]."""
+    channels = torch.arange(levels.shape[1], dtype=torch.int64, device=levels.device).view(-1, 1, 1) * 256
     return (levels + channels).flatten(1)
 
 
@@ -107,7 +114,7 @@ def _smoothed(levels: torch.Tensor) -> torch.Tensor:
 
 
 def blur(blurring: Blurring, images: torch.Tensor) -> torch.Tensor:
-    """Blur the images of a uint8 batch [B, 3, H, W] that drew it: three boxes along rows, then three along columns.
+    """Blur the images of a uint8 batch [B, C, H, W] that drew it: three boxes along rows, then three along columns.
 
     Every box rounds to 8 bits; beyond its edges an image goes on with its outermost pixels. Pillow's GaussianBlur.
     """
@@ -120,7 +127,7 @@ def blur(blurring: Blurring, images: torch.Tensor) -> torch.Tensor:
 
 
 def _boxed(levels: torch.Tensor, weights: torch.Tensor, axis: int) -> torch.Tensor:
-    """Averages int64 [E, 3, H, W] over boxes along an axis, with weights int64 [E, 3] of `ops.blur_weights`."""
+    """Averages int64 [E, C, H, W] over boxes along an axis, with weights int64 [E, 3] of `ops.blur_weights`."""
     side = levels.shape[axis]
     positions = torch.arange(side, device=levels.device)
     box, inside, beyond = weights.T[:, :, None, None, None]
@@ -133,7 +140,7 @@ def _boxed(levels: torch.Tensor, weights: torch.Tensor, axis: int) -> torch.Tens
 
 
 def mix_chains(mix: ChainMix, images: torch.Tensor, run: Callable[[Plan, torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """AugMix of a uint8 batch [B, 3, H, W]; `run` carries a stage out. In float32, operations rounded one by one."""
+    """AugMix of a uint8 batch [B, C, H, W]; `run` carries a stage out. In float32, operations rounded one by one."""
     mixed = torch.zeros(images.shape, device=images.device)
     weights = to_device(mix.weights, images.device)[:, :, None, None, None]
     share = to_device(mix.share, images.device)[:, None, None, None]
@@ -146,41 +153,42 @@ def mix_chains(mix: ChainMix, images: torch.Tensor, run: Callable[[Plan, torch.T
     return blended.to(torch.uint8)
 
 
-def normalisation_table(policy: Policy, dtype: torch.dtype) -> torch.Tensor:
-    """The output value for every channel and level, and for erased pixels: [3 * 256 + 3], rounded once to `dtype`.
+def normalisation_table(policy: Policy, dtype: torch.dtype, count: int = 256) -> torch.Tensor:
+    """The output value for every channel and level, and for erased pixels: [C * 256 + C], rounded once to `dtype`.
 
-    (x / 255 - mean) / std in float64, then the policy's `erase_value` per channel. For uint8, the levels themselves,
-    then the levels closest to the erase values before normalisation.
+    There are `count` levels, 65536 of images of 16 bits. (x / 255 - mean) / std in float64, then the policy's
+    `erase_value` per channel. For uint8, the levels themselves, then the levels closest to the erase values before
+    normalisation.
     """
-    levels = torch.arange(256, dtype=torch.float64) / 255
+    levels = torch.arange(count, dtype=torch.float64) / (count - 1)
     mean = torch.tensor(policy.mean, dtype=torch.float64)[:, None]
     std = torch.tensor(policy.std, dtype=torch.float64)[:, None]
     erased = torch.tensor(policy.erase_values, dtype=torch.float64)
     if dtype == torch.uint8:
         denormalised = ((erased * std[:, 0] + mean[:, 0]) * 255).round().clamp(0, 255)
-        return torch.cat([torch.arange(256).repeat(3), denormalised]).to(dtype)
+        return torch.cat([torch.arange(256).repeat(policy.channels), denormalised]).to(dtype)
     return torch.cat([((levels - mean) / std).flatten(), erased]).to(dtype)
 
 
-def normalise(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Look up uint8 images [B, 3, H, W] in a table of at least 768 entries; channels-last, in the table's dtype."""
-    levels = images.permute(0, 2, 3, 1).to(torch.int32)  # [B, H, W, 3]
-    offsets = torch.arange(3, dtype=torch.int32, device=images.device) * 256
+def normalise(images: torch.Tensor, table: torch.Tensor, count: int = 256) -> torch.Tensor:
+    """Look up uint8 images [B, C, H, W] in a table of at least C * 256 entries; channels-last, in the table's dtype."""
+    levels = images.permute(0, 2, 3, 1).to(torch.int32)  # [B, H, W, C]
+    offsets = torch.arange(images.shape[1], dtype=torch.int32, device=images.device) * count
     values = table.index_select(0, (levels + offsets).reshape(-1))
     return values.view(levels.shape).permute(0, 3, 1, 2)
 
 
 def erase(box: torch.Tensor, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Fill the boxes int32 [B, 4] of images [B, 3, H, W] with the table's last three entries."""
+    """Fill the boxes int32 [B, 4] of images [B, C, H, W] with the table's last C entries."""
     top, left, bottom, right = box.T[:, :, None, None]  # [B, 1, 1] each
     y = torch.arange(images.shape[2], dtype=torch.int32, device=images.device)[:, None]
     x = torch.arange(images.shape[3], dtype=torch.int32, device=images.device)
     erased = (y >= top) & (y < bottom) & (x >= left) & (x < right)  # [B, H, W]
-    return torch.where(erased[:, None], table[768:].view(3, 1, 1), images)
+    return torch.where(erased[:, None], table[-images.shape[1] :].view(-1, 1, 1), images)
 
 
 def flip(plan: Plan, images: torch.Tensor) -> torch.Tensor:
-    """Flip the images [B, 3, H, W] that the plan names: the same as `warp` for a plan with flips only."""
+    """Flip the images [B, C, H, W] that the plan names: the same as `warp` for a plan with flips only."""
     for chosen, axis in ((plan.hflip, 3), (plan.vflip, 2)):
         mask = to_device(chosen, images.device)[:, None, None, None]
         images = torch.where(mask, images.flip(axis), images)

@@ -34,6 +34,8 @@ def resolve(
     views: Sequence[View] | None,
     split: str | None,
     max_pixels: int | None,
+    channels: int | None,
+    depth: int | None,
     fields: Sequence[str] | FieldSelection | None,
     settings: dict[str, Any],
 ) -> Arguments:
@@ -51,9 +53,9 @@ def resolve(
     if fields is not None and views is not None:
         raise TypeError("Loader: fields move with one crop, but views have several; leave one of them out")
     if decoder is None:
-        decoder = _decoder(crop, views, max_pixels, config.order)
-    elif crop is not None or views is not None or max_pixels is not None:
-        raise TypeError("Loader: crop, views and max_pixels are the decoder's; give them to it")
+        decoder = _decoder(crop, views, max_pixels, channels, depth, config.order)
+    elif any(given is not None for given in (crop, views, max_pixels, channels, depth)):
+        raise TypeError("Loader: crop, views, max_pixels, channels and depth are the decoder's; give them to it")
     elif not isinstance(decoder, Decoder):
         raise TypeError(f"Loader: {type(decoder).__name__} is not a Decoder; derive it from fastimg.loaders.decoder")
     elif fields is not None:
@@ -87,7 +89,14 @@ def _with_fields(decoder: Decoder, fields: Sequence[str] | FieldSelection, datas
     return FieldsDecoder.of(decoder, selection, dataset)
 
 
-def _decoder(crop: Crop | Size | None, views: Sequence[View] | None, max_pixels: int | None, order: Order) -> Decoder:
+def _decoder(
+    crop: Crop | Size | None,
+    views: Sequence[View] | None,
+    max_pixels: int | None,
+    channels: int | None,
+    depth: int | None,
+    order: Order,
+) -> Decoder:
     if crop is None and views is None:
         raise TypeError("Loader: give crop, in pixels or as a Crop, or views, or a decoder")
     from .decode import MAX_PIXELS  # here, because text datasets do not need the JPEG decoder
@@ -95,13 +104,17 @@ def _decoder(crop: Crop | Size | None, views: Sequence[View] | None, max_pixels:
     from .decoders.views import ViewDecoder
 
     most = MAX_PIXELS if max_pixels is None else max_pixels
+    kept = 3 if channels is None else channels
+    bits = 8 if depth is None else depth
     if views is None:
-        return ImageDecoder(_crop(cast(Crop | Size, crop), order), most)
+        return ImageDecoder(_crop(cast(Crop | Size, crop), order), most, channels=kept, depth=bits)
     if crop is not None:
         raise TypeError("Loader: crop and views were given; each View has a crop of its own, so leave crop out")
     if not isinstance(views, Sequence):
         raise TypeError(f"Loader: views={views!r}; give a list of Views (an earlier `views=2` is now `crop_epochs=2`)")
-    return ViewDecoder(tuple(views), most)
+    if bits != 8:
+        raise TypeError(f"Loader: depth={bits!r} goes with one crop of each image; leave out depth, or views")
+    return ViewDecoder(tuple(views), most, channels=kept)
 
 
 def _crop(crop: Crop | Size, order: Order) -> Crop:

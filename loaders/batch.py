@@ -17,8 +17,8 @@ from .wording import plural
 class Field(NamedTuple):
     """A field of a batch. `shape` leaves out the batch dimension; rows without a sample hold `blank`.
 
-    The dtype is bool, uint8, int8, int16, int32, int64, float16, float32 or float64. A field of dtype object stays on
-    the host, and only a decoder with its own ring can use it.
+    The dtype is bool, uint8, uint16, int8, int16, int32, int64, float16, float32 or float64. A field of dtype object
+    stays on the host, and only a decoder with its own ring can use it.
 
     apart: of shape (n, ...), and stored as [n, B, ...]: each of the n lies together. It is shown as [B, n, ...].
     """
@@ -74,7 +74,7 @@ class Batch:
     `Loader(views=)`, `views` lists the crops of each image, and `inputs` is the first.
     """
 
-    inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory; int32 tokens [B, L]; or arrays [B, ...]
+    inputs: torch.Tensor  # uint8 (or uint16) [B, C, H, W], channels-last; int32 tokens [B, L]; or arrays [B, ...]
     targets: torch.Tensor  # int64 [B], -1 where the dataset has no label
     ids: torch.Tensor  # int64 [B], indices in the dataset; always on the host, where augmentation is planned
     weight: torch.Tensor  # float32 [B]
@@ -82,7 +82,7 @@ class Batch:
     ready: torch.cuda.Event | None = None  # recorded when the batch is complete, for streams other than the consumer's
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)  # [B, *shape] each, on the device
     repeats: torch.Tensor | None = None  # int64 [B], how often a sample came before in this epoch; None: none does
-    by_view: Mapping[str, torch.Tensor] = field(default_factory=dict)  # uint8 [n, B, 3, H, W] of each View, by name
+    by_view: Mapping[str, torch.Tensor] = field(default_factory=dict)  # uint8 [n, B, C, H, W] of each View, by name
 
     @property
     def keys(self) -> torch.Tensor:
@@ -92,11 +92,11 @@ class Batch:
 
     @property
     def views(self) -> list[torch.Tensor]:
-        """uint8 [B, 3, H, W] of each crop, in the order of the loader's views: the n of the first, then the next's."""
+        """uint8 [B, C, H, W] of each crop, in the order of the loader's views: the n of the first, then the next's."""
         return [crop for crops in self.by_view.values() for crop in crops]
 
     def views_of(self, name: str) -> torch.Tensor:
-        """uint8 [n * B, 3, H, W]: the crops of one View, as `torch.cat` would give them, but without a copy.
+        """uint8 [n * B, C, H, W]: the crops of one View, as `torch.cat` would give them, but without a copy.
 
         Raises KeyError, with the names that there are, for another name.
         """

@@ -1,8 +1,13 @@
-"""Encoded bytes -> upright RGB uint8, by one rule in training, evaluation and prediction.
+"""Encoded bytes -> upright RGB or gray uint8, by one rule in training, evaluation and prediction.
 
 The rule: EXIF orientation is applied; gray is replicated; palettes are looked up; alpha is dropped (as Pillow's
 `convert("RGB")` does); CMYK and YCCK go through Pillow's conversion; 16-bit samples keep their high byte; of several
 frames the first counts. Floating-point and 32-bit integer pixels are refused: they have no defined range.
+
+Of one channel, a YCbCr JPEG gives its luma, as libjpeg's grayscale output does; all other colours are converted as by
+Pillow's `convert("L")`, with the weights of BT.601.
+
+With 16 bits, PNG and TIFF files of 16 bits keep theirs, and a level x of 8 bits becomes 257 x, so that white is 65535.
 
 Gray and YCbCr/RGB JPEGs of 8 bits are decoded by libjpeg-turbo (simplejpeg, islow DCT, fancy upsampling, which is also
 Pillow's choice); everything else, and a JPEG about which libjpeg warns, by Pillow, which has the last word: it accepts
@@ -13,11 +18,14 @@ import io
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from fastimg.loaders.folders.bands import read_bands
+from fastimg.loaders.folders.deep_png import read_deep_png
 from fastimg.loaders.folders.formats import recognise, register_plugins
 from fastimg.loaders.jpeg.decoding.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
@@ -26,7 +34,8 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .errors import ImageError
 
-Pixels = npt.NDArray[np.uint8]  # [H, W, 3] RGB
+Pixels = npt.NDArray[np.uint8]  # [H, W, C]: RGB, or gray with C = 1
+DeepPixels = npt.NDArray[np.uint16]  # the same
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold, width x height
 
@@ -35,6 +44,10 @@ _FAULTS = (
     *(OSError, ValueError, SyntaxError, EOFError, RuntimeError, ArithmeticError, LookupError, TypeError, MemoryError),
     *(struct.error, Image.DecompressionBombError),  # the latter from a picture inside a container: ICO, ICNS
 )
+
+_BITS_PER_SAMPLE = 258  # TIFF's tag
+
+T = TypeVar("T", bound=np.generic)
 
 _EXTENSIONS = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2"}
 _TURBO_FRAMES = frozenset({BASELINE, EXTENDED, PROGRESSIVE})  # Huffman-coded
@@ -84,16 +97,18 @@ def _check_pixels(width: int, height: int, most: int) -> None:
         raise ImageError(f"{width} x {height} pixels are more than max_pixels={most}; raise it if you trust the image")
 
 
-def decode(data: bytes | memoryview, header: Header | None = None, scratch: Scratch | None = None) -> Pixels:
-    """Upright RGB pixels [H, W, 3] uint8; a strided view where the orientation asks for one.
+def decode(
+    data: bytes | memoryview, header: Header | None = None, scratch: Scratch | None = None, channels: int = 3
+) -> Pixels:
+    """Upright pixels [H, W, C] uint8, RGB or gray; a strided view where the orientation asks for one.
 
     `scratch`, where given, holds the result until the next call with it.
     Raises ImageError with the reason.
     """
     header = header or read_header(data)
-    pixels = _turbo(data, header, scratch) if header.turbo else None
+    pixels = _turbo(data, header, scratch, channels) if header.turbo else None
     if pixels is None:
-        pixels = _pillow(data)
+        pixels = _pillow(data, channels)
     height, width, _ = pixels.shape
     if (width, height) != (header.width, header.height):  # a crop was drawn from the header
         raise ImageError(f"the header says {header.width} x {header.height} pixels, there are {width} x {height}")
@@ -101,46 +116,113 @@ def decode(data: bytes | memoryview, header: Header | None = None, scratch: Scra
 
 
 def decode_box(
-    data: bytes | memoryview, header: Header, box: Box, scratch: Scratch | None = None
+    data: bytes | memoryview, header: Header, box: Box, scratch: Scratch | None = None, channels: int = 3
 ) -> tuple[Pixels, Box]:
     """Upright pixels that hold `box` (x, y, width, height, upright), and where `box` lies in them.
 
     The pixels in it are those of the whole image. Of a tiled JPEG only the tiles that the box touches are decoded.
     """
     if header.turbo and header.restarts and (box[2], box[3]) != header.size:
-        cut = _cut(data, header, box, scratch)
+        cut = _cut(data, header, box, scratch, channels)
         if cut is not None:
             return cut, (0, 0, box[2], box[3])
-    return decode(data, header, scratch), box
+    return decode(data, header, scratch, channels), box
 
 
 def decode_boxes(
-    data: bytes | memoryview, header: Header, boxes: Sequence[Box], scratch: Scratch | None = None
+    data: bytes | memoryview,
+    header: Header,
+    boxes: Sequence[Box],
+    scratch: Scratch | None = None,
+    channels: int = 3,
 ) -> Iterator[tuple[Pixels, Box]]:
     """What `decode_box` gives for each of `boxes`, from one decode. With `scratch`, each is valid until the next."""
     if not (header.turbo and header.restarts):
-        pixels = decode(data, header, scratch)
+        pixels = decode(data, header, scratch, channels)
         yield from ((pixels, box) for box in boxes)
         return
     left, top = min(x for x, *_ in boxes), min(y for _, y, *_ in boxes)
     right, bottom = max(x + width for x, _, width, _ in boxes), max(y + height for _, y, _, height in boxes)
-    cut = _cut(data, header, (left, top, right - left, bottom - top), scratch)
+    cut = _cut(data, header, (left, top, right - left, bottom - top), scratch, channels)
     for box in boxes:
         if cut is None:  # it is damaged, which not every box need touch
-            yield decode_box(data, header, box, scratch)
+            yield decode_box(data, header, box, scratch, channels)
         else:
             yield cut, (box[0] - left, box[1] - top, box[2], box[3])
 
 
-def _cut(data: bytes | memoryview, header: Header, box: Box, scratch: Scratch | None) -> Pixels | None:
+def _cut(data: bytes | memoryview, header: Header, box: Box, scratch: Scratch | None, channels: int) -> Pixels | None:
     """The upright pixels of `box` from the tiles that it touches; None if libjpeg-turbo warns about them."""
     x, y, width, height = stored_box(box, header)
     room = scratch.spliced(len(data) + 2) if scratch else None
     part, (left, top) = splice(data, (x, y, width, height), room)
-    pixels = _turbo(part, header, scratch)
+    pixels = _turbo(part, header, scratch, channels)
     if pixels is None or pixels.shape[0] < y - top + height or pixels.shape[1] < x - left + width:
         return None
     return upright(pixels[y - top : y - top + height, x - left : x - left + width], header.orientation)
+
+
+def check_channels(channels: object) -> None:
+    """Raises ValueError for a number of channels that an image cannot be decoded to."""
+    if channels not in (1, 3) or isinstance(channels, bool):
+        raise ValueError(
+            f"channels={channels!r}: give 3 for RGB or 1 for gray; arrays with other numbers of channels are fields"
+        )
+
+
+def in_gray(channels: int) -> str:
+    """What to say of images that are decoded to so many channels."""
+    return " to gray" if channels == 1 else ""
+
+
+def check_depth(depth: object) -> None:
+    """Raises ValueError for a number of bits that an image cannot be decoded to."""
+    if depth not in (8, 16):
+        raise ValueError(f"depth={depth!r}: give 8, or 16 for images of 16 bits")
+
+
+def decode_deep(data: bytes | memoryview, header: Header, channels: int) -> DeepPixels | None:
+    """Upright pixels [H, W, C] uint16 of an image that has 16 bits; None for others, which have 8.
+
+    Raises ImageError with the reason.
+    """
+    if header.turbo or header.format not in ("png", "tiff", "ppm"):
+        return None
+    with _open(data) as image:
+        try:
+            if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+                image.load()
+                pixels = np.asarray(image).astype(np.uint16)[:, :, None]
+            elif image.format == "PNG" and data[24] == 16:  # Pillow keeps 8 bits of each colour
+                pixels = _without_alpha(read_deep_png(data))
+            elif image.format == "TIFF" and 16 in image.tag_v2.get(_BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
+                turn = image.tag_v2.get(ORIENTATION, 1)  # type: ignore[attr-defined]
+                pixels = upright(_deep_tiff(data), turn if turn in range(1, 9) else 1)
+            else:
+                return None
+        except _FAULTS as error:
+            raise ImageError(_reason(error)) from error
+    if pixels.shape[2] != channels:
+        pixels = np.repeat(pixels, 3, axis=2) if channels == 3 else _deep_luma(pixels)
+    return upright(pixels, header.orientation)
+
+
+def _deep_tiff(data: bytes | memoryview) -> DeepPixels:
+    """The pixels [H, W, C] of a TIFF of several channels of 16 bits."""
+    bands = read_bands(bytes(data), ".tif")
+    if bands.dtype != np.uint16:
+        raise ImageError(f"pixels of type {bands.dtype}; save the image with 8 or 16 bits")
+    return _without_alpha(bands.transpose(1, 2, 0))
+
+
+def _without_alpha(pixels: DeepPixels) -> DeepPixels:
+    return pixels[:, :, : 3 if pixels.shape[2] >= 3 else 1]
+
+
+def _deep_luma(pixels: DeepPixels) -> DeepPixels:
+    """Gray [H, W, 1] by Pillow's weights of 16 bits."""
+    red, green, blue = (pixels[:, :, channel : channel + 1].astype(np.uint64) for channel in range(3))
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint16)
 
 
 def is_tiled(data: bytes | memoryview, header: Header) -> bool:
@@ -159,7 +241,7 @@ def stored_box(box: Box, header: Header) -> Box:
     return (y, x, height, width) if turn.transposed else (x, y, width, height)
 
 
-def upright(pixels: Pixels, orientation: int) -> Pixels:
+def upright(pixels: npt.NDArray[T], orientation: int) -> npt.NDArray[T]:
     """A view of `pixels` [H, W, C] with the EXIF orientation 1-8 undone."""
     turn = turn_of(orientation)
     if turn.transposed:
@@ -171,29 +253,32 @@ def upright(pixels: Pixels, orientation: int) -> Pixels:
     return pixels
 
 
-def _turbo(data: bytes | memoryview, header: Header, scratch: Scratch | None) -> Pixels | None:
+def _turbo(data: bytes | memoryview, header: Header, scratch: Scratch | None, channels: int) -> Pixels | None:
     """libjpeg-turbo's pixels; None if it warns or fails."""
     import simplejpeg  # tiled JPEGs are decoded without it
 
-    buffer = scratch.pixels(header.width * header.height * 3) if scratch else None
+    buffer = scratch.pixels(header.width * header.height * channels) if scratch else None
+    colours = "RGB" if channels == 3 else "GRAY"
     try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", strict=True, buffer=buffer)
+        pixels: Pixels = simplejpeg.decode_jpeg(data, colours, strict=True, buffer=buffer)
     except ValueError:
         return None
     return pixels
 
 
-def _pillow(data: bytes | memoryview) -> Pixels:
+def _pillow(data: bytes | memoryview, channels: int) -> Pixels:
     with _open(data) as image:
         try:
+            if channels == 1 and image.format == "JPEG":
+                image.draft("L", image.size)  # libjpeg's grayscale output
             image.load()
             if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # PPM: scaled to 16 bits
                 gray = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
-                return np.repeat(gray[:, :, None], 3, axis=2)
+                return np.repeat(gray[:, :, None], channels, axis=2)
             if image.mode in ("F", "I"):
                 raise ImageError(f"pixels of mode {image.mode} have no defined range; save the image with 8 or 16 bits")
             image.info.pop("transparency", None)  # otherwise Pillow warns that alpha is dropped, which is intended
-            return np.asarray(image.convert("RGB"))
+            return np.asarray(image.convert("RGB")) if channels == 3 else np.asarray(image.convert("L"))[:, :, None]
         except _FAULTS as error:
             raise ImageError(_reason(error)) from error
 

@@ -42,8 +42,8 @@ class Loader(Epochs):
 
     data: a Dataset, or the path of shards, a `.beton` or an image folder, whose `split` (default: "train") is opened.
         The loader closes what it has opened.
-    decoder: a custom decoder, instead of `crop`, `views` and `max_pixels` (see `loaders.decoder.Decoder`). The fields
-        that it fills in addition to `inputs` are in `batch.fields`.
+    decoder: a custom decoder, instead of `crop`, `views`, `max_pixels`, `channels` and `depth` (see
+        `loaders.decoder.Decoder`). The fields that it fills in addition to `inputs` are in `batch.fields`.
     config: a LoaderConfig, instead of `batch_size` and the arguments after it.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N".
     indices: the ids (int64) of the samples that are read; None: all of them.
@@ -53,6 +53,10 @@ class Loader(Epochs):
         n=6, scale=(0.05, 0.4))]` gives `batch.views`, a list of 8 tensors like `inputs`, which is the first of them.
         They are drawn in every order, also "sequential".
     max_pixels: images with more pixels than this (width x height; default: 89,478,485) are not decoded.
+    channels: 3 for RGB, or 1 for gray: `inputs` are then uint8 [batch_size, 1, crop, crop]. Of a JPEG only the luma is
+        made then, which takes less time; other images are converted as Pillow converts to "L". None: 3.
+    depth: 16 gives uint16 `inputs`: PNG and TIFF files of 16 bits as they are, all others with their levels times 257.
+        None: 8, for which images of 16 bits lose their lower byte.
     fields: names of further fields of the samples, or a FieldSelection: boxes, key points and masks move with the crop.
         They are in `batch.fields`, how many items of each are real in `batch.counts`, and in `batch.boxes_of_crop` the
         crop's own box. [] gives only the latter.
@@ -99,6 +103,8 @@ class Loader(Epochs):
         views: Sequence[View] | None = None,
         split: str | None = None,
         max_pixels: int | None = None,
+        channels: int | None = None,
+        depth: int | None = None,
         fields: Sequence[str] | FieldSelection | None = None,
         batch_size: int | None = None,
         order: Order = "random",
@@ -136,7 +142,7 @@ class Loader(Epochs):
             "world_size": world_size,
         }
         dataset, opened, decoder, config = resolve(
-            data, decoder, config, crop, views, split, max_pixels, fields, settings
+            data, decoder, config, crop, views, split, max_pixels, channels, depth, fields, settings
         )
         self._opened = (
             weakref.finalize(self, dataset.close) if opened else None

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 
 from .crop import Interpolation, Window, reaches_out
-from .decode import Pixels
+from .decode import Pixels, T
 
 _KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa,
@@ -16,7 +16,7 @@ _KERNELS = {
 def resample(
     pixels: Pixels, window: Window, interpolation: Interpolation, out: Pixels, fill: int | None = None
 ) -> None:
-    """Write `window` of `pixels` [H, W, 3] into `out` [h, w, 3], contiguous uint8. The kernels run without the GIL.
+    """Write `window` of `pixels` [H, W, C] into `out` [h, w, C], contiguous uint8. The kernels run without the GIL.
 
     What lies beyond the resized pixels is `fill`; with None they are mirrored there.
     """
@@ -25,7 +25,7 @@ def resample(
         if fill is None:
             _resample_mirrored(pixels, window, interpolation, out)
         else:
-            resized = np.empty((window.size[1], window.size[0], 3), np.uint8)
+            resized = np.empty((window.size[1], window.size[0], out.shape[2]), np.uint8)
             resample(pixels, window._replace(at=(0, 0)), interpolation, resized)
             paste(resized, window, fill, out)
         return
@@ -33,7 +33,7 @@ def resample(
     # Pillow's arrays: torch warns about what it might write to. A single pixel of a turned image keeps its strides.
     if not box.flags.writeable or min(box.strides) < 0:
         box = box.copy()
-    source = torch.from_numpy(box).permute(2, 0, 1).unsqueeze(0)  # [1, 3, h, w], channels-last
+    source = torch.from_numpy(box).permute(2, 0, 1).unsqueeze(0)  # [1, C, h, w], channels-last
     kernel = _KERNELS[interpolation]
     size = [window.size[1], window.size[0]]
     if size == [out.shape[0], out.shape[1]]:
@@ -45,8 +45,8 @@ def resample(
     torch.from_numpy(out).permute(2, 0, 1).copy_(cut)
 
 
-def paste(resized: Pixels, window: Window, fill: int, out: Pixels) -> None:
-    """Write what `window` shows of what was resized [h, w, 3] into `out` [H, W, 3], and `fill` around it."""
+def paste(resized: npt.NDArray[T], window: Window, fill: int, out: npt.NDArray[T]) -> None:
+    """Write what `window` shows of what was resized [h, w, C] into `out` [H, W, C], and `fill` around it."""
     left, top = window.at
     rows = slice(max(top, 0), max(top + out.shape[0], 0))
     columns = slice(max(left, 0), max(left + out.shape[1], 0))
@@ -54,6 +54,34 @@ def paste(resized: Pixels, window: Window, fill: int, out: Pixels) -> None:
     out[...] = fill
     first, begin = max(-top, 0), max(-left, 0)
     out[first : first + shown.shape[0], begin : begin + shown.shape[1]] = shown
+
+
+def resample_deep(
+    pixels: npt.NDArray[T], window: Window, interpolation: Interpolation, out: npt.NDArray[T], fill: int | None = None
+) -> None:
+    """`resample` of other types [H, W, C]: torchvision's resize of the box, and a cut.
+
+    It is computed in float32, or in float64 for types of more than 16 bits, and rounded to whole numbers where they
+    are. A box that keeps its size keeps its values.
+    """
+    x, y, width, height = window.box
+    resized = pixels[y : y + height, x : x + width]
+    if window.size != (width, height):
+        wide = np.float64 if out.dtype.itemsize > 2 and out.dtype != np.float32 else np.float32
+        source = torch.from_numpy(resized.astype(wide)).permute(2, 0, 1).unsqueeze(0)
+        levels = _KERNELS[interpolation](source, [window.size[1], window.size[0]], False, None, None)
+        values = levels[0].permute(1, 2, 0).numpy()
+        if out.dtype.kind in "iu":
+            limits = np.iinfo(out.dtype.name)
+            values = np.rint(values).clip(limits.min, limits.max)
+        resized = values.astype(out.dtype)
+    left, top = window.at
+    if fill is not None:
+        paste(resized, window, fill, out)
+        return
+    rows = mirrored(top, out.shape[0], len(resized))
+    columns = mirrored(left, out.shape[1], resized.shape[1])
+    out[...] = resized[rows[:, None], columns]
 
 
 def mirrored(begin: int, count: int, n: int) -> npt.NDArray[np.int64]:
@@ -67,7 +95,7 @@ def _resample_mirrored(pixels: Pixels, window: Window, interpolation: Interpolat
     x, y, width, height = window.box
     resized = pixels[y : y + height, x : x + width]
     if window.size != (width, height):
-        resized = np.empty((window.size[1], window.size[0], 3), np.uint8)
+        resized = np.empty((window.size[1], window.size[0], out.shape[2]), np.uint8)
         resample(pixels, window._replace(at=(0, 0)), interpolation, resized)
     left, top = window.at
     rows = mirrored(top, out.shape[0], len(resized))

@@ -126,7 +126,8 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
             change = f"fastimg convert --max-size {MAX_SIZE}"
             yield Advice(change=change, factor=_gain(measured, storage=measured.storage * fewer), tried=False)
     if kind == "copy-bound" and measured.copy is not None:
-        raw = 3 * rig.run.setup.input.preprocessing.train_size**2
+        preprocessing = rig.run.setup.input.preprocessing
+        raw = preprocessing.channels * preprocessing.train_size**2
         if nvcodec.installed() and config.decode != "gpu" and images.mean_bytes < raw:
             gain = _gain(measured, copy=measured.copy * raw / images.mean_bytes)
             yield Advice(change="--decode gpu, which copies JPEGs to the device", factor=gain, tried=False)

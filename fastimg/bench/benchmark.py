@@ -304,9 +304,9 @@ def _decoder(rig: Rig) -> ImageDecoder:
     """The native loader's, with which stages are taken apart."""
     config, preprocessing = rig.config, rig.run.setup.input.preprocessing
     if config.no_aug:
-        return ImageDecoder(center_crop(preprocessing))
+        return ImageDecoder(center_crop(preprocessing), channels=preprocessing.channels)
     crop = train_crop(preprocessing, config)
-    return ImageDecoder(crop, dct_scaling=effective.scales(config))
+    return ImageDecoder(crop, dct_scaling=effective.scales(config), channels=preprocessing.channels)
 
 
 def _compare(request: BenchRequest, images: Images, count: int, threads: int, progress: Console) -> Comparison:

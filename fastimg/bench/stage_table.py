@@ -207,7 +207,9 @@ def _augment(rig: Rig, effort: Effort) -> Stage:
     setup = rig.run.setup
     rate = Spread.of([augment_rate(rig, effort.budget) for _ in effort.rounds("augmentation")])
     itemsize = torch.empty(0, dtype=setup.precision.input_dtype).element_size()
-    nbytes = 3 * setup.input.preprocessing.train_size**2 * (1 + itemsize)  # read as uint8, written in the model's type
+    preprocessing = setup.input.preprocessing
+    values = preprocessing.channels * preprocessing.train_size**2
+    nbytes = values * (1 + itemsize)  # read as uint8, written in the model's type
     ceiling = device_copy_rate(rig.device, effort.budget) / nbytes
     return Stage(
         name="augment",

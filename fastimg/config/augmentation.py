@@ -52,7 +52,7 @@ _NAMES = (
     *("random_grayscale", "random_solarize", *HEADS),
 )
 _BLUR = "RandomGaussianBlur"
-_TRIVIAL = ("trivial", "ta_wide")
+TRIVIAL = ("trivial", "ta_wide", "trivial-gray")
 _THREE = ("3aug", "3a")
 
 
@@ -129,7 +129,7 @@ def listed(value: bool | list[Entry] | None) -> Listed:
             kornia.append({_BLUR: _blur(arguments)})
             written.append(("kornia", name))
             continue
-        named = name.split("-")[0] in HEADS and not arguments
+        named = (name.split("-")[0] in HEADS or name in TRIVIAL) and not arguments
         op, arguments = ("trivial", {}) if named else _operation(name, arguments)
         field = _FIELD.get(op, op)
         if field in settings:
@@ -139,7 +139,7 @@ def listed(value: bool | list[Entry] | None) -> Listed:
             raise UsageError(f"augmentation: {name}: {arguments_shown(arguments)}: give {VALUES[field][1]}")
         written.append((field, name))
     levels: tuple[str, ...] = _LEVELS
-    if settings.get("aa", "trivial") != "trivial":  # named policies come before the jitter
+    if settings.get("aa", "trivial") not in TRIVIAL:  # named policies come before the jitter
         levels = (*_LEVELS[:3], "aa", *(name for name in _LEVELS[3:] if name != "aa"))
     happens = (*levels, "kornia", *_PIXELS[len(levels) :])
     ranked = sorted(written, key=lambda pair: happens.index(pair[0]))
@@ -148,6 +148,8 @@ def listed(value: bool | list[Entry] | None) -> Listed:
 
 def named_policy(name: str, said: str) -> str:
     """A policy by timm's name. Raises UsageError that names `said`, and the part of the name that is unknown."""
+    if name in TRIVIAL:
+        return "trivial" if name == "ta_wide" else name
     try:
         parse(name)
     except ValueError as error:
@@ -157,8 +159,8 @@ def named_policy(name: str, said: str) -> str:
 
 def check_policy(config: Augmenting) -> None:
     """Whether there is the policy that --aa names. Raises UsageError."""
-    if config.aa is not None and config.aa not in _TRIVIAL and config.aa != "none":
-        if config.aa.split("-")[0] not in HEADS and (near := nearest(config.aa, (*_TRIVIAL, "none"))):
+    if config.aa is not None and config.aa not in TRIVIAL and config.aa != "none":
+        if config.aa.split("-")[0] not in HEADS and (near := nearest(config.aa, (*TRIVIAL, "none"))):
             raise UsageError(f"--aa {config.aa}: unknown policy{near}")
         named_policy(config.aa, "--aa")
 
@@ -248,6 +250,6 @@ def effective(config: Augmenting, plain: bool) -> dict[str, Any]:
         "alternating_flip": config.alternating_flip,
         "hflip": chosen.get("hflip", 0.0),
         "vflip": chosen.get("vflip", 0.0),
-        "aa": "trivial" if settings["aa"] in _TRIVIAL else settings["aa"],
+        "aa": "trivial" if settings["aa"] == "ta_wide" else settings["aa"],
         "kornia": [*(config.kornia or []), *(said.kornia if said else [])] or None,
     }

@@ -81,8 +81,9 @@ class Convert:  # more than 12 fields: a flag each
     are recognised."""
     field: tuple[str, ...] = ()
     """A manifest column to keep as a field beside the image, as NAME:KIND, several times for several: number, array,
-    ragged (a list of items), labels, box (xyxy; also box-xywh, box-yolo), keypoint, mask, image or bytes. Cells are
-    numbers, JSON lists or paths. NAME:labels@boxes goes along the items of boxes."""
+    bands (a TIFF or .npy of several channels), ragged (a list of items), labels, box (xyxy; also box-xywh, box-yolo),
+    keypoint, mask, image or bytes. Cells are numbers, JSON lists or paths. NAME:labels@boxes goes along the items of
+    boxes."""
     images: Path | None = None
     """For COCO's annotations, the folder of the images. Default: what lies beside the file."""
     split_column: str | None = None
@@ -105,6 +106,10 @@ class Convert:  # more than 12 fields: a flag each
     """Quality of encoded JPEGs, 1 to 100. Default: 95."""
     jpeg: Literal["keep", "reencode"] = "keep"
     """reencode: store every image as a JPEG of --quality. keep: preserve the coefficients or bytes of every image."""
+    recompress: Annotated[str | None, arg(metavar="lossless|jpeg:Q")] = None
+    """Recompress images that are no JPEGs (PNG, WebP, TIFF, BMP, GIF, ...): jpeg:Q, as in jpeg:95, makes them tiled
+    JPEGs of quality Q; lossless keeps every pixel, and takes fewer bytes where it can. JPEGs stay without loss. What it
+    changed is reported. Default: nothing is recompressed; with --append, as in the dataset."""
     raw_fraction: float | None = None
     """With --format beton: store this share of the images, drawn by the seed, as raw pixels. Default: 0."""
     originals: Literal["keep", "drop", "refuse"] | None = None

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any
 
+from fastimg.augment.named import can_be_gray, parse
 from fastimg.errors import nearest
-from fastimg.loaders.backends.settings import IGNORED_SETTINGS
+from fastimg.loaders.backends.settings import IGNORED_SETTINGS, RGB_ONLY
 from fastimg.wording import plural
 
 from . import augmentation
@@ -34,7 +35,18 @@ from .values import durations, folds, trial_resources
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
     *("decode", "dct_scaling", "max_pixels", "img_size", "train_crop_size", "val_crop_size", "val_resize_size"),
-    *("crop_pct", "interpolation", "mean", "std", "progressive", "progressive_epochs", "tta", "blurpool", "drop_path"),
+    *(
+        "crop_pct",
+        "interpolation",
+        "in_chans",
+        "mean",
+        "std",
+        "progressive",
+        "progressive_epochs",
+        "tta",
+        "blurpool",
+        "drop_path",
+    ),
     "resident",
 )
 
@@ -80,6 +92,34 @@ def _is_pos_weight(text: str) -> bool:
         return text == "balanced" or _is_above_zero(float(text))
     except ValueError:
         return False
+
+
+def _gray(config: Train) -> str | None:
+    """What does not go with images of one channel."""
+    if config.in_chans != 1:
+        return None
+    if config.loader in RGB_ONLY or config.resident:
+        where = "--resident keeps" if config.resident else f"--loader {config.loader} makes"
+        return f"{where} only RGB images; leave it out"
+    if config.decode == "gpu":
+        return "--decode gpu makes only RGB images; leave it out"
+    chosen = augmentation.effective(config, plain(config))
+    for name in ("saturation", "hue", "grayscale_prob"):
+        if chosen[name]:
+            said = f"--{name.replace('_', '-')}"
+            said = (
+                "--color-jitter with a third number above 0" if config.color_jitter and name == "saturation" else said
+            )
+            return f"{said} changes colours, which gray images do not have; leave it out"
+    if chosen["kornia"]:
+        return "Kornia's augmentations take RGB images; leave them out"
+    policy = chosen["aa"]
+    if policy == "trivial":
+        return "--aa trivial has the operation Color, and gray images have no colours; use --aa trivial-gray"
+    if policy not in (None, "trivial-gray") and (coloured := parse(policy).colours):
+        remedy = f"use --aa {policy}-gray" if can_be_gray(policy) else "use --aa trivial-gray or rand-m9-gray"
+        return f"--aa {policy} has the operation {coloured[0]}, and gray images have no colours; {remedy}"
+    return None
 
 
 def _loads_with(backend: str) -> Callable[[Any], bool]:
@@ -312,6 +352,7 @@ AUGMENTATION: tuple[Rule, ...] = (
     *(Range(name, allows, words) for name, (allows, words) in VALUES.items()),
     Check("aa", augmentation.check_policy),
     Check("augmentation", _list),
+    Check("in_chans", _gray),
     Idle("alternating_flip", _is_unmirrored, "with --hflip 0"),
     Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries
 )
@@ -470,6 +511,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("decay_epochs", lambda epochs: epochs > 0, "a number above 0"),
     Range("decay_rate", _is_share_above_zero, "a number above 0 and up to 1"),
     Range("drop_path", _is_share_below_one, "a rate from 0 up to, not including, 1"),
+    Range("in_chans", lambda count: count in (1, 3), "1 for gray or 3 for RGB; other bands are read as fields"),
     Range("mean", _are_shares, "shares of white, from 0 to 1"),
     Range("std", _are_shares_above_zero, "shares of white, above 0 and up to 1"),
     *(

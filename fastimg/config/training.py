@@ -67,6 +67,9 @@ class Inputs:  # more than 12 fields: a flag each
     """Rate of stochastic depth, for models that support it. Default: the model's own, mostly 0."""
     ghost_bn: int | None = None
     """Compute batch-norm statistics over groups of this many images, a divisor of the batch (ghost batch norm)."""
+    in_chans: int | None = None
+    """Channels of the images that the model sees: 1 for gray, which is decoded faster and takes a third of the memory,
+    or 3 for RGB. Published and given weights are folded as timm folds them. Default: what --weights state, else 3."""
     blurpool: bool = False
     """Blur before max pooling and before strided convolutions with at least 16 channels (BlurPool)."""
     model_kwargs: tuple[str, ...] = ()
@@ -149,10 +152,10 @@ class Inputs:  # more than 12 fields: a flag each
     """The side of the centre crop as a share of the resized image's shorter side. Default: the model's own."""
     interpolation: Literal["bilinear", "bicubic"] | None = None
     """Filter of the antialiased resize. Default: the model's own."""
-    mean: tuple[float, float, float] | None = None
-    """Mean of the input channels, 0 to 1. Default: the model's own."""
-    std: tuple[float, float, float] | None = None
-    """Standard deviation of the input channels. Default: the model's own."""
+    mean: tuple[float, ...] | None = None
+    """Mean of each input channel, 0 to 1. Default: the model's own; of one channel, the mean of its three."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation of each input channel. Default: the model's own; of one channel, the mean of its three."""
     progressive: Annotated[str | None, arg(metavar="A:B")] = None
     """Progressive resizing: grow training crops from A to B pixels in steps of 32, as in 160:192; see
     --progressive-epochs."""
@@ -183,7 +186,8 @@ class Augmenting:  # more than 12 fields: a flag each
     aa: Annotated[str | None, arg(metavar="NAME")] = None
     """A policy of augmentation. trivial (or ta_wide): TrivialAugmentWide, which applies one of 14 operations, at one of
     31 strengths, to each image. Or by timm's names: rand-m9-mstd0.5-inc1 (RandAugment), auto, original, originalr, v0,
-    v0r (AutoAugment), augmix-m3-w3, 3aug (DeiT III's, with --color-jitter 0.3 0.3 0.3). Default: none."""
+    v0r (AutoAugment), augmix-m3-w3, 3aug (DeiT III's, with --color-jitter 0.3 0.3 0.3). With -gray at its end, as in
+    trivial-gray or rand-m9-gray, without what changes colours alone, for --in-chans 1. Default: none."""
     brightness: tuple[float, float] | None = None
     """Smallest and largest brightness factor; 1 leaves the image unchanged. Default: 1 1."""
     contrast: tuple[float, float] | None = None

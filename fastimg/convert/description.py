@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from fastimg import __version__
 from fastimg.convert.annotations.facts import joined, with_facts
+from fastimg.convert.recompression.facts import StatedRecompression, joined_recompressions
 from fastimg.convert.sources.containers import ORIGINAL
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import UserError, printable
@@ -73,6 +74,7 @@ class _Ignored(msgspec.Struct):
 
 class _Options(msgspec.Struct):
     listing: str
+    recompress: str | None = None
 
 
 class _Made(msgspec.Struct):
@@ -85,6 +87,7 @@ class _Made(msgspec.Struct):
     options: _Options
     ignored: _Ignored | None = None  # absent if an older version wrote the file
     appended: list[_Options] = []
+    recompressed: StatedRecompression | None = None
 
 
 def read_made(folder: Path) -> dict[str, Any]:
@@ -98,6 +101,20 @@ def read_made(folder: Path) -> dict[str, Any]:
             "again with --overwrite"
         ) from error
     return description
+
+
+def stated_recompression(folder: Path) -> dict[str, Any] | None:
+    """What --recompress changed, as dataset.json states it; None if the dataset was made without it.
+
+    Raises DataError if it is not in that form.
+    """
+    stated = read_description(folder).get("recompressed") if (folder / "dataset.json").exists() else None
+    if stated is None:
+        return None
+    try:
+        return asdict(msgspec.convert(stated, StatedRecompression))
+    except msgspec.ValidationError as error:
+        raise DataError(f"{folder / 'dataset.json'}: recompressed: {error}; convert again with --overwrite") from error
 
 
 @dataclass(frozen=True)
@@ -321,6 +338,7 @@ def describe(
         "skipped": skipped,
         "ignored": ignored_of(old).joined(source.ignored).to_json(),
         "outcomes": dict(sorted(outcomes.items())),
+        **_recompressed(plan, journal, options, old),
         "options": old.get("options", options),
     }
     return described | ({"appended": [*old.get("appended", ()), options]} if base else {})
@@ -375,6 +393,16 @@ def _fields(
         each = with_facts(field, facts, before.get(field.name)).to_json()
         stated.append(each | ({"field": names[field.name]} if schema else {}))
     return {"fields": stated}
+
+
+def _recompressed(plan: list[Shard], journal: Journal, options: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """What --recompress changed, with what it had changed before; nothing without the flag."""
+    if "recompress" not in options:
+        return {}
+    before = [msgspec.convert(old["recompressed"], StatedRecompression)] if "recompressed" in old else []
+    added = (journal.finished[shard.split, shard.number].recompressed for shard in plan)
+    facts = joined_recompressions([*before, *added])
+    return {"recompressed": {"to": options["recompress"], **asdict(facts)}}
 
 
 def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:

@@ -2,7 +2,7 @@
 
 A JPEG is tiled without loss. Tiling walks all of its entropy-coded data, so a file that libjpeg could not decode is not
 rewritten (tests/loaders/jpeg/test_tiles_fuzz.py); everything that is not tiled is decoded once as a check. Images are
-re-encoded only on request, or, for a .beton, to apply an EXIF orientation.
+re-encoded or recompressed only on request, or, for a .beton, to apply an EXIF orientation.
 """
 
 import hashlib
@@ -20,6 +20,11 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from fastimg.convert.annotations.shrinking import shrunk_fields
+from fastimg.convert.recompression.choice import Recompression
+from fastimg.convert.recompression.facts import Recompressed, psnr
+from fastimg.convert.recompression.limits import JPEGS, lost_as_jpeg, obstacle
+from fastimg.convert.recompression.lossless import losslessly
 from fastimg.convert.sources.samples import Original, Source, SourceEntry
 from fastimg.loaders.containers.betons.kinds import jpeg_fault
 from fastimg.loaders.crop import Window
@@ -37,8 +42,8 @@ _Result = TypeVar("_Result")
 AHEAD = 64  # images per thread that may be read but not yet written
 ROOM = 64 << 20  # limit of their total bytes, apart from one image per thread
 SWELLS = 8  # estimated size of an image's pixels, as a multiple of its file size
-TILED, REENCODED, KEPT = "tiled", "re-encoded", "kept"
-KINDS = (TILED, REENCODED, KEPT)
+TILED, REENCODED, RECOMPRESSED, KEPT = "tiled", "re-encoded", "recompressed", "kept"
+KINDS = (TILED, REENCODED, RECOMPRESSED, KEPT)
 
 # What Pillow's plugins raise on damaged files besides what decode() handles, such as AVIF's RuntimeError.
 DECODERS_OWN = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, zlib.error)
@@ -55,6 +60,7 @@ class Treatment:
     max_size: int | None = None  # of the longer side, in pixels
     quality: int = 95
     reencode: bool = False
+    recompress: Recompression | None = None  # of images that are no JPEGs
     tile_px: int | None = None
     compare: bool = False
     raw_fraction: float = 0.0
@@ -66,6 +72,26 @@ class Treatment:
         if self.max_size is not None and max(header.size) > self.max_size:
             return f"larger than {self.max_size} pixels"
         return "asked for" if self.reencode else ""
+
+    def stored_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) of an image of this size once it is encoded: shrunk to --max-size, and to what JPEGs hold."""
+        longest = max(size)
+        side = min(self.max_size or longest, _SIDE)
+        if longest <= side:
+            return size
+        return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))
+
+    def recompresses(self, header: Header, path: str) -> bool:
+        """Whether --recompress applies to an image; `obstacle` may still stand in the way."""
+        asked = self.recompress is not None and header.format not in JPEGS
+        return asked and not (self.container == "beton" and self.is_raw(path))
+
+    def becomes_jpeg(self, data: bytes, header: Header, path: str) -> bool:
+        """Whether an image is stored as a JPEG, as --max-size, --jpeg or --recompress ask for it."""
+        if self.encodes(header):
+            return True
+        asked = self.recompress is not None and self.recompress.quality is not None
+        return asked and self.recompresses(header, path) and not obstacle(data, header, lossless=False)
 
     def is_raw(self, path: str) -> bool:
         """Whether --raw-fraction selected this sample."""
@@ -85,6 +111,7 @@ class Prepared(NamedTuple):
     note: bytes
     fields: dict[str, bytes]
     original: bytes = b""  # what the image field of a .beton cannot hold
+    recompressed: Recompressed | None = None
 
 
 class Prepare:
@@ -110,19 +137,22 @@ class Prepare:
 
     def _prepared(self, entry: SourceEntry, original: Original) -> Prepared:
         if isinstance(original.image, bytes):
-            prepared = self._encoded(original, original.image)
+            prepared = self._encoded(entry, original, original.image)
         else:
-            prepared = self._from_pixels(original, original.image)
+            prepared = self._from_pixels(entry, original, original.image)
         if self._treatment.container == "tar":
             return prepared
         return self._for_beton(entry, prepared)
 
-    def _encoded(self, original: Original, data: bytes) -> Prepared:
+    def _encoded(self, entry: SourceEntry, original: Original, data: bytes) -> Prepared:
         header = read_header(data, self._treatment.max_pixels)
         treatment, size = self._treatment, len(data)
         if reason := treatment.encodes(header):
+            original = self._shrunk(original, header.size)
             made = self._jpeg(decode(data, header, self._scratch()), _subsampling(data, header))
             return Prepared(made, _renamed(original.suffix, "jpg"), size, _outcome(REENCODED, reason), *original[2:])
+        if treatment.recompresses(header, entry.path):
+            return self._recompressed(original, data, header)
         extension = self._extension(header, original.suffix)
         outcome, pixels = _outcome(KEPT, "" if treatment.tile_px is None else header.format), None
         if treatment.tile_px is not None and header.format in ("jpeg", "mpo"):
@@ -146,19 +176,54 @@ class Prepare:
         decode(data, header, self._scratch())
         return Prepared(data, extension, size, outcome, *original[2:])
 
-    def _from_pixels(self, original: Original, pixels: Pixels) -> Prepared:
+    def _recompressed(self, original: Original, data: bytes, header: Header) -> Prepared:
+        """An image that is no JPEG, recompressed; or as it is, with the reason."""
+        asked = self._treatment.recompress
+        assert asked is not None
+        pixels = decode(data, header, self._scratch())
+        extension = self._extension(header, original.suffix)
+        if reason := obstacle(data, header, lossless=asked.quality is None):
+            outcome = _outcome(KEPT, f"{header.format}, {reason}")
+            return Prepared(data, extension, len(data), outcome, *original[2:])
+        if asked.quality is not None:
+            made, ratio = self._jpeg_of(pixels, asked.quality)
+            facts = Recompressed(header.format, len(data), len(made), ratio, lost_as_jpeg(data, header))
+            return _changed(original, made, "jpg", facts)
+        smaller = losslessly(data, header, pixels)
+        if isinstance(smaller, str):
+            outcome = _outcome(KEPT, f"{header.format}, {smaller}")
+            return Prepared(data, extension, len(data), outcome, *original[2:])
+        facts = Recompressed(header.format, len(data), len(smaller.image), None, smaller.lost)
+        return _changed(original, smaller.image, smaller.extension, facts)
+
+    def _jpeg_of(self, pixels: Pixels, quality: int) -> tuple[bytes, float | None]:
+        """A JPEG with all of its chroma, which text and thin lines need, or a gray one; and its PSNR."""
+        gray = (pixels == pixels[:, :, :1]).all()
+        made = self._jpeg(pixels, "Gray" if gray else "444", quality)
+        return made, psnr(pixels, decode(made))
+
+    def _from_pixels(self, entry: SourceEntry, original: Original, pixels: Pixels) -> Prepared:
         height, width, _ = pixels.shape
         header = Header("raw", width, height, 1, turbo=False)
         if reason := self._treatment.encodes(header):
+            original = self._shrunk(original, header.size)
             made = self._jpeg(pixels, "420")
             return Prepared(made, "jpg", pixels.nbytes, _outcome(REENCODED, reason), *original[2:])
+        asked = self._treatment.recompress
+        if asked is not None and asked.quality is not None and self._treatment.recompresses(header, entry.path):
+            made, ratio = self._jpeg_of(pixels, asked.quality)
+            return _changed(original, made, "jpg", Recompressed("raw", pixels.nbytes, len(made), ratio, ()))
         if self._treatment.container == "beton":
             return Prepared(pixels, "raw", pixels.nbytes, _outcome(KEPT, "raw pixels"), *original[2:])
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "PNG")
-        return Prepared(
-            buffer.getvalue(), "png", pixels.nbytes, _outcome(KEPT, "raw pixels, without loss as png"), *original[2:]
-        )
+        png = buffer.getvalue()
+        smaller = losslessly(png, read_header(png), pixels) if asked is not None else ""
+        if not isinstance(smaller, str):
+            facts = Recompressed("raw", pixels.nbytes, len(smaller.image), None, ())
+            return _changed(original, smaller.image, smaller.extension, facts)
+        outcome = _outcome(KEPT, "raw pixels, without loss as png")
+        return Prepared(png, "png", pixels.nbytes, outcome, *original[2:])
 
     def _for_beton(self, entry: SourceEntry, prepared: Prepared) -> Prepared:
         """Turn an image into what an image field can hold: a JPEG that FFCV decodes correctly, or pixels."""
@@ -193,14 +258,13 @@ class Prepare:
             raise ImageError(f"a side of more than {_SIDE} pixels, which a .beton cannot hold")
         return decode(data, header, self._scratch()).copy()
 
-    def _jpeg(self, pixels: Pixels, subsampling: str) -> bytes:
-        """`pixels` as a JPEG, shrunk to --max-size and tiled."""
+    def _jpeg(self, pixels: Pixels, subsampling: str, quality: int | None = None) -> bytes:
+        """`pixels` as a JPEG of `quality`, or of --quality, shrunk to --max-size and tiled."""
         treatment = self._treatment
+        quality = quality or treatment.quality
         height, width, _ = pixels.shape
-        longest = max(height, width)
-        side = min(treatment.max_size or longest, _SIDE)
-        if longest > side:
-            size = max(1, round(width * side / longest)), max(1, round(height * side / longest))
+        size = treatment.stored_size((width, height))
+        if size != (width, height):
             out = np.empty((size[1], size[0], 3), np.uint8)
             from fastimg.loaders.resample import resample  # brings torch, which takes seconds
 
@@ -208,10 +272,18 @@ class Prepare:
             pixels = out
         pixels = np.ascontiguousarray(pixels)
         if subsampling == "Gray":
-            jpeg = simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), treatment.quality, "GRAY", "Gray")
+            jpeg = simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), quality, "GRAY", "Gray")
         else:
-            jpeg = simplejpeg.encode_jpeg(pixels, treatment.quality, "RGB", subsampling)
+            jpeg = simplejpeg.encode_jpeg(pixels, quality, "RGB", subsampling)
         return tile(jpeg, treatment.tile_px).jpeg if treatment.tile_px else jpeg
+
+    def _shrunk(self, original: Original, size: tuple[int, int]) -> Original:
+        """The sample with its fields in the pixels of the image that it becomes, whose size may be smaller."""
+        smaller = self._treatment.stored_size(size)
+        schemas = self._source.stored_fields
+        if smaller == size or not any(schema.geometry for schema in schemas):
+            return original
+        return original._replace(fields=shrunk_fields(original.fields, schemas, size, smaller))
 
     def _extension(self, header: Header, suffix: str) -> str:
         """The usual extension for the content, or else the file's own extension."""
@@ -269,6 +341,13 @@ def in_order(
 
 def _outcome(kind: str, reason: str) -> str:
     return f"{kind}: {reason}" if reason else kind
+
+
+def _changed(original: Original, image: bytes, extension: str, facts: Recompressed) -> Prepared:
+    """A recompressed image."""
+    outcome = _outcome(RECOMPRESSED, facts.format)
+    extension = _renamed(original.suffix, extension)
+    return Prepared(image, extension, facts.before, outcome, *original[2:], recompressed=facts)
 
 
 def _renamed(suffix: str, extension: str) -> str:

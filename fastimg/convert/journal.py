@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.convert.annotations.facts import FieldFacts
+from fastimg.convert.recompression.facts import RecompressionFacts
 from fastimg.data.derived import CACHE
 from fastimg.errors import UserError
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
@@ -62,6 +63,7 @@ class Finished:  # more than 12 fields: a line of the journal, which is flat
     missing: dict[str, int] = field(default_factory=dict)  # samples without a value, by target
     without_targets: int = 0  # samples that have none of the targets
     fields: dict[str, FieldFacts] = field(default_factory=dict)  # what its samples have of each field
+    recompressed: RecompressionFacts = field(default_factory=RecompressionFacts)  # what --recompress changed
 
     def on_disk(self, folder: Path) -> bool:
         """Whether its files are unchanged since they were written, by their sizes and the index's checksum."""

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from fastimg.config.commands import Convert
 from fastimg.convert.annotations.facts import FieldCounter
+from fastimg.convert.recompression.facts import RecompressionFacts
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, combine, onto
 from fastimg.convert.sources.labels import FLAG, class_remarks
@@ -49,7 +50,7 @@ from .image_preparation import Prepare, Prepared, prepared_in_order
 from .journal import DestinationState, Finished, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
-from .request import Request, check_paths, read_request, refuse_field_flags, refuse_image_flags
+from .request import Request, as_before, check_paths, read_request, refuse_image_flags
 from .survey import Schema, survey
 from .text_preparation import PrepareText
 from .writers import BetonStore, Store, TarStore
@@ -87,6 +88,10 @@ def _convert(config: Convert, console: Console) -> Report:
     began = time.perf_counter()
     check_paths(config)
     base = read_base(config.dst) if config.append else None
+    if base:
+        asked, config = config.recompress, as_before(config, base)
+        if config.recompress != asked:
+            say(console, f"{config.dst}: was made with --recompress {config.recompress}; so is what is added")
     request = read_request(config, base.container if base else None)
     if not base:
         missing_folders(request.dst)
@@ -95,7 +100,6 @@ def _convert(config: Convert, console: Console) -> Report:
     try:
         if source.content == "text":
             refuse_image_flags(config)
-        refuse_field_flags(config, source)
         for remark in (*source.remarks, *class_remarks(source)):
             say(console, with_flags(remark))
         _check_apart(source, request.dst)
@@ -276,6 +280,7 @@ def _write_shard(
     outcomes: Counter[str] = Counter()
     missing: Counter[str] = Counter()  # by target
     fields = FieldCounter(job.source.stored_fields)
+    recompressed = RecompressionFacts()
     bare = 0
     skipped = []
     source_bytes = 0
@@ -297,6 +302,8 @@ def _write_shard(
             fields.add(found)
             bare += without
             outcomes[sample.outcome] += 1
+            if sample.recompressed:
+                recompressed.add(sample.recompressed, printable(entry.path))
             source_bytes += sample.source_bytes
         tick()
     return Finished(
@@ -310,6 +317,7 @@ def _write_shard(
         missing=dict(sorted(missing.items())),
         without_targets=bare,
         fields=fields.facts,
+        recompressed=recompressed,
         **store.end(),
     )
 

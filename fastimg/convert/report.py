@@ -12,13 +12,14 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 from rich.text import Text
 
+from fastimg.convert.recompression.facts import recompression_lines
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import printable
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
 from .description import Base, ignored_of
-from .image_preparation import KEPT, KINDS, REENCODED, TILED
+from .image_preparation import KEPT, KINDS, RECOMPRESSED, REENCODED, TILED
 
 
 class Skipped(NamedTuple):
@@ -46,6 +47,8 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
     bytes_out: int  # of shards and their indexes
     tiled: int  # without loss
     reencoded: int
+    recompressed: int = 0
+    recompression: dict[str, Any] | None = None  # as dataset.json states it: by format, what --recompress changed
     kept: int  # unchanged
     outcomes: dict[str, int]  # the same with reasons
     skipped: list[Skipped]
@@ -67,6 +70,8 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
         flat = asdict(self) | lists
         if self.missing is None:
             del flat["missing"]
+        if self.recompression is None:
+            del flat["recompressed"], flat["recompression"]
         if not self.targets:
             del flat["targets"], flat["without_targets"]
         if not self.fields:
@@ -101,6 +106,8 @@ def report_on(
         bytes_out=sum(shard["bytes"] + shard.get("index_bytes", 0) for shard in shards),
         tiled=kinds[TILED],
         reencoded=kinds[REENCODED],
+        recompressed=kinds[RECOMPRESSED],
+        recompression=description.get("recompressed"),
         kept=kinds[KEPT],
         outcomes=description["outcomes"],
         skipped=[Skipped(skipped["path"], skipped["reason"]) for skipped in description["skipped"]],
@@ -189,6 +196,8 @@ def print_report(report: Report, console: Console) -> None:
             ("tiled", f"{plural(report.tiled, 'JPEG')}, without loss{reasons[TILED]}"),
             ("re-encoded", f"{report.reencoded:,}{reasons[REENCODED]}"),
         ]
+    if report.recompression is not None:
+        rows += [("recompressed", line) for line in recompression_lines(report.recompression)]
     rows += [
         ("kept", f"{report.kept:,} as they were{reasons[KEPT]}"),
         ("skipped", plural(len(report.skipped), what[:-1]) + (f": {_counts(skipped)}" if skipped else "")),

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from fastimg.config.commands import Convert
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rules import refuse_set
 from fastimg.convert.annotations.cells import parse_fields
+from fastimg.convert.recompression.choice import Recompression, parse_recompression
 from fastimg.convert.sources.columns import AskedField, AskedTarget
 from fastimg.convert.sources.samples import Source
 from fastimg.convert.sources.targets import parse_targets
@@ -18,10 +19,13 @@ from fastimg.errors import UsageError
 from fastimg.loaders.jpeg.rewriting.tiles import DEFAULT_TILE_PX
 from fastimg.loaders.runtime.cpus import available_cpus
 
+from .description import Base
 from .image_preparation import Treatment
 from .plan import parse_size
 
-_OF_IMAGES = ("tile", "max_size", "quality", "jpeg", "raw_fraction", "originals", "compare", "max_pixels")
+_OF_IMAGES = (
+    *("tile", "max_size", "quality", "jpeg", "recompress", "raw_fraction", "originals", "compare", "max_pixels"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Request:
         """Everything that determines the output bytes."""
         treatment = asdict(self.treatment)
         tile_px = treatment.pop("tile_px")
-        del treatment["compare"], treatment["seed"]
+        del treatment["compare"], treatment["seed"], treatment["recompress"]
         return {
             "fastimg": __version__,
             "format": treatment.pop("container"),
@@ -61,6 +65,7 @@ class Request:
             "tile": tile_px or 0,
             "on_error": self.flags.on_error,
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
+            **({"recompress": str(self.treatment.recompress)} if self.treatment.recompress else {}),
             **({"labels_are_classes": True} if self.flags.labels_are_classes else {}),
             **({"targets": [target.to_json() for target in source.targets]} if source.targets else {}),
             **({"fields": [field.to_json() for field in source.stored_fields]} if source.stored_fields else {}),
@@ -129,16 +134,6 @@ def check_paths(config: Convert) -> None:
         raise UsageError(f"{sources + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
 
 
-def refuse_field_flags(config: Convert, source: Source) -> None:
-    """Raise UsageError if a flag would move what fields of the source say where it is."""
-    placed = [field.name for field in source.stored_fields if field.geometry]
-    if placed and config.max_size is not None:
-        raise UsageError(
-            f"--max-size {config.max_size} would shrink images and not their fields ({', '.join(placed)}); leave it "
-            "out, or shrink both before"
-        )
-
-
 def refuse_image_flags(config: Convert) -> None:
     """Raise UsageError if a flag that applies only to images is given with texts."""
     refuse_set(config, _OF_IMAGES, "on texts")
@@ -154,13 +149,16 @@ def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatmen
     beton = container == "beton"
     if config.quality is not None and config.jpeg == "keep" and config.max_size is None and not beton:
         raise UsageError(
-            "--quality has no effect: no image is encoded; add --jpeg reencode or --max-size, or leave it out"
+            "--quality has no effect: no image is encoded at it; add --jpeg reencode or --max-size, or leave it out"
         )
     for name in ("raw_fraction", "originals"):
         if getattr(config, name) is not None and not beton:
             raise UsageError(f"--{name.replace('_', '-')} has no effect with --format tar; leave it out")
     if raw_fraction == 1 and config.jpeg == "reencode":
         raise UsageError("--jpeg reencode has no effect: --raw-fraction 1 stores pixels; leave one of them out")
+    recompress = None if config.recompress is None else parse_recompression(config.recompress)
+    if recompress is not None:
+        _refuse_without_effect(config, recompress, raw_fraction)
     if config.compare and tile_px is None:
         raise UsageError("--compare has no effect with --tile off; leave it out")
     originals: Literal["keep", "drop", "refuse"] = config.originals or "keep"
@@ -170,12 +168,36 @@ def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatmen
         max_size=config.max_size,
         quality=quality,
         reencode=config.jpeg == "reencode",
+        recompress=recompress,
         tile_px=tile_px,
         compare=config.compare,
         raw_fraction=raw_fraction,
         originals=originals,
         seed=config.seed,
     )
+
+
+def _refuse_without_effect(config: Convert, recompress: Recompression, raw_fraction: float) -> None:
+    """Raise UsageError if another flag leaves --recompress nothing to do."""
+    flag = f"--recompress {recompress}"
+    if config.jpeg == "reencode":
+        raise UsageError(f"{flag} has no effect with --jpeg reencode, which encodes every image; leave one of them out")
+    if raw_fraction == 1:
+        raise UsageError(f"{flag} has no effect: --raw-fraction 1 stores pixels; leave one of them out")
+    if recompress.quality is None and config.originals == "drop":
+        raise UsageError(f"{flag} has no effect with --originals drop, which stores pixels; leave one of them out")
+
+
+def as_before(config: Convert, base: Base) -> Convert:
+    """The flags of an append, with the dataset's own --recompress. Raises UsageError if another one is asked for."""
+    before = base.description["options"].get("recompress")
+    if config.recompress is not None and str(parse_recompression(config.recompress)) != before:
+        made = f"--recompress {before}" if before else "no --recompress"
+        raise UsageError(
+            f"--recompress {config.recompress}: {config.dst} was made with {made}; leave it out, or --merge both into "
+            "a new dataset"
+        )
+    return replace(config, recompress=before)
 
 
 def _tile_px(text: str) -> int | None:

@@ -238,9 +238,11 @@ def _look(source: Source, entry: SourceEntry, treatment: Treatment) -> _Seen | N
             pixels, encodes, fits, encoded = 0, False, True, len(original.image)
         elif isinstance(original.image, bytes):
             header = read_header(original.image, treatment.max_pixels)
-            encodes, raw = bool(treatment.encodes(header)), treatment.is_raw(entry.path)
+            encodes = treatment.becomes_jpeg(original.image, header, entry.path)
+            raw = treatment.is_raw(entry.path)
             fits = encodes or raw or not jpeg_fault(original.image)
             pixels = 3 * header.width * header.height if encodes or raw or not fits else 0  # a JPEG else, as it is
+            pixels += pixels // 2 if treatment.recompress else 0  # noise takes more as a JPEG than as pixels
             encoded = len(original.image)
         else:
             pixels, encodes, fits, encoded = original.image.nbytes, False, True, 0

@@ -29,6 +29,8 @@ from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import plural
 
 from .annotations.checking import missing_faults, sample_field_faults
+from .description import stated_recompression
+from .recompression.facts import recompression_lines
 from .text_preparation import text_fault
 
 _CHUNK = 1 << 22  # bytes hashed at a time
@@ -51,6 +53,7 @@ class Verification:
     images: int  # images decoded or texts read; 0 unless deep
     content: Content
     faults: list[Fault]
+    recompressed: dict[str, Any] | None = None  # as dataset.json states it: by format, what --recompress changed
 
 
 def verify(config: Verify, out: Console, err: Console) -> int:
@@ -61,8 +64,10 @@ def verify(config: Verify, out: Console, err: Console) -> int:
         raise UserError(f"{config.data}: no such file or folder; check the path")
     described = (config.data / "dataset.json").exists()
     content: Content = "images"
+    recompressed = None
     try:
         description = read_description(config.data) if described else {}
+        recompressed = stated_recompression(config.data)
         splits: dict[str, Any] = description["splits"] if described else list_splits(config.data)
         _refuse_flags(config, description.get("content", "images"))
     except DataError as error:
@@ -80,9 +85,13 @@ def verify(config: Verify, out: Console, err: Console) -> int:
         images=images,
         content=content,
         faults=[Fault(printable(name), printable(fault)) for name, fault in dict.fromkeys(faults)],
+        recompressed=recompressed,
     )
     if config.json:
-        print(json.dumps(asdict(result) | {"faults": [fault._asdict() for fault in result.faults]}))
+        fields = asdict(result) | {"faults": [fault._asdict() for fault in result.faults]}
+        if recompressed is None:
+            del fields["recompressed"]
+        print(json.dumps(fields))
     else:
         _print(result, out)
     return 1 if result.faults else 0
@@ -266,3 +275,5 @@ def _print(result: Verification, out: Console) -> None:
     count = len(result.faults)
     verdict = plural(count, "fault") if count else "no fault"
     say(out, f"{result.data}: {verdict} ({looked})")
+    for line in recompression_lines(result.recompressed) if result.recompressed else ():
+        say(out, f"recompressed {line}")

@@ -7,7 +7,7 @@ not normalised yet; then normalisation, erasing, and mixup or cutmix.
 """
 
 from fastimg.augment.policy import Policy
-from fastimg.config.augmentation import JITTER, arguments_shown, listed
+from fastimg.config.augmentation import JITTER, TRIVIAL, arguments_shown, listed
 from fastimg.config.commands import Augmenting
 from fastimg.wording import plural
 
@@ -22,7 +22,7 @@ def order_note(config: Augmenting) -> str:
     return f"augmentation: whatever the list's order, it happens as {', '.join(said.sorted)}"
 
 
-def policy_of(config: Augmenting, mean: tuple[float, float, float], std: tuple[float, float, float]) -> Policy:
+def policy_of(config: Augmenting, mean: tuple[float, ...], std: tuple[float, ...]) -> Policy:
     """The policy of an effective configuration."""
     return Policy(
         hflip=config.hflip or 0.0,
@@ -33,8 +33,8 @@ def policy_of(config: Augmenting, mean: tuple[float, float, float], std: tuple[f
         contrast=config.contrast or (1.0, 1.0),
         saturation=config.saturation or (1.0, 1.0),
         hue=config.hue or 0.0,
-        trivial=config.aa == "trivial",
-        named=config.aa if config.aa and config.aa != "trivial" else "",
+        trivial="gray" if config.aa == "trivial-gray" else config.aa == "trivial",
+        named=config.aa if config.aa and config.aa not in TRIVIAL else "",
         grayscale=config.grayscale_prob or 0.0,
         blur=config.gaussian_blur_prob or 0.0,
         solarize=config.solarize_prob or 0.0,
@@ -61,10 +61,11 @@ def sentence(config: Augmenting, crop: int | None) -> str:
     words += [f"hflip {config.hflip or 0:g}{', alternating' if config.alternating_flip else ''}"]
     words += [f"vflip {config.vflip:g}"] if config.vflip else []
     words += [f"rotate {config.rotate:g} degrees to either side"] if config.rotate else []
-    words += [config.aa] if config.aa and config.aa != "trivial" else []
+    words += [config.aa] if config.aa and config.aa not in TRIVIAL else []
     words += [f"{name} {value[0]:g} to {value[1]:g}" for name in JITTER if (value := getattr(config, name))]
     words += [f"hue by up to {config.hue:g}"] if config.hue else []
     words += ["TrivialAugment"] if config.aa == "trivial" else []
+    words += ["TrivialAugment without Color"] if config.aa == "trivial-gray" else []
     words += [f"grayscale {config.grayscale_prob:g}"] if config.grayscale_prob else []
     words += [f"gaussian blur {config.gaussian_blur_prob:g}"] if config.gaussian_blur_prob else []
     words += [f"solarize {config.solarize_prob:g}"] if config.solarize_prob else []

@@ -14,7 +14,7 @@ from fastimg.config.values.folds import Fold
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import CenterCrop, Dataset, RandomCrop, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
-from fastimg.loaders.backends.settings import Backend, Reading
+from fastimg.loaders.backends.settings import RGB_ONLY, Backend, Reading
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop, Interpolation
@@ -233,14 +233,18 @@ def build_loader(
     backend: Backend = "native",
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: Scaling = False,
+    channels: int = 3,
 ) -> "BatchSource":
     """The loader of a part: of its images in memory, if they are kept there."""
     if part.held is not None:
         from fastimg.loaders.backends.resident import ResidentLoader  # it imports torch
 
         return ResidentLoader(part.held, crop, config)
+    if channels != 3 and (backend in RGB_ONLY or decode == "gpu"):
+        flag = "--decode gpu" if decode == "gpu" else f"--loader {backend}"
+        raise UsageError(f"{flag}: makes only RGB images, and the model sees gray ones; leave it out")
     most = MAX_PIXELS if max_pixels is None else max_pixels
-    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling)
+    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling, channels)
 
 
 def display_name(path: Path) -> str:

@@ -19,6 +19,8 @@ from fastimg.config.commands import Inspect, Train
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables import AUGMENTATION, INSPECT
 from fastimg.config.rules import refuse, refuse_set
+from fastimg.convert.description import stated_recompression
+from fastimg.convert.recompression.facts import recompression_lines
 from fastimg.convert.report import field_line, missing_words
 from fastimg.data import augmentation
 from fastimg.data.datasets import check_classes, display_name, random_crop
@@ -50,6 +52,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and only pictures need it
     from fastimg.data.kornia_pass import KorniaPass
 
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
+_GRAY_MEAN, _GRAY_STD = (sum(_MEAN) / 3,), (sum(_STD) / 3,)
 _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
 _OF_PICTURES = (
     "samples",
@@ -96,6 +99,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     pictures: list[str] | None  # None: not requested
     fields: list[dict[str, Any]] = dataclass_field(default_factory=list)  # of samples, as dataset.json states them
     missing: dict[str, int] | None = None  # of images with texts beside them: samples that lack an input
+    recompressed: dict[str, Any] | None = None  # as dataset.json states it: what `convert --recompress` changed
 
 
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
@@ -138,11 +142,13 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
         pictures = None
         if not config.no_pictures:
             pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
-        result = replace(_result(config, splits, pictures), missing=dict(missing) or None)
+        recompressed = stated_recompression(config.data)
+        result = replace(_result(config, splits, pictures), missing=dict(missing) or None, recompressed=recompressed)
     if config.json:
         fields = plain(result)
-        if result.missing is None:
-            del fields["missing"]
+        for name in ("missing", "recompressed"):
+            if getattr(result, name) is None:
+                del fields[name]
         print(json.dumps(fields))
     else:
         _print(result, out)
@@ -163,7 +169,8 @@ def _augmentation(config: Inspect) -> tuple[Train, Crop]:
     size = config.img_size if config.img_size is not None else file.train_crop_size or file.img_size or _SIZE
     resize = file.val_resize_size or 0
     interpolation = file.interpolation or "bilinear"
-    merged = replace(merged, mean=file.mean or _MEAN, std=file.std or _STD)
+    mean, std = (_GRAY_MEAN, _GRAY_STD) if file.in_chans == 1 else (_MEAN, _STD)
+    merged = replace(merged, mean=file.mean or mean, std=file.std or std)
     if merged.no_aug:
         resize = resize if resize >= size else round(size / 0.875)
         return merged, CenterCrop(size=size, resize=resize, interpolation=interpolation)
@@ -302,6 +309,8 @@ def _print(result: Inspection, out: Console) -> None:
         "leaks": f"{plural(result.duplicates.leaked, 'image')} identical to one in another split",
         "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (judged by headers only)"),
     }
+    if result.recompressed is not None:
+        rows["recompressed"] = "\n".join(recompression_lines(result.recompressed))
     if result.missing is not None:
         rows["inputs"] = missing_words(result.missing)
     if result.pictures is not None:

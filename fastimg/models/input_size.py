@@ -55,7 +55,7 @@ class _Patches(NamedTuple):
 
 
 def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
-    """Run the model once on a blank image [1, 3, size, size].
+    """Run the model once on a blank image [1, channels, size, size].
 
     Raises UsageError if the model does not accept that size, or its patches would leave out rows and columns.
     """
@@ -64,7 +64,7 @@ def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
 
 def _check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
     was_training = model.module.training
-    stem = _stem(model.module)
+    stem = _stem(model)
     ignored: list[int] = []
     handle = None if stem is None else stem.register_forward_hook(lambda *call: ignored.append(_ignored(*call)))
     model.module.eval()
@@ -91,10 +91,10 @@ def _rows(count: int) -> str:
     return "row and column" if count == 1 else f"{count} rows and columns"
 
 
-def _stem(module: nn.Module) -> nn.Conv2d | None:
+def _stem(model: Model) -> nn.Conv2d | None:
     """The convolution that splits images into patches; None if the first convolution does something else."""
-    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
-    if first is None or first.in_channels != 3 or first.padding not in ((0, 0), "valid"):
+    first = next((layer for layer in model.module.modules() if isinstance(layer, nn.Conv2d)), None)
+    if first is None or first.in_channels != model.preprocessing.channels or first.padding not in ((0, 0), "valid"):
         return None
     square = first.stride[0] == first.stride[1] and first.kernel_size[0] == first.kernel_size[1]
     return first if square and first.stride[0] >= _MIN_PATCH else None

@@ -21,6 +21,7 @@ import torchvision
 from huggingface_hub import constants, get_session
 from safetensors import SafetensorError, safe_open
 from timm.data.config import resolve_model_data_config
+from timm.models._manipulate import adapt_input_conv
 from torch import nn
 
 from fastimg.config.training import HF_PREFIX
@@ -46,8 +47,20 @@ class Preprocessing:
     val_size: int
     val_resize: int
     interpolation: Literal["bilinear", "bicubic"]
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]  # a number for each channel
+    std: tuple[float, ...]
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images: 3 for RGB, 1 for gray."""
+        return len(self.mean)
+
+    def of(self, channels: int) -> "Preprocessing":
+        """The same for images of so many channels, 1 or 3: for one, each mean is that of the three."""
+        if channels == self.channels:
+            return self
+        mean, std = ((sum(values) / len(values),) * channels for values in (self.mean, self.std))
+        return replace(self, mean=mean, std=std)
 
 
 # For models that read texts and have no pixels.
@@ -99,9 +112,9 @@ class Model:  # more than 12 fields: what the trainer needs to know, in one plac
     new_head: HeadInit | None = None  # how a new classifier on a trained trunk was initialised; None: not a new one
 
     def example(self, size: int, batch: int = 1) -> torch.Tensor:
-        """A blank input: images [batch, 3, size, size], or tokens [batch, size]."""
+        """A blank input: images [batch, channels, size, size], or tokens [batch, size]."""
         if self.text is None:
-            return torch.zeros(batch, 3, size, size)
+            return torch.zeros(batch, self.preprocessing.channels, size, size)
         return torch.zeros(batch, size, dtype=torch.int32)
 
 
@@ -133,10 +146,9 @@ def parse_kwargs(pairs: Iterable[str], flag: str = "--model-kwargs") -> dict[str
 
 def check_kwargs(kwargs: Mapping[str, Any], img_size: int | None, size_flag: str) -> None:
     """Refuse arguments that contradict the input fastimg provides, or have a flag of their own. Raises UsageError."""
-    if kwargs.get("in_chans", 3) != 3:
+    if kwargs.get("in_chans", 3) not in (1, 3):
         raise UsageError(
-            f"--model-kwargs in_chans={kwargs['in_chans']}: images always have 3 channels, grey ones too; "
-            "remove in_chans"
+            f"--model-kwargs in_chans={kwargs['in_chans']}: images have 3 channels, or 1 of gray; give one of them"
         )
     for name, flag in (("num_classes", "--num-classes"), ("pretrained", "--pretrained")):
         if name in kwargs:
@@ -172,6 +184,7 @@ def build(
     Raises UsageError for an unknown name or argument, and UserError if weights cannot be read or do not fit.
     """
     kwargs = dict(kwargs or {})
+    _check_channels(arch, kwargs)
     if arch.startswith(HF_PREFIX):
         model = _text(arch, num_classes, kwargs, head_init, max_length, text)
     elif arch.startswith(OWN_PREFIX):
@@ -195,12 +208,41 @@ def build(
         model = replace(model, head="mlp", head_hidden=hidden)
     if weights is not None:
         tensors, metadata = read_weights(weights)
+        tensors = _folded(model, tensors, weights)
         if classes is not None and _stated_classes(metadata) not in (None, classes):
             tensors = {name: value for name, value in tensors.items() if not name.startswith(_head_prefixes(model))}
         kept = load_weights(model, tensors, f"--weights {weights}", head_init=head_init)
-        stated = _stated_preprocessing(model.preprocessing, metadata)
+        stated = _stated_preprocessing(model.preprocessing, metadata).of(model.preprocessing.channels)
         model = replace(model, preprocessing=stated, new_head=None if kept else head_init)
     return model
+
+
+def _folded(model: Model, tensors: dict[str, torch.Tensor], weights: Path) -> dict[str, torch.Tensor]:
+    """Weights whose first convolution reads RGB, for a model of another number of channels: folded as timm folds them.
+
+    Raises UserError for weights of one channel and a model of more.
+    """
+    config = getattr(model.module, "pretrained_cfg", None) or {}
+    first = config.get("first_conv") or ()
+    channels = model.preprocessing.channels
+    own = model.module.state_dict()
+    for name in (f"{layer}.weight" for layer in ((first,) if isinstance(first, str) else first)):
+        if name not in tensors or name not in own or tensors[name].shape[1:] == own[name].shape[1:]:
+            continue
+        theirs = int(tensors[name].shape[1])
+        if channels == 3 or theirs % 3:
+            raise UserError(
+                f"--weights {weights}: they read images of {plural(theirs, 'channel')}, which cannot be folded to "
+                f"{channels}; add --in-chans {theirs}, or give weights for RGB"
+            )
+        tensors = {**tensors, name: adapt_input_conv(channels, tensors[name])}
+    return tensors
+
+
+def _check_channels(arch: str, kwargs: Mapping[str, Any]) -> None:
+    """Raises UsageError for a model that is not timm's and should read other images than RGB."""
+    if kwargs.get("in_chans", 3) != 3 and (arch.startswith((HF_PREFIX, OWN_PREFIX, "torchvision/"))):
+        raise UsageError(f"--in-chans {kwargs['in_chans']}: {arch} reads only RGB images; choose one of timm's models")
 
 
 def _timm(
@@ -261,7 +303,7 @@ def _timm(
         interpolation="bicubic" if data["interpolation"] == "bicubic" else "bilinear",
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
-    )
+    ).of(kwargs.get("in_chans", 3))
     classifier: str | tuple[str, ...] = config.classifier if config is not None and config.classifier else ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     return Model(module, arch, kwargs, names, preprocessing, _convolutional(module), native_size, new_head=new_head)
@@ -513,13 +555,13 @@ def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Pr
         import msgspec
 
         return msgspec.convert(json.loads(metadata["fastimg"])["preprocessing"], Preprocessing)
-    stated: dict[str, tuple[float, float, float]] = {}
+    stated: dict[str, tuple[float, ...]] = {}
     for key in ("mean", "std"):
         try:
             values = tuple(float(value) for value in metadata[key].split(","))
         except (KeyError, ValueError):
             continue
-        if len(values) == 3:
+        if len(values) == own.channels:
             stated[key] = values
     return replace(own, **stated)  # type: ignore[arg-type]
 

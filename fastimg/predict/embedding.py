@@ -143,7 +143,7 @@ def _encoding(
     def open_(part: DatasetPart) -> BatchSource:
         if model.text is not None:
             return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, ranks.device)
-        return build_loader(part, crop, settings, config.max_pixels, ranks.device)
+        return build_loader(part, crop, settings, config.max_pixels, ranks.device, channels=preprocessing.channels)
 
     return Encoding(
         model=model,

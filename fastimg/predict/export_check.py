@@ -68,11 +68,12 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
     same = 0
     logits = torch.zeros(())
     probabilities = torch.zeros(())
+    channels = engine.card.preprocessing.channels
     with _samples(engine, data, form) as (loader, origin), _recorded_logits(engine) as recorded:
         for batch, _ in engine.logits(loader):
             real = batch.weight > 0
             if form.whole:
-                parts = [_run(file, run, image) for image in _whole(loader.dataset, batch.ids[real])]
+                parts = [_run(file, run, image) for image in _whole(loader.dataset, batch.ids[real], channels)]
                 actual = torch.cat([torch.empty(0, recorded[-1].shape[1]), *parts])
             else:
                 actual = _run(file, run, batch.inputs)[real]
@@ -124,10 +125,10 @@ def _run(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:
         raise UserError(f"{file}: was written but cannot be run ({reason(error)}); do not use it") from error
 
 
-def _whole(dataset: Dataset, ids: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Upright images uint8 [1, 3, H, W], each at its own size."""
+def _whole(dataset: Dataset, ids: torch.Tensor, channels: int) -> Iterator[torch.Tensor]:
+    """Upright images uint8 [1, C, H, W], each at its own size."""
     for index in ids.tolist():
-        pixels = torch.from_numpy(np.array(decode(dataset.read(index, Scratch()))))
+        pixels = torch.from_numpy(np.array(decode(dataset.read(index, Scratch()), channels=channels)))
         yield pixels.permute(2, 0, 1)[None].contiguous()
 
 
@@ -158,7 +159,8 @@ def _samples(engine: inference.Inference, data: Path | None, form: Form) -> Iter
         else:
             crop = center_crop(engine.card.preprocessing)
             backend: Backend = "synthetic" if data is None and not form.whole else "native"
-            loader = build_loader(part, crop, settings, None, engine.device, backend)
+            channels = engine.card.preprocessing.channels
+            loader = build_loader(part, crop, settings, None, engine.device, backend, channels=channels)
         stack.callback(loader.close)
         yield loader, origin
 

@@ -86,7 +86,7 @@ def _names(card: Card, inputs: Iterable[str]) -> tuple[str, ...]:
 
 
 class Pixels(nn.Module):
-    """uint8 images [N, 3, H, W] -> logits float32 [N, classes]: normalisation, the model, the checkpoint's outputs."""
+    """uint8 images [N, C, H, W] -> logits float32 [N, classes]: normalisation, the model, the checkpoint's outputs."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -97,7 +97,7 @@ class Pixels(nn.Module):
         self.own = OwnOutputs(card)
         for name, values in (("mean", card.preprocessing.mean), ("std", card.preprocessing.std)):
             levels = torch.tensor(values, dtype=torch.float64) * 255
-            self.register_buffer(name, levels.float().view(1, 3, 1, 1))
+            self.register_buffer(name, levels.float().view(1, -1, 1, 1))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """See the class."""
@@ -106,7 +106,7 @@ class Pixels(nn.Module):
 
 
 class AnySize(nn.Module):
-    """uint8 images [N, 3, H, W] of any size -> logits float32 [N, classes]: `predict`'s resize and crop, then `Pixels`.
+    """uint8 images [N, C, H, W] of any size -> logits float32 [N, classes]: `predict`'s resize and crop, then `Pixels`.
 
     Sides are integers in the graph: `resize * long // short` truncates the long side, and the crop starts at half of
     the remainder, rounded to even. On a CPU the resize gives torchvision's bits; on other hardware or in another
@@ -171,7 +171,7 @@ def _images(model: Model, card: Card) -> Subject:
     return Subject(
         module=Pixels(model.module, card).eval(),
         outputs=_names(card, ("images",)),
-        examples={"images": torch.zeros(2, 3, p.val_size, p.val_size, dtype=torch.uint8)},
+        examples={"images": torch.zeros(2, p.channels, p.val_size, p.val_size, dtype=torch.uint8)},
         axes={"images": {0: "batch"}},
         feed=lambda images: (images,),
         metadata=_metadata(card, _steps(p, "by the caller")),
@@ -185,7 +185,7 @@ def _any_size(model: Model, card: Card) -> Subject:
     return Subject(
         module=AnySize(Pixels(model.module, card), card).eval(),
         outputs=_names(card, ("images",)),
-        examples={"images": torch.zeros(2, 3, p.val_resize + 3, p.val_resize + 11, dtype=torch.uint8)},
+        examples={"images": torch.zeros(2, p.channels, p.val_resize + 3, p.val_resize + 11, dtype=torch.uint8)},
         axes={"images": {0: "batch", 2: "height", 3: "width"}},
         feed=lambda images: (images,),
         metadata=_metadata(card, _steps(p, "inside")),

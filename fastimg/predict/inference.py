@@ -69,8 +69,9 @@ class Inference:
         )
         if self.model.text is not None:
             return array_loader(part, TextDecoder(self.model.text.tokenizer), settings, self.device)
-        crop = center_crop(self.card.preprocessing)
-        loader = build_loader(part, crop, settings, max_pixels, self.device, backend)
+        preprocessing = self.card.preprocessing
+        crop = center_crop(preprocessing)
+        loader = build_loader(part, crop, settings, max_pixels, self.device, backend, channels=preprocessing.channels)
         return loader if texts is None else PairedLoader(loader, texts, self.device)
 
     def text_rows(self, texts: Dataset, has_image: npt.NDArray[np.bool_]) -> TextRows:

@@ -78,6 +78,11 @@ def request(asked: Search) -> SearchRequest:
             "values of flags"
         )
     base = _base(asked, archs, bool(texts))
+    if not texts and base.in_chans not in (None, 3):
+        raise UsageError(
+            f"--in-chans {base.in_chans}: a search by stages compares encoders of RGB images; give --param, to search "
+            "values of flags, or leave it out"
+        )
     parameters = read(texts, base)
     if parameters and asked.sampler == "grid":
         list(combinations(parameters))  # refuses a range without steps

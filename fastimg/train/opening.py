@@ -135,6 +135,12 @@ def build_model(
     check_kwargs(kwargs, size, size_flag)
     if config.drop_path is not None:
         kwargs["drop_path_rate"] = config.drop_path
+    if "in_chans" in kwargs:
+        raise UsageError(
+            f"--model-kwargs in_chans={kwargs['in_chans']}: there is a flag for it; use --in-chans instead"
+        )
+    if config.in_chans not in (None, 3):
+        kwargs["in_chans"] = config.in_chans
     torch.manual_seed(config.seed)
     alone = config.text_arch is None
     with ranks.first_goes_first():  # rank 0 may download weights for all
@@ -276,4 +282,5 @@ def open_loader(
         return array_loader(part, tokens, settings, device)
     backend = chosen_backend(config.loader)
     decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
-    return build_loader(part, crop, settings, config.max_pixels, device, backend, decode, scaling)
+    channels = model.preprocessing.channels
+    return build_loader(part, crop, settings, config.max_pixels, device, backend, decode, scaling, channels)

@@ -18,7 +18,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 class DecodedBatch(NamedTuple):
     """One batch, as decoded by a library."""
 
-    images: torch.Tensor  # uint8 [B, H, W, 3], on the host or on the device; zeros in rows without an image
+    images: torch.Tensor  # uint8 [B, H, W, C], on the host or on the device; zeros in rows without an image
     failed: Mapping[int, str] = {}  # row -> reason
     rerouted: Mapping[int, str] = {}  # row -> why another decoder decoded it
 
@@ -37,6 +37,7 @@ class LoaderAdapter(Epochs, ABC):
         device: torch.device,
         indices: npt.NDArray[np.int64] | None,
         workers: int | None = None,
+        channels: int = 3,
     ) -> None:
         if device.type == "cuda" and device.index is None:  # as in `tensor.device`
             device = torch.device("cuda", torch.cuda.current_device())
@@ -45,7 +46,8 @@ class LoaderAdapter(Epochs, ABC):
         self._largest = crop  # that memory is allocated for
         self._next = crop  # of the next iteration
         height, width = shape_of(crop)
-        self.slot_bytes = config.batch_size * (3 * height * width + 20)  # pixels, target, id, weight
+        self.slot_bytes = config.batch_size * (channels * height * width + 20)  # pixels, target, id, weight
+        self._channels = channels
         self._plan: EpochPlan | None = None
         self._decoded: Generator[DecodedBatch, None, None] | None = None
 

@@ -14,7 +14,7 @@ from fastimg.loaders.errors import DataError
 from fastimg.loaders.jpeg.decoding.region import Scaling
 
 from . import nvcodec
-from .settings import Backend
+from .settings import RGB_ONLY, Backend
 
 if TYPE_CHECKING:  # torch takes seconds to import; checking a flag does not need it
     import torch
@@ -71,26 +71,31 @@ def open_source(
     max_pixels: int = MAX_PIXELS,
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: Scaling = False,
+    channels: int = 3,
 ) -> "BatchSource":
     """A loader of this backend for a dataset; `decode` and `dct_scaling` apply only to the native one.
 
-    Raises MissingBackend, and DataError for data that the backend cannot read.
+    Raises MissingBackend, DataError for data that the backend cannot read, and ValueError for one channel of a backend
+    that makes only RGB.
     """
     import torch
 
     check_installed(backend)
+    if channels != 3 and (decode == "gpu" or backend in RGB_ONLY):
+        name = "the decoder of a GPU" if decode == "gpu" else f"the {backend} loader"
+        raise ValueError(f"channels={channels}: {name} makes only RGB; use the native one, which decodes on the CPU")
     device = torch.device(device)
     match backend:
         case "native":
             from fastimg.loaders.decoders.images import ImageDecoder
             from fastimg.loaders.loader import Loader
 
-            images = ImageDecoder(crop, max_pixels, dct_scaling)
+            images = ImageDecoder(crop, max_pixels, dct_scaling, channels=channels)
             return Loader(dataset, _on_gpu(images, device) if decode == "gpu" else images, config, device, indices)
         case "torch":
             from .torch_loader import TorchLoader
 
-            return TorchLoader(dataset, crop, config, device, indices, max_pixels)
+            return TorchLoader(dataset, crop, config, device, indices, max_pixels, channels)
         case "dali":
             from .dali import DaliLoader
 
@@ -111,4 +116,4 @@ def open_source(
         case "synthetic":
             from .synthetic import SyntheticLoader
 
-            return SyntheticLoader(dataset, crop, config, device, indices)
+            return SyntheticLoader(dataset, crop, config, device, indices, channels)

@@ -16,3 +16,6 @@ IGNORED_SETTINGS: dict[Backend, tuple[str, ...]] = {
     ),
     "resident": ("decode", "dct_scaling", "prefetch"),
 }
+
+# Backends that decode to RGB alone.
+RGB_ONLY: frozenset[Backend] = frozenset({"dali", "ffcv", "resident"})

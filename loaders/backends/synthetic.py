@@ -24,11 +24,12 @@ class SyntheticLoader(LoaderAdapter):
         config: LoaderConfig,
         device: torch.device,
         indices: npt.NDArray[np.int64] | None = None,
+        channels: int = 3,
     ) -> None:
-        super().__init__(dataset, crop, config, device, indices, workers=1)
+        super().__init__(dataset, crop, config, device, indices, workers=1, channels=channels)
         self.workers = self.slot_bytes = 0  # none on the host
         generator = torch.Generator(device).manual_seed(config.seed)
-        shape = (config.batch_size, *shape_of(crop), 3)
+        shape = (config.batch_size, *shape_of(crop), channels)
         self._pixels = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
 
     def describe(self) -> str:
@@ -36,7 +37,7 @@ class SyntheticLoader(LoaderAdapter):
         return "synthetic, random pixels on the device: nothing is read, and accuracy is meaningless"
 
     def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
-        shape = (self.config.batch_size, *shape_of(self.crop), 3)
+        shape = (self.config.batch_size, *shape_of(self.crop), self._channels)
         whole = self._pixels.view(-1)[: math.prod(shape)].view(shape)
         for step in range(plan.steps):
             decoded = plan.rows(step).decoded

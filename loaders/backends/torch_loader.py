@@ -45,7 +45,7 @@ class _Request(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    images: torch.Tensor  # uint8 [B, H, W, 3]
+    images: torch.Tensor  # uint8 [B, H, W, C]
     failed: dict[int, str]  # row -> reason
     error: DataError | None  # ends the run
 
@@ -61,12 +61,13 @@ class TorchLoader(LoaderAdapter):
         device: torch.device,
         indices: npt.NDArray[np.int64] | None = None,
         max_pixels: int = MAX_PIXELS,
+        channels: int = 3,
     ) -> None:
         if fill_of(crop) is not None:
             raise ValueError(f"{crop}: the torch loader does not pad; use the native one")
-        super().__init__(dataset, crop, config, device, indices)
+        super().__init__(dataset, crop, config, device, indices, channels=channels)
         self._ahead = max(_AHEAD, -(-self.slots // self.workers))
-        self._rows = _Rows(dataset, ImageDecoder(crop, max_pixels), config.seed)
+        self._rows = _Rows(dataset, ImageDecoder(crop, max_pixels, channels=channels), config.seed)
         self._requests = _Requests(dataset)
         self._torch: DataLoader[_Answer] | None = None
 
@@ -159,7 +160,7 @@ class _Rows(TorchDataset[_Answer]):
         view, size, ids, keys, decoded = request
         scratch = Scratch()
         decoder = self._images.sized(size)
-        images = torch.zeros((len(ids), *shape_of(decoder.crop), 3), dtype=torch.uint8)
+        images = torch.zeros((len(ids), *shape_of(decoder.crop), decoder.channels), dtype=torch.uint8)
         failed: dict[int, str] = {}
         draws = decoder.draw(self._seed, view, keys).tolist()
         for row, index in enumerate(ids[:decoded].tolist()):
@@ -173,13 +174,14 @@ class _Rows(TorchDataset[_Answer]):
 
 
 def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.Tensor:
-    """[H, W, 3]: upright RGB from Pillow, the native loader's window, resized by torchvision."""
+    """[H, W, C]: upright RGB or gray from Pillow, the native loader's window, resized by torchvision."""
     header = dataclasses.replace(read_header(data, images.max_pixels), turbo=False)  # decode everything with Pillow
     window = images.crop.window(*header.size, draws)
     if window.size[0] * window.size[1] > images.max_pixels:
         raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
     x, y, width, height = window.box
-    box = torch.from_numpy(decode(data, header)[y : y + height, x : x + width].copy()).permute(2, 0, 1)
+    pixels = decode(data, header, channels=images.channels)
+    box = torch.from_numpy(pixels[y : y + height, x : x + width].copy()).permute(2, 0, 1)
     size = [window.size[1], window.size[0]]
     resized: torch.Tensor = functional.resize(box, size, _FILTERS[images.crop.interpolation], antialias=True)
     left, top = window.at

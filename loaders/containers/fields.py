@@ -6,7 +6,7 @@ of one shape is an ndarray field, a number is float or int, and anything else is
 after the other, without a header, or the encoded image. `SplitFields` reads the values of a split by its sample ids.
 
 Boxes, key points and masks are those of the upright image: xyxy and xy in its pixels, (0, 0) being the corner of the
-first one.
+first one. Bands are an array [C, H, W] of the image's height and width.
 """
 
 import math
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from fastimg.loaders.errors import DataError, ShardError
 
 FieldKind = Literal["number", "array", "ragged", "image", "bytes"]
-Geometry = Literal["box", "keypoint", "mask"]
+Geometry = Literal["box", "keypoint", "mask", "bands"]
 
 KINDS: tuple[FieldKind, ...] = get_args(FieldKind)
 GEOMETRIES: tuple[Geometry, ...] = get_args(Geometry)
@@ -78,7 +78,8 @@ class StoredField:
         )
         if not isinstance(made.name, str) or not made.name or made.kind not in KINDS or made.dtype not in DTYPES:
             raise ValueError(f"field {made.name!r} of kind {made.kind!r} and dtype {made.dtype!r}")
-        if made.geometry not in (None, *GEOMETRIES) or (made.geometry == "box" and made.shape != (4,)):
+        odd = (made.geometry == "box" and made.shape != (4,)) or (made.geometry == "bands" and len(made.shape) != 3)
+        if made.geometry not in (None, *GEOMETRIES) or odd:
             raise ValueError(f"geometry {made.geometry!r} of field {made.name!r}")
         if not all(type(size) is int and size > 0 for size in made.shape) or type(made.longest) is not int:
             raise ValueError(f"shape {made.shape!r} of field {made.name!r}")

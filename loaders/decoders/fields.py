@@ -14,13 +14,13 @@ import numpy.typing as npt
 from fastimg.loaders.batch import Field, FieldSelection
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.fields import StoredField, no_field
-from fastimg.loaders.crop import Size, Window, fill_of, shape_of
+from fastimg.loaders.crop import Interpolation, Size, Window, fill_of, shape_of
 from fastimg.loaders.decode import decode_mask, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .geometry import crop_box, crop_boxes, crop_mask, crop_points
+from .geometry import crop_bands, crop_box, crop_boxes, crop_mask, crop_points
 from .images import ImageDecoder
 
 CROP_BOX = "crop_box"
@@ -33,9 +33,10 @@ Values = npt.NDArray[Any]
 class FieldsDecoder(Decoder):
     """What `images` makes of a sample, `crop_box`, and the fields in `selection`. `stored` are all of the dataset's.
 
-    By kind a field NAME fills: a number [B]; an array [B, *shape]; items [B, longest, *shape], and NAME_count int32
-    [B]; a mask [B, H, W]; bytes uint8 [B, longest], and NAME_count. Boxes have NAME_visible float32 [B, longest], too,
-    and integers and arrays of integers that some samples lack NAME_present bool [B].
+    By kind a field NAME fills: a number [B]; an array [B, *shape]; bands [B, C, H, W], cut and resized as the image is;
+    items [B, longest, *shape], and NAME_count int32 [B]; a mask [B, H, W]; bytes uint8 [B, longest], and NAME_count.
+    Boxes have NAME_visible float32 [B, longest], too, and integers and arrays of integers that some samples lack
+    NAME_present bool [B].
 
     Raises ValueError for a field that cannot be in a batch.
     """
@@ -111,7 +112,8 @@ class FieldsDecoder(Decoder):
     ) -> None:
         """Fill the row of one sample, whose upright image has `size` (width, height)."""
         crop = self.images.crop
-        view = _View(crop.window(*size, draws), shape_of(crop), size, fill_of(crop) is None, self.selection.ignore)
+        mirrors, ignore = fill_of(crop) is None, self.selection.ignore
+        view = _View(crop.window(*size, draws), shape_of(crop), size, mirrors, ignore, crop.interpolation)
         row[CROP_BOX][...] = crop_box(view.window, view.shape)
         sets: dict[str, _BoxSet] = {}
         for field in self._leaders:
@@ -145,6 +147,7 @@ class _View(NamedTuple):
     size: tuple[int, int]  # width, height of the upright image
     mirrors: bool  # beyond the image
     ignore: int
+    interpolation: Interpolation
 
 
 class _BoxSet(NamedTuple):
@@ -184,7 +187,9 @@ def _check(field: StoredField, ignore: int) -> None:
 
 
 def _type(field: StoredField) -> np.dtype[Any]:
-    """A field's dtype in a batch."""
+    """A field's dtype in a batch: bands of 16 bits stay what they are, as images of 16 bits do."""
+    if field.geometry == "bands" and field.dtype == "uint16":
+        return np.dtype(np.uint16)
     name = "uint8" if field.kind == "bytes" else field.dtype
     return np.dtype(_WIDER.get(name, name))
 
@@ -195,7 +200,8 @@ def _parts(field: StoredField, shape: tuple[int, int], ignore: int) -> list[Fiel
     if field.geometry == "mask":
         return [Field(name, shape, dtype, ignore)]
     if field.kind in ("number", "array"):
-        parts = [Field(name, field.shape if field.kind == "array" else (), dtype)]
+        inner = field.shape if field.kind == "array" else ()
+        parts = [Field(name, (inner[0], *shape) if field.geometry == "bands" else inner, dtype)]
         return [*parts, Field(f"{name}_present", (), np.dtype(np.bool_))] if _tells_presence(field) else parts
     shares = [Field(f"{name}_visible", (field.longest,), np.dtype(np.float32))] if field.geometry == "box" else []
     inner = field.shape if field.kind == "ragged" else ()
@@ -249,6 +255,11 @@ def _put_one(field: StoredField, value: Values | bytes | None, view: _View, row:
             row[f"{field.name}_present"][...] = value is not None
         if value is None:
             out[...] = 0 if _tells_presence(field) else np.nan
+        elif field.geometry == "bands":
+            if value.shape[:0:-1] != view.size:
+                high, wide = value.shape[1:]
+                raise ImageError(f"{field.name}: {wide} x {high} pixels; the image has {view.size[0]} x {view.size[1]}")
+            crop_bands(view.window, value, view.interpolation, view.mirrors, out)
         else:
             out[...] = crop_points(view.window, view.shape, value) if field.geometry == "keypoint" else value
 

@@ -1,4 +1,4 @@
-"""Boxes, points and masks of an upright image, moved into the pixels of its crop.
+"""Boxes, points, masks and bands of an upright image, moved into the pixels of its crop.
 
 A place (x, y) is in pixels from the corner of the image or of the crop: the centre of the first pixel is (0.5, 0.5).
 """
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.crop import Window
-from fastimg.loaders.resample import mirrored
+from fastimg.loaders.crop import Interpolation, Window
+from fastimg.loaders.resample import mirrored, resample_deep
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.integer[Any]]
@@ -69,6 +69,19 @@ def crop_mask(window: Window, mask: Mask, ignore: int, mirrors: bool, out: Mask)
         out[...] = ignore
     first, begin = max(-top, 0), max(-left, 0)
     out[first : first + len(rows), begin : begin + len(columns)] = mask.take(rows, axis=0).take(columns, axis=1)
+
+
+def crop_bands(
+    window: Window, bands: npt.NDArray[Any], interpolation: Interpolation, mirrors: bool, out: npt.NDArray[Any]
+) -> None:
+    """Write what a crop shows of bands [C, H, W] to `out` [C, h, w]: resized as the image is, with 0 beyond it.
+
+    Where the crop `mirrors`, so are the bands.
+    """
+    resized = np.empty((*out.shape[1:], len(out)), out.dtype)
+    values = bands.transpose(1, 2, 0).astype(out.dtype, copy=False)
+    resample_deep(values, window, interpolation, resized, None if mirrors else 0)
+    out[...] = resized.transpose(2, 0, 1)
 
 
 def _scale_and_shift(window: Window) -> tuple[float, float, float, float]:

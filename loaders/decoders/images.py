@@ -3,20 +3,30 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.crop import Crop, Interpolation, Size, Window, fill_of, shape_of, sized
-from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_box, read_header
+from fastimg.loaders.decode import (
+    MAX_PIXELS,
+    Header,
+    Pixels,
+    check_channels,
+    check_depth,
+    decode_box,
+    decode_deep,
+    in_gray,
+    read_header,
+)
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.tiled import TileQueue
 from fastimg.loaders.random import uniforms
-from fastimg.loaders.resample import paste, resample
+from fastimg.loaders.resample import paste, resample, resample_deep
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .large import PartialReads
@@ -24,7 +34,9 @@ from .large import PartialReads
 
 @dataclass(frozen=True)
 class ImageDecoder(Decoder):
-    """Encoded image -> `inputs` [H, W, 3] uint8: decoded, upright, cropped, resized.
+    """Encoded image -> `inputs` [H, W, C] uint8, or uint16 with `depth` 16: decoded, upright, cropped, resized.
+
+    `channels` is 3 for RGB, 1 for gray. Raises ValueError for other numbers, and other depths.
 
     Tiled JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those
     decode every sample in `fill_row`.
@@ -34,13 +46,21 @@ class ImageDecoder(Decoder):
     max_pixels: int = MAX_PIXELS
     dct_scaling: Scaling = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+    channels: int = 3
+    depth: int = 8  # bits of a channel
 
     _STAGE = 0x0C
+
+    def __post_init__(self) -> None:
+        check_channels(self.channels)
+        check_depth(self.depth)
+        if self.depth == 16 and self.dct_scaling:
+            raise ValueError("dct_scaling is for JPEGs, which have 8 bits; leave it out, or depth=16")
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """Only `inputs`."""
-        return (Field("inputs", (*shape_of(self.crop), 3), np.dtype(np.uint8)),)
+        return (Field("inputs", (*shape_of(self.crop), self.channels), np.dtype(f"uint{self.depth}")),)
 
     def sized(self, size: Size) -> Self:
         """See `Decoder`."""
@@ -54,7 +74,7 @@ class ImageDecoder(Decoder):
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """See `Decoder`: groups of samples, whose tiled JPEGs are decoded in one call."""
-        if not self.compiled or type(self).fill_row is not ImageDecoder.fill_row:
+        if not self.compiled or self.depth == 16 or type(self).fill_row is not ImageDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
         numbers = draws.tolist()
@@ -80,7 +100,7 @@ class ImageDecoder(Decoder):
     def _fill_group(
         self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, 3], k <= GROUP: tiled JPEGs are queued and decoded at the end, others at once."""
+        """Fill `out` [k, H, W, C], k <= GROUP: tiled JPEGs are queued and decoded at the end, others at once."""
         queue = scratch.own(TileQueue)
         queue.clear()
         failures: list[Failure] = []
@@ -110,8 +130,10 @@ class ImageDecoder(Decoder):
         try:
             large = scratch.own(PartialReads)
             scaling = scaling_of(self.dct_scaling)
-            if self._queues and large.crop(
-                reader, index, self.crop, draws, self.max_pixels, scaling, scratch, out[place]
+            if (
+                self._queues
+                and self.channels == 3
+                and large.crop(reader, index, self.crop, draws, self.max_pixels, scaling, scratch, out[place])
             ):
                 return None
             data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
@@ -128,15 +150,31 @@ class ImageDecoder(Decoder):
         if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
             raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
         fill = fill_of(self.crop)
+        if self.depth == 16:
+            self._decode_deep(data, header, window, out, scratch)
+            return
         if fill is not None and self.compiled and self._decode_tiles(data, window, fill, out, scratch):
             return
-        pixels, box = decode_box(data, header, window.box, scratch)
+        pixels, box = decode_box(data, header, window.box, scratch, self.channels)
         resample(pixels, window._replace(box=box), self.crop.interpolation, out, fill)
+
+    def _decode_deep(
+        self, data: bytes | memoryview, header: Header, window: Window, out: npt.NDArray[Any], scratch: Scratch
+    ) -> None:
+        """Decode to 16 bits; those of an image that has 8 are scaled."""
+        deep = decode_deep(data, header, self.channels)
+        box = window.box
+        if deep is None:
+            pixels, (x, y, width, height) = decode_box(data, header, box, scratch, self.channels)
+            deep, box = pixels[y : y + height, x : x + width] * np.uint16(257), (0, 0, width, height)
+        fill = fill_of(self.crop)
+        beyond = None if fill is None else 257 * fill
+        resample_deep(deep, window._replace(box=box), self.crop.interpolation, out, beyond)
 
     @functools.cached_property
     def _queues(self) -> bool:
-        """Whether tiled JPEGs go straight into rows: not those of a crop that fills what lies beyond the image."""
-        return self.compiled and fill_of(self.crop) is None
+        """Whether tiled JPEGs go straight into rows: of 8 bits, of a crop that fills nothing beyond the image."""
+        return self.compiled and self.depth == 8 and fill_of(self.crop) is None
 
     def _decode_tiles(self, data: bytes | memoryview, window: Window, fill: int, out: Pixels, scratch: Scratch) -> bool:
         """Decode a tiled JPEG, without its padding, into a canvas of `fill`; False if it is none, or damaged."""
@@ -146,8 +184,8 @@ class ImageDecoder(Decoder):
         if not queue.add(data, plain, (), self.max_pixels, 0):
             return False
         width, height = window.size
-        room = np.frombuffer(scratch.pixels(width * height * 3), np.uint8, width * height * 3)
-        resized = room.reshape(1, height, width, 3)
+        nbytes = width * height * self.channels
+        resized = np.frombuffer(scratch.pixels(nbytes), np.uint8, nbytes).reshape(1, height, width, self.channels)
         if queue.run(plain, scaling_of(self.dct_scaling), scratch, resized):
             return False
         paste(resized[0], window, fill, out)
@@ -156,7 +194,8 @@ class ImageDecoder(Decoder):
     def describe(self) -> str:
         """See `Decoder`."""
         scaling = ", tiled ones DCT-scaled where crops are large" if self.dct_scaling else ""
-        return f"JPEGs decoded on the CPU{scaling}"
+        deep = " with 16 bits" if self.depth == 16 else ""
+        return f"{'images' if deep else 'JPEGs'} decoded on the CPU{in_gray(self.channels)}{deep}{scaling}"
 
 
 @dataclass(frozen=True)

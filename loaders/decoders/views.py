@@ -11,7 +11,7 @@ import torch
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.crop import Crop, Size, View, fill_of, shape_of
-from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_boxes, read_header
+from fastimg.loaders.decode import MAX_PIXELS, Pixels, check_channels, decode_boxes, in_gray, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
@@ -39,6 +39,7 @@ class ViewDecoder(Decoder):
     max_pixels: int = MAX_PIXELS
     dct_scaling: Scaling = False  # a tiled JPEG's crops of at least twice the size are decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+    channels: int = 3  # of all crops: 3 for RGB, 1 for gray
     crops: tuple[Crop, ...] = field(init=False)  # by number
     parts: tuple[slice, ...] = field(init=False)  # of an image's draws: each crop's
 
@@ -46,6 +47,7 @@ class ViewDecoder(Decoder):
     _STAGES = 1 << 16  # from a crop's stage to the next one's
 
     def __post_init__(self) -> None:
+        check_channels(self.channels)
         views = tuple(self.views)
         if not views:
             raise ValueError("views is an empty list; give one View or more, or `crop` for one crop of each image")
@@ -70,7 +72,7 @@ class ViewDecoder(Decoder):
     def fields(self) -> tuple[Field, ...]:
         """`inputs`, which holds the first View, and one for each further View."""
         return tuple(
-            Field(name, (view.n, *shape_of(view.rule()), 3), np.dtype(np.uint8), apart=True)
+            Field(name, (view.n, *shape_of(view.rule()), self.channels), np.dtype(np.uint8), apart=True)
             for name, view in self._stored()
         )
 
@@ -173,7 +175,7 @@ class ViewDecoder(Decoder):
         for window in windows:
             if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
                 raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
-        parts = decode_boxes(data, header, [window.box for window in windows], scratch)
+        parts = decode_boxes(data, header, [window.box for window in windows], scratch, self.channels)
         for (pixels, box), window, crop, out in zip(parts, windows, self.crops, outs, strict=True):
             resample(pixels, window._replace(box=box), crop.interpolation, out, fill_of(crop))
 
@@ -182,11 +184,11 @@ class ViewDecoder(Decoder):
     ) -> None:
         """Decode each crop as if there were no others: of a damaged image some may still be whole."""
         for crop, numbers, out in zip(self.crops, draws, outs, strict=True):
-            alone = ImageDecoder(crop, self.max_pixels, self.dct_scaling, self.compiled)
+            alone = ImageDecoder(crop, self.max_pixels, self.dct_scaling, self.compiled, self.channels)
             alone.fill_row(memoryview(data), numbers, {"inputs": out}, scratch)
 
     def _outs(self, rows: Rows) -> list[Pixels]:
-        """The pixels [k, H, W, 3] of each crop in rows [k, n, H, W, 3] of each View."""
+        """The pixels [k, H, W, C] of each crop in rows [k, n, H, W, C] of each View."""
         return [rows[name][:, place] for name, view in self._stored() for place in range(view.n)]
 
     def _stored(self) -> Iterator[tuple[str, View]]:
@@ -200,4 +202,4 @@ class ViewDecoder(Decoder):
         """See `Decoder`."""
         sizes = ", ".join(f"{view.n} x {'x'.join(map(str, shape_of(view.rule())))}" for view in self.views)
         scaling = ", tiled ones DCT-scaled where crops are large" if self.dct_scaling else ""
-        return f"JPEGs decoded on the CPU, views {sizes}{scaling}"
+        return f"JPEGs decoded on the CPU{in_gray(self.channels)}, views {sizes}{scaling}"

@@ -112,6 +112,12 @@ class TestInterpreted:
             expected = apply(plan, images(8, *shape), dtype=torch.uint8, backend="reference")
             assert torch.equal(apply(plan, images(8, *shape), dtype=torch.uint8, backend="fused"), expected)
 
+    def test_one_channel(self):
+        policy = Policy(trivial="gray", contrast=(0.3, 2.0), hflip=0.5, erase=0.5, mean=(0.4,), std=(0.3,))
+        plan, batch = draw(policy, np.arange(12), 0, 0), images(12, 29, 22)[:, 1:2]
+        expected = apply(plan, batch, dtype=torch.bfloat16, backend="reference")
+        assert torch.equal(apply(plan, batch, dtype=torch.bfloat16, backend="fused"), expected)
+
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("name", POLICIES)
     def test_policies_and_types(self, name, dtype):

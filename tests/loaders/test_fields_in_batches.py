@@ -106,6 +106,15 @@ def whole_epoch(dataset, fields, **options):
 ALL = [field.name for field in SCHEMAS]
 
 
+def test_fields_of_gray_images_and_of_16_bits_are_those_of_rgb(fielded):
+    rgb, _ = whole_epoch(fielded, ALL)
+    for options, dtype in (({"channels": 1}, torch.uint8), ({"channels": 1, "depth": 16}, torch.uint16)):
+        gray, _ = whole_epoch(fielded, ALL, **options)
+        assert gray.inputs.shape == (25, 1, 24, 32) and gray.inputs.dtype == dtype
+        for name, values in rgb.fields.items():
+            assert torch.equal(torch.nan_to_num(gray.fields[name]), torch.nan_to_num(values)), name
+
+
 def test_types_and_shapes(fielded):
     batch, loader = whole_epoch(fielded, ALL)
     shapes = {name: (list(tensor.shape[1:]), tensor.dtype) for name, tensor in batch.fields.items()}

@@ -293,7 +293,7 @@ def test_lists_that_cannot_be(views, sentence):
 def test_a_loader_with_views_has_no_other_crop(files):
     with pytest.raises(TypeError, match="crop and views were given"):
         Loader(files, batch_size=4, crop=8, views=VIEWS)
-    with pytest.raises(TypeError, match="crop, views and max_pixels are the decoder's"):
+    with pytest.raises(TypeError, match="crop, views, max_pixels, channels and depth are the decoder's"):
         Loader(files, ViewDecoder(VIEWS), batch_size=4, views=VIEWS)
     with pytest.raises(TypeError, match=r"give a list of Views .*crop_epochs=2"):
         Loader(files, batch_size=4, views=2)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import webdataset
@@ -19,6 +20,7 @@ from rich.console import Console
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.decode import decode
 from fastimg.loaders.runtime.scratch import Scratch
 
 COUNT = 12
@@ -78,4 +80,44 @@ def test_webdataset_iterates_the_shard(shard: Path) -> None:
     for sample in samples:
         with Image.open(io.BytesIO(sample["jpg"])) as image:
             np.testing.assert_array_equal(np.asarray(image.convert("RGB")), original(shard, sample["json"]))
+    dataset.close()
+
+
+@pytest.mark.parametrize("value", ["lossless", "jpeg:95"])
+def test_what_is_recompressed_is_read_by_both(value: str, tmp_path: Path) -> None:
+    """WebP, PNGs with a palette and gray ones, and JPEGs, in place of PNGs."""
+    y, x = np.mgrid[:150, :200]
+    photo = Image.fromarray(
+        np.stack([120 + 80 * np.sin(x / 11), y, (x + y) % 256], axis=2).clip(0, 255).astype(np.uint8)
+    )
+    (tmp_path / "images/a").mkdir(parents=True)
+    kinds = {"many": photo, "few": photo.quantize(40).convert("RGB"), "gray": photo.convert("L").convert("RGB")}
+    for name, image in kinds.items():
+        image.save(tmp_path / f"images/a/{name}.bmp")
+    convert(
+        Convert(src=tmp_path / "images", dst=tmp_path / "D", recompress=value, no_shuffle=True), Console(quiet=True)
+    )
+    tar = tmp_path / "D/train-00000.tar"
+
+    @pipeline_def(batch_size=len(kinds), num_threads=1, device_id=None)
+    def images() -> Any:
+        extensions = ["jpg;png;webp"]
+        data = fn.readers.webdataset(paths=[str(tar)], index_paths=[str(tar.with_suffix(".idx"))], ext=extensions)
+        return fn.decoders.image(data, device="cpu")
+
+    pipe = images()
+    pipe.build()
+    (read,) = pipe.run()
+    samples = list(webdataset.WebDataset(str(tar), shardshuffle=False).decode("rgb8"))
+    dataset, scratch = open_dataset(tmp_path / "D"), Scratch()
+    stored = set()
+    for i, sample in enumerate(samples):
+        (kind,) = sample.keys() & {"jpg", "png", "webp"}
+        stored.add(kind)
+        expected = decode(bytes(dataset.read(i, scratch)))
+        np.testing.assert_array_equal(np.array(read[i]), expected)
+        np.testing.assert_array_equal(sample[kind], expected)
+        opencv = cv2.imdecode(np.frombuffer(dataset.read(i, scratch), np.uint8), cv2.IMREAD_COLOR)  # FFCV's reader
+        np.testing.assert_array_equal(opencv[:, :, ::-1], expected)
+    assert stored == ({"png", "webp"} if value == "lossless" else {"jpg"}) and len(samples) == len(kinds)
     dataset.close()

@@ -102,6 +102,7 @@ def _complete(arguments: Sequence[str], known: Sequence[Flag]) -> list[str]:
     `-` in place of `_`.
     """
     by_name = {name: flag for flag in known for name in flag.names}
+    arguments = _parted(arguments, by_name)
     complete: list[str] = []
     for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         if complete and complete[-1].endswith("=") and _NEGATIVE.fullmatch(argument):
@@ -117,6 +118,35 @@ def _complete(arguments: Sequence[str], known: Sequence[Flag]) -> list[str]:
             argument += "="
         complete.append(argument)
     return complete
+
+
+def _parted(arguments: Sequence[str], by_name: Mapping[str, Flag]) -> list[str]:
+    """The arguments with a flag's name before each of its numbers: where any number may follow, DATA is not one."""
+    parted: list[str] = []
+    name = ""  # of the flag whose numbers are read
+    numbers = 0
+    for argument in [*arguments, None]:
+        if name and argument is not None and _is_number(argument):
+            parted.append(f"{name}={argument}")
+            numbers += 1
+            continue
+        if name and not numbers:
+            parted.append(name)  # argparse says that a number is missing
+        flag = by_name.get(argument or "")
+        name, numbers = "", 0
+        if flag is not None and argument is not None and (float, ...) in map(get_args, options(flag.hint)):
+            name = argument
+        elif argument is not None:
+            parted.append(argument)
+    return parted
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _belongs(flag: Flag, following: str | None) -> bool:

@@ -17,7 +17,8 @@ SECTIONS: Mapping[str, Sections] = {
         "model": (
             *("arch", "text_arch", "combiner"),
             *("pretrained", "weights", "num_classes", "freeze", "freeze_epochs", "head", "head_hidden"),
-            *("head_init", "cache_embeddings", "cache_dtype", "cache_dir", "drop_path", "ghost_bn", "blurpool"),
+            *("head_init", "cache_embeddings", "cache_dtype", "cache_dir", "drop_path", "ghost_bn", "in_chans"),
+            "blurpool",
             "model_kwargs",
         ),
         "data": (
@@ -64,7 +65,10 @@ SECTIONS: Mapping[str, Sections] = {
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
         "destination": ("format", "shard_size", "append", "merge", "resume", "overwrite"),
-        "images": ("tile", "max_size", "quality", "jpeg", "raw_fraction", "originals", "compare", "max_pixels"),
+        "images": (
+            *("tile", "max_size", "quality", "jpeg", "recompress"),
+            *("raw_fraction", "originals", "compare", "max_pixels"),
+        ),
         "run": ("workers", "on_error", "json"),
     },
     "inspect": {

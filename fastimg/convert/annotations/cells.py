@@ -1,7 +1,7 @@
 """Columns of tables as fields: what `--field` asks for, and the schemas that the cells of all rows give.
 
-A cell is a number, a list (in a csv as JSON), or a path relative to the table: of a mask, an image, a file of bytes, or
-of an .npy instead of a list. The first row that has an array, or items, decides their shape.
+A cell is a number, a list (in a csv as JSON), or a path relative to the table: of a mask, an image, a file of bytes, of
+bands in a TIFF or .npy, or of an .npy instead of a list. The first row that has an array, or items, decides its shape.
 """
 
 import json
@@ -21,8 +21,9 @@ from fastimg.convert.sources.labels import is_empty
 from fastimg.convert.sources.samples import Row
 from fastimg.errors import UsageError, nearest
 from fastimg.loaders.captions.positions import MISSING
-from fastimg.loaders.containers.fields import ABSENT, FieldKind, Geometry, StoredField
-from fastimg.loaders.errors import DataError
+from fastimg.loaders.containers.fields import ABSENT, DTYPES, FieldKind, Geometry, StoredField
+from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.folders.bands import is_tiff, read_bands
 from fastimg.wording import plural, shortened
 
 from .reader import GIVEN, file_value
@@ -79,6 +80,7 @@ class _CellTally:
     rows: int = 0
     missing: int = 0
     fractions: bool = False  # whether any number is not an int
+    dtype: str = ""  # of the first bands
     shape: tuple[int, ...] | None = None  # of the first array or item
     lengths: tuple[int, int] = (1 << 62, 0)  # the shortest and the longest list
     names: set[str] = dataclass_field(default_factory=set)  # of classes, in `labels`
@@ -143,6 +145,8 @@ class FieldCells:
             kind = "number"
         elif field.kind == "array":
             kind = "array"
+        elif field.kind == "bands":
+            kind, geometry, dtype = "array", "bands", tally.dtype
         elif field.kind == "keypoint":
             geometry, dtype, shape = "keypoint", "float32", (2,)
             if tally.lengths[0] == tally.lengths[1] > 0:
@@ -164,6 +168,8 @@ class FieldCells:
         """What is kept of a cell; None if it is missing. Raises ValueError."""
         if field.kind == "number":
             return _number(cell, tally)
+        if field.kind == "bands":
+            return self._bands(cell, tally)
         if field.kind in _FILES:
             if not isinstance(cell, str):
                 raise ValueError("is not a path")
@@ -192,6 +198,24 @@ class FieldCells:
         tried = dict.fromkeys((cell, cell.strip(), cell.strip().replace("\\", "/")))
         values = [file_value(root, os.path.normpath(path)) for path in tried]
         return next((value for value in values if value["bytes"] >= 0), values[0])
+
+    def _bands(self, cell: Any, tally: _CellTally) -> dict[str, Any]:
+        """The value for the path of a file of bands, which is as the first one is. Raises ValueError."""
+        if not isinstance(cell, str) or not (is_tiff(cell.strip()) or cell.strip().lower().endswith(".npy")):
+            raise ValueError("is not the path of a .tif or .npy file")
+        value = self._file(cell)
+        try:
+            bands = read_bands(self._src.parent / value["path"], value["path"])
+        except ImageError as error:
+            raise ValueError(str(error)) from error
+        if bands.dtype.name not in DTYPES:
+            raise ValueError(f"holds {bands.dtype}; give one of {', '.join(DTYPES)}")
+        if tally.shape is None:
+            tally.shape, tally.dtype = bands.shape, bands.dtype.name
+        if (bands.shape, bands.dtype.name) != (tally.shape, tally.dtype):
+            first = f"{tally.dtype} {list(tally.shape)}"
+            raise ValueError(f"holds {bands.dtype} {list(bands.shape)}, and the first row's {first} [C, H, W]")
+        return value
 
     def _array_file(self, field: AskedField, cell: str, tally: _CellTally) -> dict[str, Any]:
         """The value for the path of an .npy file, whose head is read. Raises ValueError."""

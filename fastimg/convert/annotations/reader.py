@@ -21,6 +21,7 @@ from fastimg.convert.sources.samples import Original, SourceEntry, SourceReader
 from fastimg.loaders.containers.fields import StoredField, packed_npy
 from fastimg.loaders.decode import Header, read_header
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.folders.bands import read_bands
 from fastimg.wording import plural
 
 from .geometry import boxes_of, numbers_of, orientation_of, points_of, turned, turned_boxes
@@ -137,8 +138,21 @@ class FieldsReader:
         except ValueError as error:
             raise ValueError(f"{os.path.basename(value['path'])}: {error}") from error
 
+    def _bands(self, schema: StoredField, value: Given, header: Header) -> npt.NDArray[Any]:
+        """The bands of an upright image of their size. Raises ValueError and ImageError."""
+        bands = read_bands(self._content(value), value["path"])
+        height, width = bands.shape[1:]
+        if header.orientation != 1 or (width, height) != header.size:
+            turned = " and is turned by its EXIF" if header.orientation != 1 else ""
+            raise ValueError(f"{width} x {height} pixels; the image has {header.size[0]} x {header.size[1]}{turned}")
+        if bands.dtype.name != schema.dtype:
+            raise ValueError(f"of {bands.dtype}, not {schema.dtype}")
+        return _shaped(bands, schema)
+
     def _array(self, schema: StoredField, value: Any, frame: AnnotationFrame) -> npt.NDArray[Any]:
         header = frame.header
+        if schema.geometry == "bands":
+            return self._bands(schema, value, header)
         if isinstance(value, dict):
             value = np.load(io.BytesIO(self._content(value)), allow_pickle=False).tolist()
         if schema.geometry == "box":

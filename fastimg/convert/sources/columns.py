@@ -34,7 +34,18 @@ class AskedTarget:
 
 
 FieldWriting = Literal[
-    "number", "array", "ragged", "labels", "box", "box-xywh", "box-yolo", "keypoint", "mask", "image", "bytes"
+    "number",
+    "array",
+    "bands",
+    "ragged",
+    "labels",
+    "box",
+    "box-xywh",
+    "box-yolo",
+    "keypoint",
+    "mask",
+    "image",
+    "bytes",
 ]
 
 

@@ -38,9 +38,7 @@ def patch_moments(images: torch.Tensor) -> Moments:
     return Moments(len(patches), patches.T @ patches, patches.sum(dim=0))
 
 
-def whitening_filters(
-    moments: Moments, mean: tuple[float, float, float], std: tuple[float, float, float]
-) -> torch.Tensor:
+def whitening_filters(moments: Moments, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
     """float32 [2 D, 3, 2, 2]: principal patterns of normalised patches, divided by their spread; then their negatives.
 
     The widest spread comes first. The same on every machine, but for the last bits of the eigenvectors.

@@ -51,6 +51,12 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
         raise UsageError(
             f"--val-resize-size {val_resize} is smaller than the crop of {val_size}; raise it to that at least"
         )
+    for name, given in (("--mean", config.mean), ("--std", config.std)):
+        if given is not None and len(given) != own.channels:
+            raise UsageError(
+                f"{name} {' '.join(f'{value:g}' for value in given)}: images have {plural(own.channels, 'channel')}; "
+                "give a number for each"
+            )
     train_size = config.train_crop_size or size or own.train_size
     if config.crop_padding is not None and config.crop_padding >= train_size and not plain(config):
         raise UsageError(
@@ -110,6 +116,7 @@ def resolve(
         img_size=None,
         crop_pct=None,
         interpolation=pre.interpolation,
+        in_chans=pre.channels,
         mean=pre.mean,
         std=pre.std,
         **augmenting,

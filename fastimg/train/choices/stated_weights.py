@@ -65,6 +65,10 @@ def adopted(config: _Config) -> tuple[_Config, Stated, str]:
     given = parse_kwargs(config.model_kwargs)
     taken: dict[str, Any] = {key: value for key, value in stated.kwargs.items() if key not in given}
     parts: list[str] = [] if config.arch is not None else [f"--arch {stated.arch}"]
+    changes: dict[str, Any] = {}
+    if isinstance(config, Train) and (channels := taken.pop("in_chans", 3)) != 3 and config.in_chans is None:
+        parts.append(f"--in-chans {channels}")
+        changes["in_chans"] = channels
     parts += [f"--model-kwargs {' '.join(map(_pair, taken.items()))}"] if taken else []
     blurpool = stated.blurpool and not getattr(config, "blurpool", False)
     parts += ["--blurpool"] if blurpool else []
@@ -79,7 +83,8 @@ def adopted(config: _Config) -> tuple[_Config, Stated, str]:
     arch = config.arch or stated.arch
     if stated.text is not None and given:  # the encoder is loaded by its name, with the arguments that were given
         stated = replace(stated, text=None)
-    changes: dict[str, Any] = {"blurpool": True} if blurpool and isinstance(config, Train) else {}
+    if blurpool and isinstance(config, Train):
+        changes["blurpool"] = True
     if stated.pair is not None:
         if not isinstance(config, Train):
             raise UserError(
@@ -151,10 +156,10 @@ def _arguments(file: Path, text: str) -> dict[str, Any]:
             f"--weights {file}: model_kwargs {text!r} in its metadata is neither a JSON object nor name=value pairs; "
             "correct the metadata"
         )
-    if parsed.get("in_chans", 3) != 3:
+    if parsed.get("in_chans", 3) not in (1, 3):
         raise UserError(
-            f"--weights {file}: its metadata says in_chans={parsed['in_chans']}, images always have 3 channels here; "
-            "give other weights"
+            f"--weights {file}: its metadata says in_chans={parsed['in_chans']}, and images have 3 channels, or 1 of "
+            "gray; give other weights"
         )
     return {key: value for key, value in parsed.items() if key not in _OURS}
 

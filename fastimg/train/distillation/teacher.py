@@ -28,12 +28,12 @@ class Teacher:
     preprocessing: Preprocessing  # its own
     student: Preprocessing
     order: torch.Tensor | None  # [C] its outputs in the order of the dataset's classes; None: they are
-    renormalisation: tuple[torch.Tensor, torch.Tensor] | None  # x * [1, 3, 1, 1] + [1, 3, 1, 1]; None: the same
+    renormalisation: tuple[torch.Tensor, torch.Tensor] | None  # x * [1, C, 1, 1] + [1, C, 1, 1]; None: the same
     precision: Precision
 
     @torch.no_grad()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """Its logits [B, C] for images [B, 3, H, W] that are normalised for the student. No sync."""
+        """Its logits [B, classes] for images [B, C, H, W] that are normalised for the student. No sync."""
         size = self.preprocessing.val_size
         if self.renormalisation is not None:
             scale, shift = self.renormalisation
@@ -76,7 +76,12 @@ def load(config: Train, tasks: Tasks, student: Preprocessing, precision: Precisi
             order = torch.tensor([card.classes.index(name) for name in classes], device=ranks.device)
         preprocessing = card.preprocessing
     else:
-        model, preprocessing = _by_name(config, len(classes))
+        model, preprocessing = _by_name(config, len(classes), student.channels)
+    if preprocessing.channels != student.channels:
+        raise UsageError(
+            f"--teacher {config.teacher}: sees images of {plural(preprocessing.channels, 'channel')}, and its pupil of "
+            f"{student.channels}; give one that sees the same"
+        )
     module = model.module.to(ranks.device).eval().requires_grad_(False)
     if config.channels_last and model.convolutional:
         module = module.to(memory_format=torch.channels_last)
@@ -97,13 +102,13 @@ def _renormalisation(
     if (own.mean, own.std) == (student.mean, student.std):
         return None
     mean, std, before, scale = (
-        torch.tensor(values, device=device).reshape(1, 3, 1, 1)
+        torch.tensor(values, device=device).reshape(1, -1, 1, 1)
         for values in (own.mean, own.std, student.mean, student.std)
     )
     return scale / std, (before - mean) / std
 
 
-def _by_name(config: Train, classes: int) -> tuple[Model, Preprocessing]:
+def _by_name(config: Train, classes: int, channels: int) -> tuple[Model, Preprocessing]:
     """A teacher by its architecture, with weights whose classifier is for as many classes, in the dataset's order."""
     assert config.teacher is not None
     if config.teacher_weights is None:
@@ -111,7 +116,9 @@ def _by_name(config: Train, classes: int) -> tuple[Model, Preprocessing]:
             f"--teacher {config.teacher}: there is no such checkpoint; give a run, one of its checkpoints, or an "
             "architecture with --teacher-weights FILE"
         )
-    model = build(config.teacher, classes, size_flag="--teacher")
+    model = build(
+        config.teacher, classes, kwargs={"in_chans": channels} if channels != 3 else {}, size_flag="--teacher"
+    )
     tensors, _ = read_weights(config.teacher_weights)
     load_weights(model, tensors, f"--teacher-weights {config.teacher_weights}", strict_head=True)
     return model, model.preprocessing

@@ -34,7 +34,7 @@ class Overlays:
     @classmethod
     def of(cls, dataset: Dataset, names: Collection[str] | None) -> "Overlays":
         """Those of `names`; None: every one that has a geometry. Raises DataError for one that cannot be drawn."""
-        movable = {name: field for name, field in dataset.fields.items() if field.geometry is not None}
+        movable = {name: field for name, field in dataset.fields.items() if field.geometry not in (None, "bands")}
         for name in names or ():
             if name not in movable:
                 has = f"it has {', '.join(movable)}" if movable else "it has none"

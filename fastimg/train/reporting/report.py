@@ -47,7 +47,7 @@ def print_effective(
     origin = (
         f"weights {shown(config.weights)}" if config.weights else "published weights" if config.pretrained else "random"
     )
-    reading = f"mean {_triple(config.mean)}, std {_triple(config.std)}; "
+    reading = f"{_channels(config)}mean {_triple(config.mean)}, std {_triple(config.std)}; "
     if model.text is not None:
         resize = ""
         origin = origin if config.weights else "its own weights"
@@ -111,7 +111,14 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _triple(values: tuple[float, float, float] | None) -> str:
+def _channels(config: Train) -> str:
+    """How gray images are seen; RGB is not mentioned."""
+    if config.in_chans != 1:
+        return ""
+    return "1 channel (gray); " if config.no_aug else "1 channel (gray), augmented as three equal ones; "
+
+
+def _triple(values: tuple[float, ...] | None) -> str:
     return " ".join(f"{value:.4g}" for value in values or ())
 
 

@@ -127,14 +127,22 @@ def draw_augmented(
     columns: list[list[Tile]] = []
     side = _SIDE
     remarks: list[str] = []
-    for epoch, shown in enumerate(_rows(dataset, ids, crop, seed, range(epochs), max_pixels, overlays)):
-        images, labels, weight, fields = shown
+    used = policy or Policy()
+    batches = _rows(dataset, ids, crop, seed, range(epochs), max_pixels, overlays, used.channels)
+    for epoch, (images, labels, weight, fields) in enumerate(batches):
         plan = None if policy is None else draw(policy, ids, seed, epoch)
-        used = policy or Policy()
         seen = model_input(plan, images, used, torch.float32, kornia, seed * 1_000_003 + epoch)
         seen, soft = mix(plan, seen, labels, max(1, len(dataset.classes)), 0.0, weight)
         mean, std = (torch.tensor(values)[:, None, None] for values in (used.mean, used.std))
-        levels = ((seen * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        levels = (
+            ((seen * std + mean) * 255)
+            .round()
+            .clamp(0, 255)
+            .to(torch.uint8)
+            .expand(-1, 3, -1, -1)
+            .permute(0, 2, 3, 1)
+            .numpy()
+        )
         side = max(_SIDE, levels.shape[2])
         captions = [
             _happened(classes, plan, used, row, soft[row], int(own), line_length(side))
@@ -175,10 +183,11 @@ def _rows(
     epochs: Sequence[int],
     max_pixels: int,
     overlays: Overlays | None = None,
+    channels: int = 3,
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Mapping[str, torch.Tensor]]]:
-    """(uint8 images [B, 3, S, S], classes [B], weights [B], fields) of `ids` for each epoch, cropped by the loader."""
+    """(uint8 images [B, C, S, S], classes [B], weights [B], fields) of `ids` for each epoch, cropped by the loader."""
     settings = LoaderConfig(batch_size=len(ids), order="sequential", seed=seed, workers=1, prefetch=2)
-    images = ImageDecoder(crop, max_pixels)
+    images = ImageDecoder(crop, max_pixels, channels=channels)
     loader = Loader(dataset, overlays.decoder(images) if overlays else images, settings, "cpu", ids, copy=True)
     batches = []
     try:

@@ -58,6 +58,8 @@ def fill_tables(data: Any, headers: Any, work: Any, values: bool = True) -> bool
 def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any, work: Any, out: Any) -> bool:
     """Decode a region's tiles to planes in `out`, one after the other. False if they are damaged.
 
+    Of a region with one plane chroma is read, as it lies between the luma, and not transformed.
+
     A block of luma becomes `side` x `side` samples. Like libjpeg, chroma of 4:2:0 gets twice as many if `side` is less
     than 8, but not with low frequencies. A component's plane has `(right - left) * interval * h * side` columns of
     `(bottom - top) * v * side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work`
@@ -137,6 +139,10 @@ def decode_collected(data: Any, headers: Any, regions: Any, clean: Any, bounds: 
             column, row, column2, row2 = tile % across, tile // across, other % across, other // across
             for block in range(rows.size):
                 c, begin = places[block, 0], places[block, 1]
+                if c >= region.planes:
+                    at += STRIDE
+                    at2 += STRIDE
+                    continue
                 to = begin + column * rightwards[c] + row * downwards[c]
                 to2 = begin + column2 * rightwards[c] + row2 * downwards[c]
                 if sides[c] == 8:

@@ -1,7 +1,8 @@
-"""A region's tiles -> its RGB columns, at the beginning of the memory in which they are then resized.
+"""A region's tiles -> its columns, at the beginning of the memory in which they are then resized.
 
     baseline: samples of the tiles -> colour: RGB columns
 
+Of luma alone, a region with one plane, the columns are the plane's own.
 One crop's region (`tiled`), and that of several crops (`union`), are decoded here.
 """
 
@@ -27,20 +28,30 @@ def aligned(nbytes: int) -> int:
 
 
 @inlined
+def _size_of_planes(regions: Any) -> int:
+    """The bytes that the samples of a region's tiles take."""
+    region = regions[0]
+    tiles = (region.right - region.left) * (region.bottom - region.top)
+    return aligned(region.planes * tiles * region.tile_width * region.tile_height + 2 * WIDE)
+
+
+@inlined
 def size_of_columns(regions: Any) -> int:
     """The bytes that the columns of a region take."""
+    if regions[0].planes == 1:
+        return _size_of_planes(regions)
     return aligned(3 * regions[0].width * regions[0].stride + WIDE)
 
 
 @inlined
 def size_of_passes(regions: Any, across: int) -> int:
     """The bytes that `resize_columns` takes for a window `across` pixels wide."""
-    return aligned(regions[0].stride * (-(-3 * across // 8) * 8 + 8) + WIDE)
+    return aligned(regions[0].stride * (-(-regions[0].planes * across // 8) * 8 + 8) + WIDE)
 
 
 @compiled
 def decode_columns(data: Any, headers: Any, regions: Any, passes: int, scratch: Any) -> int:
-    """Decode a region's tiles to RGB columns, `scratch[:size_of_columns(regions)]`.
+    """Decode a region's tiles to columns of RGB or of luma, `scratch[:size_of_columns(regions)]`.
 
     Returns DONE; OTHER if the data is damaged or not as `tile` writes it; or the size that `scratch` must have. Behind
     the columns it then has at least `passes` bytes for what follows.
@@ -50,7 +61,8 @@ def decode_columns(data: Any, headers: Any, regions: Any, passes: int, scratch: 
         return OTHER
     tiles = (region.right - region.left) * (region.bottom - region.top)
     columns = size_of_columns(regions)
-    planes = aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
+    coloured = region.planes == 3
+    planes = _size_of_planes(regions) if coloured else 0
     tables = 8 * SCRATCH
     bounds = tables + aligned(8 * (tiles + 1))
     bits = bounds + aligned(data.size + PAD)
@@ -59,7 +71,7 @@ def decode_columns(data: Any, headers: Any, regions: Any, passes: int, scratch: 
     needed = columns + max(planes + max(bits, sums), passes)
     if scratch.size < needed:
         return int(needed)
-    samples = scratch[columns : columns + planes]
+    samples = scratch[columns : columns + planes] if coloured else scratch[:columns]
     work = scratch[columns + planes :]
     if not decode_tiles(
         data,
@@ -71,5 +83,6 @@ def decode_columns(data: Any, headers: Any, regions: Any, passes: int, scratch: 
         samples,
     ):
         return OTHER
-    to_columns(samples, headers, regions, work[:sums].view(np.uint16), scratch[:columns])
+    if coloured:
+        to_columns(samples, headers, regions, work[:sums].view(np.uint16), scratch[:columns])
     return DONE

@@ -26,6 +26,7 @@ REGION = np.dtype(
         ("tile_height", np.int64),
         ("h", np.int64),  # samples of luma for one of chroma, across and down
         ("v", np.int64),
+        ("planes", np.int64),  # 3 for all components, 1 for luma alone
         # The tiles: columns [left, right) of rows [top, bottom).
         ("left", np.int64),
         ("right", np.int64),
@@ -99,6 +100,7 @@ def find_region(
     region.tile_width = header.interval * (header.mcu_width * side // 8)
     region.tile_height = header.mcu_height * side // 8
     region.h, region.v = (header.h[0], header.v[0]) if side == 8 or low else (1, 1)
+    region.planes = 3
     region.resized_width, region.resized_height = size[0], size[1]
     region.at_x, region.at_y = at[0], at[1]
     region.origin_x, region.start_x, region.extent_x, region.x, region.width = _span(
@@ -115,6 +117,15 @@ def find_region(
         (region.tile_width, region.tile_height),
     )
     return bool(is_wide_enough(region.left, region.right, region.picture_width, region.tile_width))
+
+
+@compiled
+def hold_luma(regions: Any, unions: Any) -> None:
+    """Make a region refer to the columns of the plane of luma that the tiles of `unions[0]` were decoded to."""
+    region = regions[0]
+    union = unions[0]
+    region.held_x, region.held_y = union.left * union.tile_width, union.top * union.tile_height
+    region.held_stride = (union.bottom - union.top) * union.tile_height
 
 
 @compiled

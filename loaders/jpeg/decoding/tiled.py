@@ -1,6 +1,6 @@
 """Tiled JPEGs -> the pixels that a model gets, several in one compiled call, without the GIL.
 
-    frame: the header -> region: the touched tiles -> columns: their RGB columns
+    frame: the header -> region: the touched tiles -> columns: those of RGB or luma
         -> filters: the window of the resized picture
 
 The result equals decoding the whole picture, cutting out the box, resizing it and cutting out the window, bit for bit.
@@ -20,7 +20,7 @@ from .columns import DONE, OTHER, decode_columns, size_of_columns, size_of_passe
 from .filters import resize_columns
 from .frame import JPEG_HEADER, is_decodable, new_header, parse_header, view_of
 from .memory import bytes_at
-from .region import find_region, new_region
+from .region import find_region, hold_luma, new_region
 
 _JOB = np.dtype(
     [
@@ -78,7 +78,10 @@ class TileQueue:
     def run(
         self, crop: Crop, scaling: int, scratch: Scratch, out: npt.NDArray[np.uint8]
     ) -> list[tuple[int, bytes | memoryview]]:
-        """Decode the queue into rows of `out` [k, H, W, 3]; return (row, data) of those that could not be decoded."""
+        """Decode the queue into rows of `out` [k, H, W, C]; return (row, data) of those that could not be decoded.
+
+        C is 3 for RGB, and 1 for luma.
+        """
         if not self._queued:
             return []
         jobs = self._jobs[: len(self._queued)]
@@ -136,11 +139,16 @@ def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: in
 
 @compiled
 def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
-    """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [H, W, 3].
+    """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [H, W, C].
+
+    C is 3 for RGB, and 1 for luma.
 
     Returns as `decode_columns` does.
     """
+    regions[0].planes = out.shape[2]
     status = decode_columns(data, headers, regions, size_of_passes(regions, out.shape[1]), scratch)
     if status == DONE:
+        if regions[0].planes == 1:
+            hold_luma(regions, regions)
         resize_columns(scratch, regions, bicubic, scratch[size_of_columns(regions) :], out)
     return int(status)

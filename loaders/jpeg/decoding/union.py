@@ -20,7 +20,7 @@ from .columns import DONE, OTHER, decode_columns, size_of_columns, size_of_passe
 from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
 from .memory import bytes_at
-from .region import REGION, find_region
+from .region import REGION, find_region, hold_luma
 from .tiled import is_mirrored, peek
 from .vectors import WIDE
 
@@ -47,7 +47,7 @@ _CROP = np.dtype(
     ]
 )
 
-Outs = Sequence[npt.NDArray[np.uint8]]  # of each crop: [k, H, W, 3], each row contiguous
+Outs = Sequence[npt.NDArray[np.uint8]]  # of each crop: [k, H, W, C], C 1 or 3 in all of them, each row contiguous
 Taken = Literal["queued", "alone", "other"]
 
 
@@ -62,6 +62,7 @@ class UnionQueue:
         self._regions = np.zeros(0, REGION)
         self._unions = np.zeros(_SIDES, REGION)
         self._queued: list[tuple[int, bytes | memoryview]] = []  # row, encoded JPEG
+        self._channels = 3
         self._targets: list[tuple[Crop, int, int, int, int]] = []  # crop, address, bytes of a row, width, height
 
     def begin(self, crops: Sequence[Crop], outs: Outs) -> None:
@@ -70,6 +71,7 @@ class UnionQueue:
         if self._crops.shape[1] != len(crops):
             self._crops = np.zeros((GROUP, len(crops)), _CROP)
             self._regions = np.zeros(len(crops), REGION)
+        self._channels = outs[0].shape[3]
         self._targets = [
             (crop, out.__array_interface__["data"][0], out.strides[0], out.shape[2], out.shape[1])
             for crop, out in zip(crops, outs, strict=True)
@@ -105,7 +107,7 @@ class UnionQueue:
             return []
         images = self._images[: len(self._queued)]
         while needed := _crop_images(
-            self._headers, images, self._crops, self._regions, self._unions, scaling, scratch.work(0)
+            self._headers, images, self._crops, self._regions, self._unions, self._channels, scaling, scratch.work(0)
         ):
             scratch.work(needed)
         statuses = images["status"].tolist()
@@ -115,7 +117,9 @@ class UnionQueue:
 
 
 @compiled
-def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: Any, scaling: int, scratch: Any) -> int:
+def _crop_images(
+    headers: Any, images: Any, crops: Any, regions: Any, unions: Any, channels: int, scaling: int, scratch: Any
+) -> int:
     """Decode all images. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
         image = images[i]
@@ -128,7 +132,7 @@ def _crop_images(headers: Any, images: Any, crops: Any, regions: Any, unions: An
             continue
         data = bytes_at(image.address, image.nbytes)
         for number in range(sides):
-            status = _crop_union(data, header, crops[i], regions, unions[number : number + 1], scratch)
+            status = _crop_union(data, header, crops[i], regions, unions[number : number + 1], channels, scratch)
             if status > 0:
                 return int(status)
             if status == OTHER:
@@ -178,10 +182,12 @@ def _find_unions(headers: Any, crops: Any, scaling: int, regions: Any, unions: A
 
 
 @compiled
-def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, scratch: Any) -> int:
+def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, channels: int, scratch: Any) -> int:
     """Decode the tiles of the crops of one scale, and write each of these. Returns as `decode_columns` does."""
+    unions[0].planes = channels
     passes = 0
     for k in range(crops.shape[0]):
+        regions[k].planes = channels
         passes = max(passes, size_of_passes(regions[k : k + 1], crops[k].across))
     status = decode_columns(data, headers, unions, passes, scratch)
     if status != DONE:
@@ -190,6 +196,8 @@ def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, 
     for k in range(crops.shape[0]):
         crop = crops[k]
         if regions[k].side == unions[0].side:
-            out = bytes_at(crop.out, 3 * crop.across * crop.down).reshape((crop.down, crop.across, 3))
+            if channels == 1:
+                hold_luma(regions[k : k + 1], unions)
+            out = bytes_at(crop.out, channels * crop.across * crop.down).reshape((crop.down, crop.across, channels))
             resize_columns(scratch, regions[k : k + 1], crop.bicubic != 0, work, out)
     return DONE

@@ -274,7 +274,7 @@ def test_sizes_that_a_model_supports(arch, size, kwargs):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ("in_chans=1", "--model-kwargs in_chans=1: images always have 3 channels, grey ones too; remove in_chans"),
+        ("in_chans=5", "--model-kwargs in_chans=5: images have 3 channels, or 1 of gray; give one of them"),
         ("num_classes=7", "use --num-classes instead"),
         ("pretrained=True", "use --pretrained instead"),
         ("img_size=64", "--model-kwargs img_size=64 contradicts --img-size 32; remove img_size"),

@@ -111,7 +111,10 @@ def test_a_size_that_is_asked_for_is_not_that_of_the_run(trained, cli):
     [
         ({"arch": "test_resnet", "model_kwargs": "8"}, "model_kwargs '8' in its metadata is neither a JSON object nor"),
         ({"arch": "test_resnet", "model_kwargs": "{'a'"}, "is neither a JSON object nor name=value pairs"),
-        ({"arch": "test_resnet", "model_kwargs": "in_chans=1"}, "its metadata says in_chans=1, images always have 3"),
+        (
+            {"arch": "test_resnet", "model_kwargs": "in_chans=4"},
+            "its metadata says in_chans=4, and images have 3 channels,",
+        ),
         ({"model_kwargs": "stem_width=8"}, "its metadata has model_kwargs, but no arch that they are for"),
     ],
 )

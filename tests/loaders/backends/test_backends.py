@@ -352,7 +352,7 @@ def trained_shards(tmp_path, encode):
         ({"batchsize": 4, "crop": 16}, "unexpected keyword argument 'batchsize'"),
         (
             {"batch_size": 4, "crop": 16, "decoder": ImageDecoder(RANDOM)},
-            "crop, views and max_pixels are the decoder's",
+            "crop, views, max_pixels, channels and depth are the decoder's",
         ),
         ({"batch_size": 4, "crop": 16, "config": LoaderConfig(batch_size=4)}, "batch_size and a config were given"),
         ({"config": LoaderConfig(batch_size=4), "crop": 16, "seed": 1, "order": "sequential"}, "order, seed and a con"),

@@ -1,0 +1,93 @@
+"""The same pixels in fewer bytes, as PNG or WebP: what decodes fastest of what DALI, FFCV and webdataset open.
+
+By benchmarks/sources.py, a PNG of few colours with a palette, or a gray one, is decoded several times as fast as one of
+three channels, and WebP without loss somewhat faster than that, except where an image is so small that opening it is
+what takes the time. BMP is decoded faster than any of them, and takes ten times the bytes of a drawing.
+"""
+
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fastimg.loaders.decode import Header, Pixels, decode, read_header
+
+from .limits import has_metadata
+
+_SMALL = 128 * 128  # pixels of an image that is stored as PNG whatever its colours
+_FEW = 16  # colours that a PNG's palette holds in 4 bits a pixel or fewer
+_MOST = 256  # colours of a palette
+
+
+class Smaller(NamedTuple):
+    """An image of the same pixels in fewer bytes."""
+
+    image: bytes
+    extension: str
+    lost: tuple[str, ...]
+
+
+def losslessly(data: bytes, header: Header, pixels: Pixels) -> Smaller | str:
+    """Encode an image that decodes to `pixels` [H, W, 3]; returns why it is left as it is, if it is.
+
+    EXIF and the colour profile are carried over. What is made is decoded and compared. It must have passed `obstacle`.
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        alpha = image.has_transparency_data
+        carried: dict[str, Any] = {name: image.info[name] for name in ("exif", "icc_profile") if image.info.get(name)}
+        lost = ("metadata",) if has_metadata(image, data) else ()
+        plain = image.convert("RGBA" if alpha else "RGB")
+    profile = carried.get("icc_profile", b"")[16:20]  # the space of its colours (ICC.1, 7.2.8)
+    values = np.asarray(plain)
+    gray = not alpha and bool((values == values[:, :, :1]).all())
+    if profile not in (b"", b"RGB ", b"GRAY") or (profile == b"GRAY" and not gray):
+        return "a colour profile for other channels"
+    extension, options, stored = _target(plain, gray, profile)
+    buffer = io.BytesIO()
+    try:
+        stored.save(buffer, extension, **options, **carried)
+    except (OSError, ValueError):  # metadata that the encoder refuses
+        return f"it cannot be stored as {extension}"
+    made = buffer.getvalue()
+    if len(made) >= len(data):
+        return "not smaller without loss"
+    if not _same(made, header, pixels, values if alpha else None):
+        return "it would decode to other pixels"
+    return Smaller(made, extension, lost)
+
+
+def _target(image: Image.Image, gray: bool, profile: bytes) -> tuple[str, dict[str, Any], Image.Image]:
+    """The format, its options, and the image in the mode to store: RGBA stays, RGB may become gray or a palette."""
+    small = image.width * image.height < _SMALL
+    few = image.getcolors(_MOST) if image.mode == "RGB" else None
+    if gray and profile != b"RGB " and (profile == b"GRAY" or few is None or len(few) > _FEW):
+        return "png", {"optimize": True}, image.getchannel(0)
+    if few is not None:
+        return "png", {"optimize": True}, _palette(image)
+    if small:
+        return "png", {"optimize": True}, image
+    return "webp", {"lossless": True, "exact": True}, image  # exact: colours under alpha stay
+
+
+def _palette(image: Image.Image) -> Image.Image:
+    """An RGB image of at most 256 colours with a palette of them, sorted."""
+    values = np.asarray(image).astype(np.uint32)
+    packed = (values[:, :, 0] << 16) | (values[:, :, 1] << 8) | values[:, :, 2]
+    colours, indices = np.unique(packed, return_inverse=True)
+    made = Image.fromarray(indices.reshape(packed.shape).astype(np.uint8))
+    table = np.stack([colours >> 16, colours >> 8 & 0xFF, colours & 0xFF], axis=1).astype(np.uint8)
+    made.putpalette(table.tobytes())  # makes its mode P
+    return made
+
+
+def _same(made: bytes, header: Header, pixels: Pixels, values: Any) -> bool:
+    """Whether an image decodes to `pixels`, with the same orientation, and to `values` [H, W, 4] if it has alpha."""
+    again = read_header(made)
+    if again.orientation != header.orientation or not np.array_equal(decode(made, again), pixels):
+        return False
+    if values is None:
+        return True
+    with Image.open(io.BytesIO(made)) as image:
+        return np.array_equal(np.asarray(image.convert("RGBA")), values)
