@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.derived.records import records
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.readahead import ask, pieces
@@ -31,6 +32,7 @@ class TarDataset(WithFields):
     """Samples of tar shards, read by preadv: if a shard shrinks, that is a short read and an error, never a SIGBUS."""
 
     declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
+    blocks: BlockIndex | None = None  # of large tiled JPEGs
 
     def __init__(
         self,
@@ -70,6 +72,31 @@ class TarDataset(WithFields):
         offset, size, shard, *_ = self.records[index].item()
         return self._member_data(shard, offset, size, scratch.encoded(BLOCK + size))
 
+    def pixels(self) -> npt.NDArray[np.int64]:
+        """Pixels [N] of each image."""
+        pixels: npt.NDArray[np.int64] = self.records["width"].astype(np.int64) * self.records["height"]
+        return pixels
+
+    def read_start(self, index: int, nbytes: int, scratch: Scratch) -> memoryview:
+        """The first bytes of an image. Raises ShardError as `read` does."""
+        offset, size, shard, *_ = self.records[index].item()
+        return self._member_data(shard, offset, size, scratch.encoded(BLOCK + min(nbytes, size)))
+
+    def read_ranges(self, index: int, ranges: Sequence[Sequence[int]], view: memoryview) -> None:
+        """Fill `view` with some bytes of an image, each range (begin, end) behind the one before. Raises ShardError.
+
+        Nothing is checked of what the bytes are.
+        """
+        offset, _, shard, *_ = self.records[index].item()
+        at = 0
+        try:
+            for begin, end in ranges:
+                fill(self._handles.file(shard), view[at : at + end - begin], offset + begin)
+                at += end - begin
+        except (OSError, EOFError) as error:
+            raise self._unreadable(shard, error) from error
+        self._watch.read(shard)
+
     def fetch(self, shard: int, offset: int, size: int) -> bytes:
         """The bytes of any member. Raises ShardError as `read` does."""
         return bytes(self._member_data(shard, offset, size, memoryview(bytearray(BLOCK + size))))
@@ -79,10 +106,7 @@ class TarDataset(WithFields):
         try:
             fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
-            self._watch.look(shard)  # its error may be more precise
-            raise ShardError(
-                f"{self._shards[shard]}: cannot be read ({error}); copy it again and use resume=True"
-            ) from error
+            raise self._unreadable(shard, error) from error
         self._watch.read(shard)
         if stated_size(view[:BLOCK]) != size:
             self._watch.look(shard)
@@ -91,6 +115,11 @@ class TarDataset(WithFields):
                 "while it was in use, or its index belongs to another one; copy both again"
             )
         return view[BLOCK:]
+
+    def _unreadable(self, shard: int, error: Exception) -> ShardError:
+        """The error for a shard that cannot be read; raises a more precise one if it was altered."""
+        self._watch.look(shard)
+        return ShardError(f"{self._shards[shard]}: cannot be read ({error}); copy it again and use resume=True")
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Ask the system to read these samples ahead."""
