@@ -110,15 +110,17 @@ def _fill(
 
 @compiled
 def _taps(n: Any, to: Any, first: Any, size: Any, cubic: bool, table: Any, starts: Any, weights: Any) -> Any:
-    """One axis, `n` pixels to `to`: taps and fractional bits for outputs `first` to `first + size`; 0 taps: no room.
+    """One axis, `n` pixels to `to`: taps and fractional bits for outputs `first` to `first + size`.
 
-    Outputs with fewer taps have weights of 0 for the rest.
+    Outputs with fewer taps have weights of 0 for the rest. 0 taps: no room, or outputs beyond the image.
     """
+    if first < 0 or first + size > to:
+        return 0, 0
     most = most_taps(float(n), to, cubic)
     begins = np.empty(size, np.int64)
     counts = np.empty(size, np.int64)
     found = np.zeros((size, most), np.int32)
-    bits = fill_weights(0.0, float(n), to, cubic, first, begins, counts, found, np.empty(most))
+    bits = fill_weights(0.0, float(n), to, cubic, first, begins, counts, found)
     taps = counts[0]
     for count in counts:  # not max(): its code would make every process import numba's array functions
         taps = max(taps, count)

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from fastimg.search.study import library, quiet
 
-HEADS = ("linear", "mlp")
+HEADS: tuple[Literal["linear", "mlp"], ...] = ("linear", "mlp")
 
 _RATES = 30.0  # learning rates are drawn from so many times below the usual one to as many above it
 _LABELLED = ("top1", "top5", "balanced_accuracy")  # metrics of data whose only target is a class

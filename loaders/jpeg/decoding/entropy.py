@@ -1,6 +1,7 @@
 """Huffman codes of tiles -> coefficients, in compiled code (ITU T.81 annex F).
 
-Tiles are independent. Two are decoded at a time, so that the CPU works on one while it waits for the other's look-ups.
+Tiles are independent. Two are decoded at a time, so that the CPU works on one while it waits for the other's look-ups,
+and two entries of each are looked up in bits that are loaded once.
 """
 
 from typing import Any
@@ -23,9 +24,35 @@ NATURAL[:64] = [8 * row + column for row, column in ZIGZAG]
 
 
 @inlined
+def _held(position: Any) -> Any:
+    """The bits from a position on, the first one highest: 57 or more, and an entry takes up to 26."""
+    return bits_at(position >> uint64(3)) << (position & uint64(7))
+
+
+@inlined
+def _entry_at(held: Any, table: Any) -> Any:
+    """The entry of the first symbol in `held`, or of the first two."""
+    entry = word_at(table + (held >> uint64(64 - LOOK) << uint64(3)))
+    if entry & uint64(255) == uint64(0):
+        entry = entry_of(held, code_at(held, table))
+    return entry
+
+
+@inlined
+def _stored(entry: Any, k: Any, base: Any, order: Any) -> Any:
+    """Store an entry's values behind coefficient `k`; return the numbers of its first and its last coefficient."""
+    byte, one = uint64(255), uint64(1)
+    before = k + ((entry >> uint64(8)) & byte)
+    store_short(base + (byte_at(order + before) << one), entry >> uint64(32))
+    k += (entry >> uint64(16)) & byte
+    store_short(base + (byte_at(order + k) << one), entry >> uint64(48))
+    return before, k
+
+
+@inlined
 def _begun(position: Any, table: Any, to: Any) -> Any:
     """Store the DC difference that begins at a position, and return the position behind it; 0 if it is damaged."""
-    held = bits_at(position >> uint64(3)) << (position & uint64(7))
+    held = _held(position)
     code = code_at(held, table)
     store_short(to, uint64(value_of(held, code)))
     covered = (code >> uint64(24)) & uint64(255)
@@ -61,7 +88,7 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     out[: (stop - first) * rows.size * STRIDE] = 0
     stored, known = uint64(out.ctypes.data), uint64(tables.ctypes.data)
     start, order = uint64(bits.ctypes.data) << uint64(3), uint64(natural.ctypes.data)
-    byte, one = uint64(255), uint64(1)
+    byte = uint64(255)
     left, following = stop - first, first + 2
     tile, tile2 = first, min(first + 1, stop - 1)
     new, new2 = 1, tile2 - tile  # 0 while a tile is repeated
@@ -77,24 +104,20 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     table = table2 = table + uint64(8 * TABLE)
     k = k2 = uint64(0)
     while True:
-        held = bits_at(position >> uint64(3)) << (position & uint64(7))
-        held2 = bits_at(position2 >> uint64(3)) << (position2 & uint64(7))
-        entry = word_at(table + (held >> uint64(64 - LOOK) << uint64(3)))
-        entry2 = word_at(table2 + (held2 >> uint64(64 - LOOK) << uint64(3)))
-        if entry & byte == uint64(0):
-            entry = entry_of(held, code_at(held, table))
-        if entry2 & byte == uint64(0):
-            entry2 = entry_of(held2, code_at(held2, table2))
+        held, held2 = _held(position), _held(position2)
+        entry, entry2 = _entry_at(held, table), _entry_at(held2, table2)
         position += entry & byte
         position2 += entry2 & byte
-        before = k + ((entry >> uint64(8)) & byte)
-        before2 = k2 + ((entry2 >> uint64(8)) & byte)
-        store_short(base + (byte_at(order + before) << one), entry >> uint64(32))
-        store_short(base2 + (byte_at(order + before2) << one), entry2 >> uint64(32))
-        k += (entry >> uint64(16)) & byte
-        k2 += (entry2 >> uint64(16)) & byte
-        store_short(base + (byte_at(order + k) << one), entry >> uint64(48))
-        store_short(base2 + (byte_at(order + k2) << one), entry2 >> uint64(48))
+        before, k = _stored(entry, k, base, order)
+        before2, k2 = _stored(entry2, k2, base2, order)
+        if k < uint64(63):  # the bits of two entries are in `held`
+            entry = _entry_at(held << (entry & byte), table)
+            position += entry & byte
+            before, k = _stored(entry, k, base, order)
+        if k2 < uint64(63):
+            entry2 = _entry_at(held2 << (entry2 & byte), table2)
+            position2 += entry2 & byte
+            before2, k2 = _stored(entry2, k2, base2, order)
         if k >= uint64(63):
             block += 1
             position = _ended(position, entry, before, k, end, block == rows.size)

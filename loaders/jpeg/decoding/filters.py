@@ -11,7 +11,7 @@ import numpy as np
 
 from fastimg.loaders.runtime.compiled import compiled, inlined
 
-from .vectors import WIDE, transpose, weighted
+from .vectors import WIDE, quotient, transpose, weighted
 
 
 @inlined
@@ -50,41 +50,55 @@ def _filter(x: float, bicubic: bool) -> float:
 
 @compiled
 def fill_weights(
-    start: float, extent: float, size: int, bicubic: bool, at: int, begins: Any, counts: Any, weights: Any, work: Any
+    start: float, extent: float, size: int, bicubic: bool, at: int, begins: Any, counts: Any, weights: Any
 ) -> int:
     """Weights for outputs [at, at + begins.size) of `size`: output i takes `counts[i]` samples from `begins[i]` on.
 
-    The outputs cover samples [start, start + extent), which may be fractional after DCT scaling. `weights` is
-    [begins.size, taps] int32; `work` [taps] float64 is scratch. Returns the number of fractional bits of the weights.
+    The outputs, all of which exist, cover samples [start, start + extent), which may be fractional after DCT scaling.
+    `weights` is [begins.size, taps or more] int16 or int32: 0 for the taps beyond the counts. Returns the number of
+    fractional bits of the weights.
     """
     scale = extent / size
     support = _support(scale, bicubic)
     inverse = 1.0 / max(scale, 1.0)
     low, high = math.floor(start), math.ceil(start + extent)
+    most = taps(extent, size, bicubic)
+    starts, numbers, firsts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
+    for i in range(size):
+        centre = start + scale * (i + 0.5)
+        starts[i] = max(int(centre - support + 0.5), low)
+        numbers[i] = min(max(min(int(centre + support + 0.5), high) - starts[i], 0), most)
+        firsts[i] = starts[i] - centre
+    # All outputs side by side, so that the loops are vectorised.
+    values, totals, peaks = np.empty((most, size)), np.zeros(size), np.zeros(size)
+    for j in range(most):
+        for i in range(size):
+            value = _filter((j + firsts[i] + 0.5) * inverse, bicubic)
+            value = value if j < numbers[i] else 0.0
+            values[j, i] = value
+            totals[i] += value
+    for i in range(size):
+        totals[i] = 1.0 if totals[i] == 0.0 else totals[i]
+    for j in range(most):
+        for i in range(size):
+            value = quotient(values[j, i], totals[i])
+            values[j, i] = value
+            peaks[i] = value if value > peaks[i] else peaks[i]
     largest, precision = 0.0, 0
-    for filling in range(2):  # the precision depends on the largest of all weights, requested or not
-        if filling:
-            while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
-                precision += 1
-        for i in range(begins.size if filling else size):
-            centre = start + scale * ((i + at if filling else i) + 0.5)
-            begin = max(int(centre - support + 0.5), low)
-            count = min(int(centre + support + 0.5), high) - begin
-            count = min(max(count, 0), work.size)
-            total = 0.0
-            for j in range(count):
-                work[j] = _filter((j + (begin - centre) + 0.5) * inverse, bicubic)
-                total += work[j]
-            if total == 0.0:
-                total = 1.0
-            if not filling:
-                for j in range(count):
-                    largest = max(largest, work[j] / total)
-                continue
-            begins[i], counts[i] = begin, count
-            for j in range(count):
-                weight = work[j] / total * (1 << precision)
-                weights[i, j] = int(weight - 0.5 if weight < 0.0 else weight + 0.5)
+    for i in range(size):  # the precision depends on the largest of all weights, requested or not
+        largest = max(largest, peaks[i])
+    while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
+        precision += 1
+    whole = np.empty((most, size), np.int32)
+    for j in range(most):
+        for i in range(size):
+            value = values[j, i] * (1 << precision)
+            whole[j, i] = int(value - 0.5 if value < 0.0 else value + 0.5)
+    for i in range(begins.size):
+        begins[i], counts[i] = starts[i + at], numbers[i + at]
+    for j in range(most):
+        for i in range(begins.size):
+            weights[i, j] = whole[j, i + at]
     return precision
 
 
@@ -109,9 +123,9 @@ def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: An
     extent = region.extent_x
     size = region.resized_width
     most = taps(extent, size, bicubic)
-    weights = np.empty((across, most), np.int32)
-    scratch = np.empty(most, np.float64)
-    precision = fill_weights(region.start_x, extent, size, bicubic, region.at_x, begins, counts, weights, scratch)
+    most += most % 2  # `weighted` takes them in pairs
+    weights = np.zeros((across, most), np.int16)
+    precision = fill_weights(region.start_x, extent, size, bicubic, region.at_x, begins, counts, weights)
     flat = weights.reshape(-1)
     rows = work[8 * height :]
     for group in range(0, width, 8):
@@ -120,8 +134,7 @@ def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: An
             x = q // channels
             c = q % channels
             begin = (channels * (begins[x] - left) + c) * stride + skipped
-            for y in range(0, height, WIDE):
-                weighted(columns, begin + y, step, flat, x * most, counts[x], precision, work, i * height + y)
+            weighted(columns, begin, step, flat, x * most, counts[x], precision, work, i * height, height // WIDE)
         for y in range(0, height, 8):
             transpose(work, y, height, rows, y * width + group, width)
     begins = np.empty(down, np.int64)
@@ -130,15 +143,14 @@ def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: An
     extent = region.extent_y
     size = region.resized_height
     most = taps(extent, size, bicubic)
-    weights = np.empty((down, most), np.int32)
-    scratch = np.empty(most, np.float64)
-    precision = fill_weights(region.start_y, extent, size, bicubic, region.at_y, begins, counts, weights, scratch)
+    most += most % 2
+    weights = np.zeros((down, most), np.int16)
+    precision = fill_weights(region.start_y, extent, size, bicubic, region.at_y, begins, counts, weights)
     flat = weights.reshape(-1)
     target = out.reshape(-1)
     for y in range(down):
         begin = (begins[y] - top) * width
-        for q in range(0, row - WIDE + 1, WIDE):
-            weighted(rows, begin + q, width, flat, y * most, counts[y], precision, target, y * row + q)
+        weighted(rows, begin, width, flat, y * most, counts[y], precision, target, y * row, row // WIDE)
         for q in range(row - row % WIDE, row):
             total = 1 << (precision - 1)
             for j in range(counts[y]):

@@ -53,12 +53,12 @@ def shuffle(builder: Any, a: Any, b: Any, order: Sequence[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
 
 
-def interleaved(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """a0 b0 a1 b1 ... of the lower halves, and of the upper ones, within each LANES lanes: one instruction each."""
+def interleaved(builder: Any, a: Any, b: Any, lanes: int = LANES) -> tuple[Any, Any]:
+    """a0 b0 a1 b1 ... of the lower halves, and of the upper ones, within each `lanes` lanes: one instruction each."""
     count = a.type.count
-    half = LANES // 2
+    half = lanes // 2
     lower, upper = (
-        [block + first + i + side for block in range(0, count, LANES) for i in range(half) for side in (0, count)]
+        [block + first + i + side for block in range(0, count, lanes) for i in range(half) for side in (0, count)]
         for first in (0, half)
     )
     return shuffle(builder, a, b, lower), shuffle(builder, a, b, upper)
@@ -255,31 +255,108 @@ def to_rgb(_: Any, lumas: Any, at: Any, chroma: Any, blue: Any, red: Any, out: A
 
 
 @intrinsic
-def weighted(
-    _: Any, source: Any, at: Any, stride: Any, weights: Any, first: Any, taps: Any, precision: Any, out: Any, to: Any
-) -> Any:
-    """WIDE sums out[to + i] = sum over j of source[at + j * stride + i] * weights[first + j], rounded and clamped.
+def quotient(_: Any, a: Any, b: Any) -> Any:
+    """Floats a / b. numba's own division checks b, so that loops of it are not vectorised."""
 
-    `weights` are int32 with `precision` bits behind the point, `taps` of them.
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fdiv(*arguments)
+
+    return types.float64(types.float64, types.float64), generate
+
+
+_FEW = 4  # pairs of weights that stay in registers
+
+
+def _pair_products(builder: Any, avx2: bool, near: Any, far: Any, pair: Any) -> list[Any]:
+    """Sums of two products in 32 bits, of WIDE bytes of two rows and their weights, PAIRED int16."""
+    none = vector(I8, 0, WIDE)
+    both = interleaved(builder, near, far, PAIRED)
+    halves = [part for values in both for part in interleaved(builder, values, none, PAIRED)]
+    return [products(builder, avx2, builder.bitcast(part, ir.VectorType(I16, PAIRED)), pair) for part in halves]
+
+
+def _bytes_of(builder: Any, avx2: bool, sums: list[Any]) -> Any:
+    """WIDE numbers less 128, as `_pair_products` orders them, as bytes 0 to 255."""
+    sums = [packed(builder, avx2, sums[i], sums[i + 1]) for i in (0, 2)]
+    return builder.xor(packed(builder, avx2, sums[0], sums[1]), vector(I8, -128, WIDE))
+
+
+@intrinsic
+def weighted(
+    _: Any,
+    source: Any,
+    at: Any,
+    stride: Any,
+    weights: Any,
+    first: Any,
+    taps: Any,
+    precision: Any,
+    out: Any,
+    to: Any,
+    times: Any,
+) -> Any:
+    """Sums out[to + i] = sum over j of source[at + j * stride + i] * weights[first + j], rounded and clamped.
+
+    There are WIDE * `times` of them. `weights` are int16 with `precision` bits behind the point, `taps` of them, and a
+    0 behind an odd number of them. Two rows are multiplied at once.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         b = builder
-        wide = ir.VectorType(I32, WIDE)
+        avx2 = has_avx2(context)
+        wide = ir.VectorType(I8, WIDE)
+        begin, target = (pointer(b, context, kinds[i], arguments[i], arguments[i + 1]) for i in (0, 7))
         bits = b.trunc(arguments[6], I32)
         half = b.shl(ir.Constant(I32, 1), b.sub(bits, ir.Constant(I32, 1)))
-        total = cgutils.alloca_once_value(b, splat(b, half, WIDE))
-        place = cgutils.alloca_once_value(b, arguments[1])
-        with cgutils.for_range(b, arguments[5]) as loop:
-            here = b.load(place)
-            weight = b.load(pointer(b, context, kinds[3], arguments[3], b.add(arguments[4], loop.index)))
-            values = b.zext(load(b, context, kinds[0], arguments[0], here, WIDE), wide)
-            b.store(b.add(b.load(total), b.mul(values, splat(b, weight, WIDE))), total)
-            b.store(b.add(here, arguments[2]), place)
-        value = clamp(b, b.ashr(b.load(total), splat(b, bits, WIDE)), 0, 255)
-        store(b, context, kinds[7], arguments[7], arguments[8], b.trunc(value, ir.VectorType(I16, WIDE)))
+        # Less 128, for numbers that saturate as signed ones.
+        initial = splat(b, b.sub(half, b.shl(ir.Constant(I32, 128), bits)), LANES)
+        shift = splat(b, bits, LANES)
+
+        def factors(number: Any) -> Any:
+            weight = pointer(b, context, kinds[3], arguments[3], b.add(arguments[4], number))
+            weight = b.load(b.bitcast(weight, I32.as_pointer()), align=2)
+            return b.bitcast(splat(b, weight, LANES), ir.VectorType(I16, PAIRED))
+
+        def row(number: Any) -> Any:  # the first one where there is none, for the weight 0
+            inside = b.icmp_signed("<", number, arguments[5])
+            return b.gep(begin, [b.select(inside, b.mul(number, arguments[2]), ir.Constant(I64, 0))])
+
+        def added(totals: Any, rows: Any, skipped: Any, pair: Any) -> list[Any]:
+            near, far = (b.load(b.bitcast(b.gep(place, [skipped]), wide.as_pointer()), align=1) for place in rows)
+            parts = _pair_products(b, avx2, near, far, pair)
+            return [b.add(total, part) for total, part in zip(totals, parts, strict=True)]
+
+        def finished(totals: Any, skipped: Any) -> None:
+            value = _bytes_of(b, avx2, [b.ashr(total, shift) for total in totals])
+            b.store(value, b.bitcast(b.gep(target, [skipped]), wide.as_pointer()), align=1)
+
+        pairs = b.lshr(b.add(arguments[5], ir.Constant(I64, 1)), ir.Constant(I64, 1))
+        for count in range(1, _FEW + 1):
+            with b.if_then(b.icmp_signed("==" if count > 1 else "<=", pairs, ir.Constant(I64, count))):
+                numbers = [ir.Constant(I64, number) for number in range(2 * count)]
+                known = [factors(number) for number in numbers[::2]]
+                rows = [row(number) for number in numbers]
+                with cgutils.for_range(b, arguments[9]) as loop:
+                    skipped = b.mul(loop.index, ir.Constant(I64, WIDE))
+                    totals: list[Any] = [initial] * (WIDE // LANES)
+                    for i, pair in enumerate(known):
+                        totals = added(totals, rows[2 * i : 2 * i + 2], skipped, pair)
+                    finished(totals, skipped)
+        with b.if_then(b.icmp_signed(">", pairs, ir.Constant(I64, _FEW))):
+            sums = [cgutils.alloca_once(b, initial.type) for _ in range(WIDE // LANES)]
+            with cgutils.for_range(b, arguments[9]) as loop:
+                skipped = b.mul(loop.index, ir.Constant(I64, WIDE))
+                for total in sums:
+                    b.store(initial, total)
+                with cgutils.for_range(b, pairs) as over_pairs:
+                    number = b.shl(over_pairs.index, ir.Constant(I64, 1))
+                    rows = [row(number), row(b.add(number, ir.Constant(I64, 1)))]
+                    new = added([b.load(total) for total in sums], rows, skipped, factors(number))
+                    for value, total in zip(new, sums, strict=True):
+                        b.store(value, total)
+                finished([b.load(total) for total in sums], skipped)
         return context.get_dummy_value()
 
     intp = types.intp
-    return types.none(source, intp, intp, weights, intp, intp, intp, out, intp), generate
+    return types.none(source, intp, intp, weights, intp, intp, intp, out, intp, intp), generate

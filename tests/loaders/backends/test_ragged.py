@@ -191,6 +191,13 @@ def test_a_table_that_is_too_small():
         assert not ragged.fill_table(Window(box, (16, 16), (0, 0)), 16, "bilinear", table)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
+@pytest.mark.parametrize("at", [(-1, 0), (0, -1), (1, 0), (0, 1)])
+def test_a_window_that_reaches_beyond_the_image_has_no_table(at):
+    table = np.zeros(ragged.table_words(16, 6), np.int32)
+    assert not ragged.fill_table(Window((0, 0, 16, 16), (16, 16), at), 16, "bilinear", table)
+
+
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("size", [224, 37])
 def test_the_kernel_compiles_for_an_h200(size, tmp_path, monkeypatch):

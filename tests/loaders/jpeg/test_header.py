@@ -200,9 +200,7 @@ def test_a_region_holds_what_its_window_needs(data):
         most = taps(extent, resized, bicubic)
         begins, counts = np.zeros(side, np.int64), np.zeros(side, np.int64)
         weights, place = np.zeros((side, most), np.int32), int(r[f"at_{axis}"])
-        fill_weights(
-            float(r[f"start_{axis}"]), extent, resized, bicubic, place, begins, counts, weights, np.zeros(most)
-        )
+        fill_weights(float(r[f"start_{axis}"]), extent, resized, bicubic, place, begins, counts, weights)
         first = r[axis] - r[f"origin_{axis}"]
         assert first <= begins.min() and (begins + counts).max() <= first + r[name]
 
@@ -233,7 +231,7 @@ def test_the_device_has_the_same_taps_as_the_host(interpolation):
         most = taps(extent, resized, bicubic)
         begins, counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
         weights, place = np.zeros((size, most), np.int32), HEADER + axis * size
-        bits = fill_weights(0.0, extent, resized, bicubic, window.at[axis], begins, counts, weights, np.zeros(most))
+        bits = fill_weights(0.0, extent, resized, bicubic, window.at[axis], begins, counts, weights)
         assert (table[axis], table[2 + axis]) == (counts.max(), bits)
         assert table[place : place + size].tolist() == begins.tolist()
         found = table[at : at + counts.max() * size].reshape(-1, size).T

@@ -270,7 +270,7 @@ def test_weights_are_torchs(bicubic):
         most = taps(float(source), size, bicubic)
         begins, counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
         weights = np.zeros((size, most), np.int32)
-        bits = fill_weights(0.0, float(source), size, bicubic, 0, begins, counts, weights, np.zeros(most))
+        bits = fill_weights(0.0, float(source), size, bicubic, 0, begins, counts, weights)
         ours = np.zeros((source, size), np.int64)
         for i in range(size):
             for j in range(counts[i]):
