@@ -187,7 +187,7 @@ class Augmenting:  # more than 12 fields: a flag each
     """A policy of augmentation. trivial (or ta_wide): TrivialAugmentWide, which applies one of 14 operations, at one of
     31 strengths, to each image. Or by timm's names: rand-m9-mstd0.5-inc1 (RandAugment), auto, original, originalr, v0,
     v0r (AutoAugment), augmix-m3-w3, 3aug (DeiT III's, with --color-jitter 0.3 0.3 0.3). With -gray at its end, as in
-    trivial-gray or rand-m9-gray, without what changes colours alone, for --in-chans 1. Default: none."""
+    trivial-gray or rand-m9-gray, without what changes colours alone, for gray images. Default: none."""
     brightness: tuple[float, float] | None = None
     """Smallest and largest brightness factor; 1 leaves the image unchanged. Default: 1 1."""
     contrast: tuple[float, float] | None = None
