@@ -28,7 +28,7 @@ from fastimg.loaders.jpeg.decoding import baseline, entropy
 from fastimg.loaders.jpeg.decoding.colour import to_columns
 from fastimg.loaders.jpeg.decoding.filters import resize_columns
 from fastimg.loaders.jpeg.decoding.frame import is_decodable, new_header, parse_header, view_of
-from fastimg.loaders.jpeg.decoding.region import find_region, new_region
+from fastimg.loaders.jpeg.decoding.region import find_region, new_region, scaling_of
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -147,7 +147,7 @@ class _Bench:
             t2 = clock()
             window = crop.window(int(header["width"][0]), int(header["height"][0]), draws)
             t3 = clock()
-            find_region(header, *window, (crop.size, crop.size), bicubic, decoder.dct_scaling, region)
+            find_region(header, *window, (crop.size, crop.size), bicubic, scaling_of(decoder.dct_scaling), region)
             t4 = clock()
             entropy.collect(view, header, region, self.bits, self.bounds)
             t5 = clock()

@@ -20,7 +20,13 @@ _NAMES = {
     "ffcv": "FFCV 1.0.2, its own .beton",
     "ffcv, our tiled beton": "FFCV 1.0.2, fastimg's .beton",
     "dali": "DALI 2.4 on the CPU",
+    "spdl": "SPDL 0.8, FFmpeg",
+    "spdl, torchcodec": "SPDL 0.8, TorchCodec",
+    "litdata": "LitData 0.2, torchvision.io",
     "torch, torchvision.io": "torch DataLoader, torchvision.io",
+    "torch, torchcodec": "torch DataLoader, TorchCodec",
+    "torch, simplejpeg": "torch DataLoader, simplejpeg",
+    "torch, imagecodecs": "torch DataLoader, imagecodecs",
     "torch": "torch DataLoader, Pillow",
     "webdataset": "WebDataset, Pillow",
 }

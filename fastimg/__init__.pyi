@@ -117,7 +117,7 @@ def train(
     prefetch: int | None = None,
     decode: Literal["auto", "cpu", "gpu"] = "auto",
     augment_stream: Literal["auto", "own", "step"] = "auto",
-    dct_scaling: Literal["auto", "off"] = "auto",
+    dct_scaling: Literal["auto", "low", "off"] = "auto",
     on_error: Literal["skip", "fail"] | None = None,
     max_pixels: int | None = None,
     max_length: int | None = None,

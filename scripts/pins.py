@@ -14,10 +14,10 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 BLOCK = re.compile(r"constraint-dependencies = \[\n.*?\]\n", re.DOTALL)
-# Packages that CI installs: the project, its development tools, the peers, and the documentation tools.
+# Packages that CI installs, the project, its development tools, the peers, and the documentation tools; and `loaders`.
 EXPORT = (
     "uv export --quiet --frozen --no-hashes --no-annotate --no-header --no-emit-project "
-    "--group peers --group trackers --group cluster --group docs"
+    "--group peers --group loaders --group trackers --group cluster --group docs"
 )
 
 

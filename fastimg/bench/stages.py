@@ -19,7 +19,7 @@ from fastimg.loaders.jpeg.decoding import baseline, entropy
 from fastimg.loaders.jpeg.decoding.colour import to_columns
 from fastimg.loaders.jpeg.decoding.filters import resize_columns
 from fastimg.loaders.jpeg.decoding.frame import is_decodable, new_header, parse_header, view_of
-from fastimg.loaders.jpeg.decoding.region import find_region, new_region
+from fastimg.loaders.jpeg.decoding.region import find_region, new_region, scaling_of
 from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -206,9 +206,10 @@ class _Thread:
             return None
         window = crop.window(width, height, draws)
         bicubic = crop.interpolation == "bicubic"
+        scaling = scaling_of(decoder.dct_scaling)
         if reaches_out(window, *shape_of(crop)[::-1]):
             return None
-        if not find_region(header, *window, shape_of(crop)[::-1], bicubic, decoder.dct_scaling, region):
+        if not find_region(header, *window, shape_of(crop)[::-1], bicubic, scaling, region):
             return None
         t1 = clock()
         entropy.collect(view, header, region, self.bits, self.bounds)

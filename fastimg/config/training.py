@@ -135,9 +135,10 @@ class Inputs:  # more than 12 fields: a flag each
     augment_stream: Literal["auto", "own", "step"] = "auto"
     """The CUDA stream that augments batches: a stream of its own, which overlaps the previous step, or the step's.
     auto: own."""
-    dct_scaling: Literal["auto", "off"] = "auto"
+    dct_scaling: Literal["auto", "low", "off"] = "auto"
     """auto: decode a training crop of at least twice the output's size at 1/2, 1/4 or 1/8 of its size if the JPEG is
-    tiled and the CPU decodes it. It is faster, and changes pixels slightly. Validation always decodes at full size."""
+    tiled and the CPU decodes it. It is faster, and changes pixels slightly. low: at 1/4 and 1/8 by the low frequencies
+    alone, which is several times as fast for large photographs. Validation always decodes at full size."""
     on_error: Literal["skip", "fail"] | None = None
     """What to do with an image that cannot be decoded: leave it out of the loss and report it, or stop. Default:
     skip."""
@@ -194,7 +195,7 @@ class Augmenting:  # more than 12 fields: a flag each
     """A policy of augmentation. trivial (or ta_wide): TrivialAugmentWide, which applies one of 14 operations, at one of
     31 strengths, to each image. Or by timm's names: rand-m9-mstd0.5-inc1 (RandAugment), auto, original, originalr, v0,
     v0r (AutoAugment), augmix-m3-w3, 3aug (DeiT III's, with --color-jitter 0.3 0.3 0.3). With -gray at its end, as in
-    trivial-gray or rand-m9-gray, without what changes colours alone, for --in-chans 1. Default: none."""
+    trivial-gray or rand-m9-gray, without what changes colours alone, for gray images. Default: none."""
     brightness: tuple[float, float] | None = None
     """Smallest and largest brightness factor; 1 leaves the image unchanged. Default: 1 1."""
     contrast: tuple[float, float] | None = None

@@ -20,6 +20,7 @@ from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop, Interpolation
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.folders.folder import Level
+from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.wording import plural
 
 from . import folds
@@ -231,7 +232,7 @@ def build_loader(
     device: "torch.device",
     backend: Backend = "native",
     decode: Literal["cpu", "gpu"] = "cpu",
-    dct_scaling: bool = False,
+    dct_scaling: Scaling = False,
     channels: int = 3,
 ) -> "BatchSource":
     """The loader of a part: of its images in memory, if they are kept there."""

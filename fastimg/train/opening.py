@@ -37,6 +37,7 @@ from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs import Padding
+from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.order import BLOCK, WINDOW, Order, Sampling
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.shard_cache import in_words
@@ -255,7 +256,7 @@ def open_loader(
     padding: Padding,
     model: Model,
     arrays: ArrayDecoder | None = None,
-    scaling: bool = False,
+    scaling: Scaling = False,
     sampler: str | None = None,
 ) -> BatchSource:
     """The loader of a split. With `arrays` it reads embeddings; without `ranks` this process reads all of it."""

@@ -174,11 +174,11 @@ def embedded(
         def open_(missing: DatasetPart) -> BatchSource:
             images = replace(missing, texts=None)
             return open_loader(
-                alone, None, images, crop, "sequential", "zeros", model, scaling=view is not None and scales
+                alone, None, images, crop, "sequential", "zeros", model, scaling=False if view is None else scales
             )
 
         reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
-        reads["scaled"] = scales and view is not None
+        reads["scaled"] = False if view is None else scales
         encoding = Encoding(
             model=model,
             ranks=ranks,

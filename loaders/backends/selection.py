@@ -11,6 +11,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.jpeg.decoding.region import Scaling
 
 from . import nvcodec
 from .settings import RGB_ONLY, Backend
@@ -69,7 +70,7 @@ def open_source(
     indices: npt.NDArray[np.int64] | None = None,
     max_pixels: int = MAX_PIXELS,
     decode: Literal["cpu", "gpu"] = "cpu",
-    dct_scaling: bool = False,
+    dct_scaling: Scaling = False,
     channels: int = 3,
 ) -> "BatchSource":
     """A loader of this backend for a dataset; `decode` and `dct_scaling` apply only to the native one.

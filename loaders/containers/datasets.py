@@ -2,9 +2,9 @@
 
 A dataset directory contains `<split>.beton`, or `<split>-00000.tar` with its index `<split>-00000.idx`; `dataset.json`
 with classes, splits, counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`,
-which is derived (derived/), as is `<split>.fcol` where dataset.json declares targets, and `<split>.ffld` where
-it states fields. Tars without a dataset.json come from other writers: they are scanned, and an index next to them is
-only compared.
+which is derived (derived/), as is `<split>.fcol` where dataset.json declares targets, `<split>.ffld` where it states
+fields, and `<split>.ftil` where there are large photographs. Tars without a dataset.json come from other writers: they
+are scanned, and an index next to them is only compared.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from fastimg.loaders.wording import plural
 
 from .betons.dataset import BetonDataset
 from .content import Content
+from .derived.block_index import block_index
 from .derived.field_columns import field_columns, fields_of_beton, fields_of_tars
 from .derived.target_columns import columns_of_beton, columns_of_tars, target_columns
 from .description import declared_targets, read_description, stated_fields
@@ -226,6 +227,7 @@ def _open_converted(path: Path, split: str) -> Dataset:
         with contextlib.ExitStack() as stack:
             stack.callback(beton.close)
             _declare(path, split, beton, description)
+            _index_blocks(path, split, beton)
             stack.pop_all()
         return beton
     for shard in shards if mirror is None else ():  # what is fetched is verified when it arrives
@@ -245,6 +247,8 @@ def _open_converted(path: Path, split: str) -> Dataset:
     for shard, count in zip(shards, counts, strict=True):
         _check_count(index_path(path / shard["name"]), count, shard["samples"])
     _declare(path, split, dataset, description)
+    if mirror is None:  # to make it, every shard would be fetched
+        _index_blocks(path, split, dataset)
     return dataset
 
 
@@ -269,6 +273,14 @@ def _declare(path: Path, split: str, dataset: TarDataset | BetonDataset, descrip
     dataset.declared = tuple(columns[target.name] for target in targets)
     if fields := stated_fields(description):
         _attach_fields(path, split, dataset, description, list(fields.values()))
+
+
+def _index_blocks(path: Path, split: str, dataset: TarDataset | BetonDataset) -> None:
+    """Give a dataset of images the index of its large ones, if it has any."""
+    if dataset.content == "images":
+        notes = list(dataset.notes)
+        dataset.blocks = block_index(path, split, dataset.pixels(), dataset.fingerprint, dataset.read, notes)
+        dataset.notes = notes
 
 
 def _attach_fields(

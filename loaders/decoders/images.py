@@ -23,10 +23,13 @@ from fastimg.loaders.decode import (
 )
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.tiled import TileQueue
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import paste, resample, resample_deep
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
+
+from .large import PartialReads
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class ImageDecoder(Decoder):
 
     crop: Crop
     max_pixels: int = MAX_PIXELS
-    dct_scaling: bool = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
+    dct_scaling: Scaling = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3
     depth: int = 8  # bits of a channel
@@ -89,7 +92,7 @@ class ImageDecoder(Decoder):
         queue = scratch.own(TileQueue)
         queue.clear()
         if self._queues and queue.add(data, self.crop, draws, self.max_pixels, 0):
-            damaged = queue.run(self.crop, self.dct_scaling, scratch, out[None])
+            damaged = queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out[None])
             if not damaged:
                 return
         self._decode(data, draws, out, scratch)
@@ -107,7 +110,7 @@ class ImageDecoder(Decoder):
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
                     return failures
-        for place, data in queue.run(self.crop, self.dct_scaling, scratch, out):  # the damaged ones
+        for place, data in queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out):  # the damaged ones
             error = attempt(self._decode, data, draws[place], out[place], scratch)
             if error is not None:
                 failures.append((place, error))
@@ -125,6 +128,14 @@ class ImageDecoder(Decoder):
     ) -> Exception | None:
         """What `attempt` would return, without the cost of a further call for each image."""
         try:
+            large = scratch.own(PartialReads)
+            scaling = scaling_of(self.dct_scaling)
+            if (
+                self._queues
+                and self.channels == 3
+                and large.crop(reader, index, self.crop, draws, self.max_pixels, scaling, scratch, out[place])
+            ):
+                return None
             data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
             if not (self._queues and queue.add(data, self.crop, draws, self.max_pixels, place)):
                 self._decode(data, draws, out[place], scratch)
@@ -175,7 +186,7 @@ class ImageDecoder(Decoder):
         width, height = window.size
         nbytes = width * height * self.channels
         resized = np.frombuffer(scratch.pixels(nbytes), np.uint8, nbytes).reshape(1, height, width, self.channels)
-        if queue.run(plain, self.dct_scaling, scratch, resized):
+        if queue.run(plain, scaling_of(self.dct_scaling), scratch, resized):
             return False
         paste(resized[0], window, fill, out)
         return True

@@ -14,6 +14,7 @@ from fastimg.loaders.crop import Crop, Size, View, fill_of, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, check_channels, decode_boxes, in_gray, read_header
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.union import UnionQueue
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample
@@ -36,7 +37,7 @@ class ViewDecoder(Decoder):
 
     views: tuple[View, ...]
     max_pixels: int = MAX_PIXELS
-    dct_scaling: bool = False  # a tiled JPEG's crops of at least twice the size are decoded at 1/2, 1/4 or 1/8
+    dct_scaling: Scaling = False  # a tiled JPEG's crops of at least twice the size are decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3  # of all crops: 3 for RGB, 1 for gray
     crops: tuple[Crop, ...] = field(init=False)  # by number
@@ -121,7 +122,7 @@ class ViewDecoder(Decoder):
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)
         self._queue_or_decode(data, self._split(draws), 0, outs, queue, scratch)
-        if queue.run(self.dct_scaling, scratch):
+        if queue.run(scaling_of(self.dct_scaling), scratch):
             self._decode_alone(data, self._split(draws), [out[0] for out in outs], scratch)
 
     def _fill_group(
@@ -143,7 +144,7 @@ class ViewDecoder(Decoder):
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
                     return failures
-        for place, data in queue.run(self.dct_scaling, scratch):  # the damaged ones
+        for place, data in queue.run(scaling_of(self.dct_scaling), scratch):  # the damaged ones
             numbers = self._split(draws[place])
             error = attempt(self._decode_alone, data, numbers, [out[place] for out in outs], scratch)
             if error is not None:

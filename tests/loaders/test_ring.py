@@ -76,7 +76,7 @@ def test_types_of_fields(kind):
     ("field", "words"),
     [
         (Field("ids", (2,), np.dtype(np.int64)), "two fields of a batch are called 'ids'; rename the decoder's field"),
-        (Field("more", (), np.dtype(np.complex64)), "'more' is of type complex64; a batch can hold bool, uint8, int8"),
+        (Field("more", (), np.dtype(np.complex64)), "is of type complex64; a batch can hold bool, uint8, uint16, int8"),
         (Field("more", (), np.dtype("U5")), "'more' is of type <U5; a batch can hold bool"),
         (Field("more", (), np.dtype(np.uint8), apart=True), "'more' is apart, but has no dimension"),
     ],

@@ -5,7 +5,8 @@
     build/peers/bin/python -m pytest -W ignore tests/peers
 
 `-W ignore`: ignore the warnings of other projects. The tests run only if the command line names tests/peers; a missing
-package is then an error. Otherwise they are skipped, and the summary says so.
+package is then an error, except those of the group `loaders`, whose tests are skipped without them. Otherwise they are
+skipped, and the summary says so.
 """
 
 from pathlib import Path

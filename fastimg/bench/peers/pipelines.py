@@ -4,7 +4,7 @@ Libraries are imported only when used, as each loader runs in its own process (p
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,12 @@ class Workload:
     crop: Literal["random", "centre"]
     batch_size: int
     size: int
-    workers: int  # threads or processes
+    workers: int  # threads or processes; 0: torch's DataLoader works in the calling process, others have one thread
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of a loader that has threads."""
+        return max(1, self.workers)
 
     @property
     def resize(self) -> int:
@@ -82,7 +87,7 @@ def batches_of(work: Workload, data: Dataset, ids: npt.NDArray[np.int64] | None 
     crop = RandomResizedCrop(size=work.size) if random else CenterCrop(size=work.size, resize=work.resize)
     config = LoaderConfig(
         batch_size=work.batch_size,
-        workers=work.workers,
+        workers=work.threads,
         order="random" if random else "sequential",
         on_error="fail",
     )
@@ -127,7 +132,7 @@ class _Pixels(Decoder):
 
 def synthetic(work: Workload) -> Batches:
     """fastimg's loader with nothing to read or decode, but with its usual threads, slots and batches."""
-    config = LoaderConfig(batch_size=work.batch_size, workers=work.workers)
+    config = LoaderConfig(batch_size=work.batch_size, workers=work.threads)
     loader = Loader(_EmptySamples(Path("/"), [""] * len(work.sources.files)), _Pixels(work.size), config)
     torch.set_num_threads(1)
     return lambda: (batch.inputs[: batch.samples] for batch in loader)
@@ -177,7 +182,7 @@ def ffcv_batches(
     loader = FFCVLoader(
         str(beton),
         batch_size=work.batch_size,
-        num_workers=work.workers,
+        num_workers=work.threads,
         order=OrderOption.RANDOM if work.crop == "random" else OrderOption.SEQUENTIAL,
         indices=None if ids is None else ids.astype(np.uint64),
         os_cache=True,
@@ -196,7 +201,7 @@ def dali(work: Workload) -> Batches:
     random = work.crop == "random"
 
     @pipeline_def(  # type: ignore[untyped-decorator, unused-ignore]
-        batch_size=work.batch_size, num_threads=work.workers, device_id=None, prefetch_queue_depth=AHEAD, seed=1
+        batch_size=work.batch_size, num_threads=work.threads, device_id=None, prefetch_queue_depth=AHEAD, seed=1
     )
     def pipeline() -> Any:
         labels = [work.sources.label(i) for i in range(len(files))]
@@ -210,16 +215,20 @@ def dali(work: Workload) -> Batches:
         images = fn.resize(fn.decoders.image(data, device="cpu", output_type=types.RGB), resize_shorter=work.resize)
         return fn.crop(images, crop=(work.size, work.size), rounding="truncate"), targets  # mostly torchvision's rule
 
-    pipe = pipeline()
+    return dali_batches(work, pipeline())
+
+
+def dali_batches(work: Workload, pipe: Any) -> Batches:
+    """Epochs of a DALI pipeline on the files: its first output, channels last, as batches."""
     pipe.build()
 
     def batches() -> Iterator[torch.Tensor]:
-        remaining = len(files)
+        remaining = len(work.sources.files)
         steps = -(-remaining // work.batch_size)
         for _ in range(min(AHEAD, steps)):
             pipe.schedule_run()
         for step in range(steps):
-            images, _ = pipe.share_outputs()
+            images = pipe.share_outputs()[0]
             yield torch.utils.dlpack.from_dlpack(images.as_tensor())[:remaining].permute(0, 3, 1, 2)  # no copy
             pipe.release_outputs()
             remaining -= work.batch_size
@@ -263,19 +272,25 @@ class PillowFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 def torch_pillow(work: Workload) -> Batches:
     """torch's DataLoader with Pillow and torchvision v2, and persistent workers."""
-    return data_loader(work, PillowFiles(work))
+    return first_of(data_loader(work, PillowFiles(work)))
 
 
-def data_loader(work: Workload, files: PillowFiles) -> Batches:
-    """torch's DataLoader on a dataset of files."""
-    loader = torch.utils.data.DataLoader(
-        files,
+def data_loader(work: Workload, samples: torch.utils.data.Dataset[Any]) -> Iterable[Any]:
+    """torch's DataLoader on samples. Without workers, the calling process has one thread, as each worker has."""
+    if work.workers == 0:
+        torch.set_num_threads(1)
+    return torch.utils.data.DataLoader(
+        samples,
         batch_size=work.batch_size,
         shuffle=work.crop == "random",
         num_workers=work.workers,
-        persistent_workers=True,
+        persistent_workers=work.workers > 0,
     )
-    return lambda: (images.permute(0, 3, 1, 2) for images, _ in loader)
+
+
+def first_of(loader: Iterable[Any]) -> Batches:
+    """Epochs of a loader whose batches are sequences that begin with images, channels last."""
+    return lambda: (torch.as_tensor(batch[0]).permute(0, 3, 1, 2) for batch in loader)
 
 
 def webdataset(work: Workload) -> Batches:
@@ -289,9 +304,10 @@ def webdataset(work: Workload) -> Batches:
         data = data.shuffle(1000)
     data = data.decode("pilrgb").to_tuple("jpg", "cls").map_tuple(Transform(work), _same)
     data = data.batched(work.batch_size, partial=True)
-    workers = work.workers if random else 1  # one worker keeps the order
-    loader = wds.WebLoader(data, batch_size=None, num_workers=workers, persistent_workers=True)
-    return lambda: (torch.as_tensor(images).permute(0, 3, 1, 2) for images, _ in loader)
+    workers = work.workers if random else min(1, work.workers)  # one worker keeps the order
+    if workers == 0:
+        torch.set_num_threads(1)
+    return first_of(wds.WebLoader(data, batch_size=None, num_workers=workers, persistent_workers=workers > 0))
 
 
 def _same(label: int) -> int:

@@ -1,8 +1,8 @@
 """The same pixels in fewer bytes, as PNG or WebP: what decodes fastest of what DALI, FFCV and webdataset open.
 
-By benchmarks/sources.py, a PNG of few colours with a palette, or a gray one, is decoded several times as fast as one of
-three channels, and WebP without loss somewhat faster than that, except where an image is so small that opening it is
-what takes the time. BMP is decoded faster than any of them, and takes ten times the bytes of a drawing.
+By benchmarks/sources.py a PNG with a palette is decoded four times as fast as one of three channels; WebP without loss
+is smaller than that one, and is decoded faster, except where an image is so small that opening it is what takes the
+time. BMP is decoded faster than any of them, and takes many times the bytes of a drawing.
 """
 
 import io

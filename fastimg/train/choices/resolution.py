@@ -29,6 +29,7 @@ from fastimg.errors import UsageError
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.epochs import slots_for
+from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.order import WINDOW
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ema import DECAY
@@ -43,10 +44,12 @@ STAND_IN = 1.0  # the learning rate as long as --lr find has not found one
 _BASE = 256  # the batch that a learning rate is for, as timm has it
 
 
-def scales(config: Train) -> bool:
-    """Whether training crops may be decoded smaller than they are."""
+def scales(config: Train) -> Scaling:
+    """Whether training crops may be decoded smaller than they are, and how."""
     scaling = "dct_scaling" not in IGNORED_SETTINGS[chosen_backend(config.loader)] and not config.resident
-    return scaling and config.dct_scaling == "auto" and config.decode != "gpu" and not plain(config)
+    if not scaling or config.dct_scaling == "off" or config.decode == "gpu" or plain(config):
+        return False
+    return "low" if config.dct_scaling == "low" else True
 
 
 def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import TEXT_FIELDS, Content
+from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.readahead import pieces
 from fastimg.loaders.containers.targets import TargetColumn
@@ -39,6 +40,7 @@ class BetonDataset(WithFields):
     content: Content
     declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
     lease: Lease | None = None  # of a file that was fetched: keeps it in the cache
+    blocks: BlockIndex | None = None  # of large tiled JPEGs
 
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
@@ -98,6 +100,30 @@ class BetonDataset(WithFields):
             raise
         self._watch.read(0)
         return view
+
+    def pixels(self) -> npt.NDArray[np.int64]:
+        """Pixels [N] of each JPEG, 0 of raw images."""
+        return np.where(self._raw, 0, self._widths.astype(np.int64) * self._heights)
+
+    def read_start(self, index: int, nbytes: int, scratch: Scratch) -> memoryview:
+        """The first bytes of a JPEG. Raises ShardError as `read` does."""
+        size = min(nbytes, int(self._sizes[index]))
+        view = scratch.encoded(size)
+        self.read_ranges(index, [(0, size)], view)
+        return view
+
+    def read_ranges(self, index: int, ranges: Sequence[Sequence[int]], view: memoryview) -> None:
+        """Fill `view` with some bytes of a JPEG, each range (begin, end) behind the one before. Raises ShardError."""
+        offset = int(self._offsets[index])
+        at = 0
+        try:
+            for begin, end in ranges:
+                self.reader.fill(view[at : at + end - begin], offset + begin)
+                at += end - begin
+        except ShardError:
+            self._watch.look(0)
+            raise
+        self._watch.read(0)
 
     def fetch(self, _shard: int, offset: int, size: int) -> bytes:
         """The bytes of a region. Raises ShardError as `read` does."""

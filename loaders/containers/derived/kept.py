@@ -7,12 +7,13 @@ import hashlib
 import json
 import os
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
-from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.containers.atomic import give_usual_mode, replace_file, sync_folder
 from fastimg.loaders.runtime.cache import cache_folder
 
 _HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), samples, checksum of what follows
@@ -60,6 +61,46 @@ class DerivedFile:
                 return
             except OSError:
                 continue
+
+    def kept_open(self, stamp: bytes, size: int) -> tuple[Path, int, bytes] | None:
+        """The path, a descriptor and the first `size` bytes of what `keep_large` kept under this stamp, or None."""
+        path = self._places[0]
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            magic, found, _, checksum = _HEAD.unpack(os.pread(file, _HEAD.size, 0))
+            content = os.pread(file, size, _HEAD.size)
+            if magic == self._magic and found == stamp and len(content) == size and zlib.crc32(content) == checksum:
+                return path, file, content
+        except (OSError, struct.error):
+            pass
+        os.close(file)
+        return None
+
+    def keep_large(self, stamp: bytes, count: int, size: int, write: Callable[[IO[bytes]], bytes]) -> None:
+        """Keep beside the shards what is too large for memory; only its first `size` bytes have a checksum.
+
+        `write` writes what follows these, and returns them. Raises OSError if it cannot be kept.
+        """
+        path = self._places[0]
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
+        ) as file:
+            try:
+                file.write(bytes(_HEAD.size + size))
+                content = write(file)
+                file.seek(0)
+                file.write(_HEAD.pack(self._magic, stamp, count, zlib.crc32(content)) + content)
+                file.flush()
+                os.fsync(file.fileno())
+                give_usual_mode(Path(file.name))
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+        sync_folder(path.parent)
 
 
 def kept_columns(

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.derived.records import records
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
@@ -30,6 +31,7 @@ class TarDataset(WithFields):
     """Samples of tar shards, read by preadv: if a shard shrinks, that is a short read and an error, never a SIGBUS."""
 
     declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
+    blocks: BlockIndex | None = None  # of large tiled JPEGs
 
     def __init__(
         self,
@@ -84,6 +86,27 @@ class TarDataset(WithFields):
         """
         offset, size, shard, *_ = self.records[index].item()
         return self.shard_files.peek(shard, size, offset)
+
+    def pixels(self) -> npt.NDArray[np.int64]:
+        """Pixels [N] of each image."""
+        pixels: npt.NDArray[np.int64] = self.records["width"].astype(np.int64) * self.records["height"]
+        return pixels
+
+    def read_start(self, index: int, nbytes: int, scratch: Scratch) -> memoryview:
+        """The first bytes of an image. Raises ShardError as `read` does."""
+        offset, size, shard, *_ = self.records[index].item()
+        return self._member_data(shard, offset, size, scratch.encoded(BLOCK + min(nbytes, size)))
+
+    def read_ranges(self, index: int, ranges: Sequence[Sequence[int]], view: memoryview) -> None:
+        """Fill `view` with some bytes of an image, each range (begin, end) behind the one before. Raises ShardError.
+
+        Nothing is checked of what the bytes are.
+        """
+        offset, _, shard, *_ = self.records[index].item()
+        at = 0
+        for begin, end in ranges:
+            self.shard_files.fill(shard, view[at : at + end - begin], offset + begin)
+            at += end - begin
 
     def fetch(self, shard: int, offset: int, size: int) -> bytes:
         """The bytes of any member. Raises ShardError as `read` does."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from fastimg.loaders.runtime.compiled import compiled, inlined
 
-from .dct import inverse_dct, inverse_dct2, inverse_dct4
+from .dct import inverse_dct, inverse_dct2, inverse_dct4, low_dct2
 from .entropy import NATURAL, STRIDE, coefficients, collect
 from .frame import MAX_BLOCKS, mcu_blocks
 from .lookups import TABLE, fill_table
@@ -37,8 +37,8 @@ def _first_alike(headers: Any, c: int) -> int:
 
 
 @compiled
-def _fill_tables(data: Any, headers: Any, work: Any) -> bool:
-    """Fill the tables and quantisers in `work`. False if a table is not a valid code."""
+def fill_tables(data: Any, headers: Any, work: Any, values: bool = True) -> bool:
+    """Fill the tables and quantisers in `work`, as `fill_table` does. False if a table is not a valid code."""
     header = headers[0]
     quantisers = work[6 * TABLE : _WORK].view(np.int16)  # [4, 64], in rows
     for c in range(header.components):
@@ -48,7 +48,7 @@ def _fill_tables(data: Any, headers: Any, work: Any) -> bool:
         slot = 2 * TABLE * c
         if _first_alike(headers, c) == c and not (
             fill_table(data, header.dc_codes[header.dc[c]], work[slot : slot + TABLE], False)
-            and fill_table(data, header.ac_codes[header.ac[c]], work[slot + TABLE : slot + 2 * TABLE], True)
+            and fill_table(data, header.ac_codes[header.ac[c]], work[slot + TABLE : slot + 2 * TABLE], True, values)
         ):
             return False
     return True
@@ -61,8 +61,21 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
     Of a region with one plane chroma is read, as it lies between the luma, and not transformed.
 
     A block of luma becomes `side` x `side` samples. Like libjpeg, chroma of 4:2:0 gets twice as many if `side` is less
-    than 8. A component's plane has `(right - left) * interval * h * side` columns of `(bottom - top) * v *
-    side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work` [SCRATCH] int64 are scratch.
+    than 8, but not with low frequencies. A component's plane has `(right - left) * interval * h * side` columns of
+    `(bottom - top) * v * side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work`
+    [SCRATCH] int64 are scratch.
+    """
+    return collect(data, headers, regions, clean, bounds) and decode_collected(
+        data, headers, regions, clean, bounds, work, out
+    )
+
+
+@compiled
+def lay_out(headers: Any, regions: Any) -> Any:
+    """Where the blocks of a region's tiles are decoded to.
+
+    Returns, for each block of a tile: where its tables begin, and [component, first sample]; for each component: the
+    side of a block in samples, the stride, and the samples from one tile to the next, rightwards and downwards.
     """
     header = headers[0]
     region = regions[0]
@@ -71,22 +84,16 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
     down = region.bottom - region.top
     per_mcu = mcu_blocks(headers)
     sides = np.full(3, region.side, np.int64)
-    if region.side < 8 and header.h[0] == 2:
+    if region.side < 8 and header.h[0] == 2 and not region.low:
         sides[1:] = 2 * region.side
-    if not collect(data, headers, regions, clean, bounds):
-        return False
-    if not _fill_tables(data, headers, work):
-        return False
-    quantisers = work[6 * TABLE : _WORK].view(np.int16)
-    values = work[_WORK:].view(np.int16)
     rows = np.empty(per_mcu * per_tile, np.int64)
-    places = np.empty((rows.size, 2), np.int64)  # of each block of a tile: component, first sample
+    places = np.empty((rows.size, 2), np.int64)
     origin = 0
     strides, rightwards, downwards = np.zeros(3, np.int64), np.zeros(3, np.int64), np.zeros(3, np.int64)
     for c in range(header.components):
         h, v, side = header.h[c], header.v[c], sides[c]
         strides[c] = down * v * side
-        rightwards[c] = per_tile * h * side * strides[c]  # from one tile to the next
+        rightwards[c] = per_tile * h * side * strides[c]
         downwards[c] = v * side
         block = header.h[0] * header.v[0] + c - 1 if c else 0
         for y in range(v):
@@ -97,6 +104,20 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
                     places[at, 0], places[at, 1] = c, origin + (mcu * h + x) * side * strides[c] + y * side
                 block += 1
         origin += across * rightwards[c]
+    return rows, places, sides, strides, rightwards, downwards
+
+
+@compiled
+def decode_collected(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any, work: Any, out: Any) -> bool:
+    """What `decode_tiles` does with tiles whose bits `collect` has found."""
+    region = regions[0]
+    across = region.right - region.left
+    down = region.bottom - region.top
+    if not fill_tables(data, headers, work):
+        return False
+    quantisers = work[6 * TABLE : _WORK].view(np.int16)
+    values = work[_WORK:].view(np.int16)
+    rows, places, sides, strides, rightwards, downwards = lay_out(headers, regions)
     fits = True
     total = down * across
     chunk = max(2, _CHUNK // (2 * rows.size * STRIDE) * 2)
@@ -126,6 +147,9 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
                 to2 = begin + column2 * rightwards[c] + row2 * downwards[c]
                 if sides[c] == 8:
                     fits &= inverse_dct(values, at, at2, quantisers, 64 * c, out, to, to2, strides[c])
+                elif sides[c] == 2 and region.low:
+                    low_dct2(values, at, quantisers, 64 * c, out, to, strides[c])
+                    low_dct2(values, at2, quantisers, 64 * c, out, to2, strides[c])
                 elif sides[c] == 4:
                     fits &= inverse_dct4(values, at, quantisers, 64 * c, out, to, strides[c])
                     fits &= inverse_dct4(values, at2, quantisers, 64 * c, out, to2, strides[c])

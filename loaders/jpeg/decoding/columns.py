@@ -23,7 +23,7 @@ DONE, OTHER = -1, -2  # results of `decode_columns`, which otherwise returns the
 
 
 @inlined
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
     return (nbytes + 63) // 64 * 64
 
 
@@ -32,7 +32,7 @@ def _size_of_planes(regions: Any) -> int:
     """The bytes that the samples of a region's tiles take."""
     region = regions[0]
     tiles = (region.right - region.left) * (region.bottom - region.top)
-    return _aligned(region.planes * tiles * region.tile_width * region.tile_height + 2 * WIDE)
+    return aligned(region.planes * tiles * region.tile_width * region.tile_height + 2 * WIDE)
 
 
 @inlined
@@ -40,13 +40,13 @@ def size_of_columns(regions: Any) -> int:
     """The bytes that the columns of a region take."""
     if regions[0].planes == 1:
         return _size_of_planes(regions)
-    return _aligned(3 * regions[0].width * regions[0].stride + WIDE)
+    return aligned(3 * regions[0].width * regions[0].stride + WIDE)
 
 
 @inlined
 def size_of_passes(regions: Any, across: int) -> int:
     """The bytes that `resize_columns` takes for a window `across` pixels wide."""
-    return _aligned(regions[0].stride * (-(-regions[0].planes * across // 8) * 8 + 8) + WIDE)
+    return aligned(regions[0].stride * (-(-regions[0].planes * across // 8) * 8 + 8) + WIDE)
 
 
 @compiled
@@ -64,9 +64,9 @@ def decode_columns(data: Any, headers: Any, regions: Any, passes: int, scratch: 
     coloured = region.planes == 3
     planes = _size_of_planes(regions) if coloured else 0
     tables = 8 * SCRATCH
-    bounds = tables + _aligned(8 * (tiles + 1))
-    bits = bounds + _aligned(data.size + PAD)
-    sums = _aligned(2 * (2 * region.stride + 2 * (region.width // 2 + 3) * (region.stride + 4) + 2 * WIDE))
+    bounds = tables + aligned(8 * (tiles + 1))
+    bits = bounds + aligned(data.size + PAD)
+    sums = aligned(2 * (2 * region.stride + 2 * (region.width // 2 + 3) * (region.stride + 4) + 2 * WIDE))
     # Bits, bounds and tables are not needed once there are samples, nor these once there are columns.
     needed = columns + max(planes + max(bits, sums), passes)
     if scratch.size < needed:

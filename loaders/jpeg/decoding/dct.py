@@ -5,6 +5,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from fastimg.loaders.runtime.compiled import inlined, int64
+
 from .vectors import (
     I8,
     I16,
@@ -214,3 +216,27 @@ def _reduced_dct(side: int) -> Any:
 # inverse_dct4(coefficients, at, quantiser, row, out, to, stride): one block's samples, fewer of them, as `inverse_dct`;
 # the bits are those of libjpeg-turbo's scaled decoding.
 inverse_dct4, inverse_dct2 = (_reduced_dct(side) for side in (4, 2))
+
+
+@inlined
+def low_dct2(values: Any, at: int, quantisers: Any, row: int, out: Any, to: int, stride: int) -> None:
+    """Two by two samples of a block's four lowest coefficients alone, laid out as by `inverse_dct`.
+
+    IJG's libjpeg scales by such truncation since version 7. `inverse_dct2` takes coefficients of all frequencies.
+    """
+    wide, tall, both = int64(values[at + 1]), int64(values[at + LANES]), int64(values[at + LANES + 1])
+    low_samples(int64(values[at]), wide, tall, both, quantisers, row, out, to, stride)
+
+
+@inlined
+def low_samples(
+    mean: int, wide: int, tall: int, both: int, quantisers: Any, row: int, out: Any, to: int, stride: int
+) -> None:
+    """What `low_dct2` does, of the coefficients [0, 0], [0, 1], [1, 0] and [1, 1]."""
+    mean = mean * quantisers[row] + 4
+    wide, tall = wide * quantisers[row + 1], tall * quantisers[row + LANES]
+    both = both * quantisers[row + LANES + 1]
+    out[to] = min(max(((mean + wide + tall + both) >> 3) + 128, 0), 255)
+    out[to + 1] = min(max(((mean + wide - tall - both) >> 3) + 128, 0), 255)
+    out[to + stride] = min(max(((mean - wide + tall - both) >> 3) + 128, 0), 255)
+    out[to + stride + 1] = min(max(((mean - wide - tall + both) >> 3) + 128, 0), 255)

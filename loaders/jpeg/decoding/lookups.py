@@ -26,8 +26,11 @@ TABLE = _SYMBOLS + 256
 
 
 @compiled
-def fill_table(data: Any, at: int, table: Any, ac: bool) -> bool:
-    """Fill a table [TABLE] from the 16 counts and the symbols at `data[at]`. False if they are not a valid code."""
+def fill_table(data: Any, at: int, table: Any, ac: bool, values: bool = True) -> bool:
+    """Fill a table [TABLE] from the 16 counts and the symbols at `data[at]`. False if they are not a valid code.
+
+    Without `values` a table of AC has only codes' entries, as those of DC have: `code_at` reads it, and `entry_of` not.
+    """
     table[:_SIZE] = 0
     code = 0
     first = 0
@@ -47,7 +50,7 @@ def fill_table(data: Any, at: int, table: Any, ac: bool) -> bool:
             place = (code + i) << max(LOOK - length, 0)
             size = symbol & 15
             unused = LOOK - length - size
-            if ac and entry != _NONE and unused >= 0:
+            if ac and values and entry != _NONE and unused >= 0:
                 for bits in range(1 << size):
                     value = bits if bits >= 1 << size >> 1 else bits + 1 - (1 << size)
                     full = _entry(entry, value if size else 0)
@@ -59,7 +62,7 @@ def fill_table(data: Any, at: int, table: Any, ac: bool) -> bool:
                     table[place + further] = entry << 8
         first += count
         code = (code + count) << 1
-    if ac:
+    if ac and values:
         _add_second_symbols(table)
     return True
 

@@ -1,6 +1,6 @@
 """The part of a tiled JPEG that a window depends on: its tiles, and where the resize begins in them, as a record."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +10,16 @@ from fastimg.loaders.runtime.compiled import compiled
 from .filters import reach
 from .vectors import WIDE
 
+Scaling: TypeAlias = bool | Literal["low"]  # none, libjpeg-turbo's, or with 1/4 and 1/8 by low frequencies alone
+
+LOW = 2  # in compiled code, where 1 is libjpeg-turbo's and 0 none
 _MARGIN = 2  # pixels that the upsampling of chroma looks past a box
 
 # In samples of the decoded picture, which may be scaled.
 REGION = np.dtype(
     [
         ("side", np.int64),  # samples across a decoded block of luma: 8, or 4, 2 or 1 by DCT scaling
+        ("low", np.int64),  # whether it is 2 or 1, and so many rows and columns of coefficients count, of chroma, too
         ("picture_width", np.int64),
         ("picture_height", np.int64),
         ("tile_width", np.int64),
@@ -54,6 +58,11 @@ REGION = np.dtype(
 )
 
 
+def scaling_of(scaling: Scaling) -> int:
+    """The scaling as compiled code takes it."""
+    return LOW if scaling == "low" else int(scaling)
+
+
 def new_region() -> npt.NDArray[np.void]:
     """A record for `find_region` to fill."""
     return np.zeros(1, REGION)
@@ -61,14 +70,15 @@ def new_region() -> npt.NDArray[np.void]:
 
 @compiled
 def find_region(
-    headers: Any, box: Any, size: Any, at: Any, window: Any, bicubic: bool, scaling: bool, regions: Any
+    headers: Any, box: Any, size: Any, at: Any, window: Any, bicubic: bool, scaling: int, regions: Any
 ) -> bool:
     """Fill `regions[0]` for `box` (x, y, width, height) resized to `size`, and `window` of it from `at` on.
 
     `size`, `at` and `window` are (across, down), in pixels.
 
-    With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8. Returns False for a box or window
-    that is not inside the picture, and for a picture that is too narrow to cut.
+    With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8; the latter two by low frequencies if
+    it is LOW. Returns False for a box or window that is not inside the picture, and for a picture that is too narrow to
+    cut.
     """
     header = headers[0]
     region = regions[0]
@@ -77,14 +87,19 @@ def find_region(
     if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window[1] > size[1]:
         return False
     side = 8
-    scales = scaling and header.h[0] == header.v[0]  # otherwise chroma and luma differ in size after DCT scaling: 4:2:2
+    # By libjpeg-turbo's rule chroma of 4:2:2 would be scaled otherwise across than down.
+    scales = scaling and (header.h[0] == header.v[0] or int(scaling) == LOW)
     while scales and side > 1 and box[2] * side >= 16 * size[0] and box[3] * side >= 16 * size[1]:
         side //= 2
+    low = int(scaling) == LOW and side <= 2
+    if side < 8 and not low and header.h[0] != header.v[0]:
+        side = 8
     region.side = side
+    region.low = low
     region.picture_width, region.picture_height = -(-header.width * side // 8), -(-header.height * side // 8)
     region.tile_width = header.interval * (header.mcu_width * side // 8)
     region.tile_height = header.mcu_height * side // 8
-    region.h, region.v = (header.h[0], header.v[0]) if side == 8 else (1, 1)
+    region.h, region.v = (header.h[0], header.v[0]) if side == 8 or low else (1, 1)
     region.planes = 3
     region.resized_width, region.resized_height = size[0], size[1]
     region.at_x, region.at_y = at[0], at[1]

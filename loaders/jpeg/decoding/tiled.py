@@ -76,7 +76,7 @@ class TileQueue:
         self._queued.clear()
 
     def run(
-        self, crop: Crop, scaling: bool, scratch: Scratch, out: npt.NDArray[np.uint8]
+        self, crop: Crop, scaling: int, scratch: Scratch, out: npt.NDArray[np.uint8]
     ) -> list[tuple[int, bytes | memoryview]]:
         """Decode the queue into rows of `out` [k, H, W, C]; return (row, data) of those that could not be decoded.
 
@@ -116,7 +116,7 @@ def peek(data: Any, headers: Any) -> tuple[int, int, int]:
 
 
 @compiled
-def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: bool, scratch: Any, out: Any) -> int:
+def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: int, scratch: Any, out: Any) -> int:
     """Decode all jobs. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
     for i in range(jobs.shape[0]):
         job = jobs[i]

@@ -101,7 +101,7 @@ class UnionQueue:
         self._queued.append((row, data))
         return "queued"
 
-    def run(self, scaling: bool, scratch: Scratch) -> list[tuple[int, bytes | memoryview]]:
+    def run(self, scaling: int, scratch: Scratch) -> list[tuple[int, bytes | memoryview]]:
         """Decode the queue; return (row, data) of those that could not be decoded."""
         if not self._queued:
             return []
@@ -118,7 +118,7 @@ class UnionQueue:
 
 @compiled
 def _crop_images(
-    headers: Any, images: Any, crops: Any, regions: Any, unions: Any, channels: int, scaling: bool, scratch: Any
+    headers: Any, images: Any, crops: Any, regions: Any, unions: Any, channels: int, scaling: int, scratch: Any
 ) -> int:
     """Decode all images. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
@@ -142,7 +142,7 @@ def _crop_images(
 
 
 @compiled
-def _find_unions(headers: Any, crops: Any, scaling: bool, regions: Any, unions: Any) -> int:
+def _find_unions(headers: Any, crops: Any, scaling: int, regions: Any, unions: Any) -> int:
     """Fill the region of each crop, and a union of those of each scale. Returns the number of unions.
 
     Each region then refers to its union's columns. Returns 0 if a crop is not inside the picture.

@@ -15,7 +15,7 @@ from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, DHT, DRI, EOI, EXTENDED, PROGRESSIVE, SOI, SOS
 
 from .coefficients import Plane, planes, scan_room
-from .huffman import OK, RANGE, Coded, lookups, read_scan
+from .huffman import OK, RANGE, Coded, Ints, lookups, read_scan
 from .markers import Frame, Parser, Reason, Scan, Segment, Table, Untileable, table_body
 from .recode import recode
 from .restarts import write_scan
@@ -60,7 +60,7 @@ def _tile(data: bytes, width_px: int, max_pixels: int) -> Rewritten:
     frame = parser.frame
     if frame.marker == PROGRESSIVE or len(scan.components) < len(frame.components):
         return _recoded(data, width_px, max_pixels)
-    coded, end = _walked(parser, scan)
+    coded, _, end = walked(parser, scan)
     parser.resume(end)
     if next(scans, None) is not None:
         raise Untileable(Reason.UNUSUAL)
@@ -100,8 +100,11 @@ def interleaved(parser: Parser, coefficients: list[Plane], width_px: int, costly
     return _written(parser, body, ac, numbers, coded, interval)
 
 
-def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
-    """The blocks of the only scan, and where its data ends."""
+def walked(parser: Parser, scan: Scan) -> tuple[Coded, Ints, int]:
+    """The blocks of the only scan, the bounds of its restart intervals in its bits, and where its data ends.
+
+    Raises Untileable.
+    """
     array = parser.array
     frame = parser.frame
     if (scan.first, scan.last, scan.high, scan.low) != (0, 63, 0, 0):
@@ -122,7 +125,7 @@ def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
     lengths = np.empty(blocks, np.int32)
     status, total, end = read_scan(array, scan.begin, bits, bounds, interval, owners, *tables, dc, begins, lengths)
     _check(status)
-    return Coded(bits, dc, begins, lengths, total), end
+    return Coded(bits, dc, begins, lengths, total), bounds, end
 
 
 def _interval(frame: Frame, coded: Coded, width_px: int) -> int:

@@ -10,7 +10,7 @@ from fastimg.errors import UsageError
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.choices.refusals import check
-from fastimg.train.choices.resolution import preprocessing, resolve, schedule
+from fastimg.train.choices.resolution import preprocessing, resolve, scales, schedule
 
 OWN = Preprocessing(
     train_size=160, val_size=224, val_resize=256, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)
@@ -315,3 +315,17 @@ def test_a_batch_larger_than_the_data_is_reported(trained, cli):
     assert "2000, more than the 24 images there are: each step takes all of them, as a batch of 24" in ran.out
     assert "(0.001 at batch 256, sqrt to 24)" in ran.out
     assert "more than" not in cli("train", trained.images, *flags, "-b", "8").out
+
+
+@pytest.mark.parametrize(
+    ("given", "scaling"),
+    [
+        ({}, True),
+        ({"dct_scaling": "low"}, "low"),
+        ({"dct_scaling": "off"}, False),
+        ({"dct_scaling": "low", "loader": "torch"}, False),
+        ({"dct_scaling": "low", "no_aug": True}, False),
+    ],
+)
+def test_how_crops_are_scaled(given, scaling):
+    assert scales(Train(**given)) == scaling

@@ -1,0 +1,136 @@
+"""Crops of large photographs with and without their index, on one thread: time, bytes read, stages, and pixels.
+
+    python benchmarks/large_stages.py --data FOLDER
+
+The photographs are mosaics of FOLDER's (`mosaics.py`), converted to tar shards, from a warm page cache. The same random
+crops are decoded in every way, in turn; the processor time of the thread counts, and results are medians of n rounds.
+`psnr` is that of all crops together against exact pixels, in decibels.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+from images import list_images
+from loader_peers import make_tiled, tiled
+from measure import Spread
+from mosaics import SIZES, write_mosaics
+from rich.console import Console
+
+from fastimg.bench.peers.data import Sources
+from fastimg.loaders import ImageDecoder, RandomResizedCrop, open_dataset
+from fastimg.loaders.containers.derived import block_index
+from fastimg.loaders.containers.tars.dataset import TarDataset
+from fastimg.loaders.decoder import SampleReader
+from fastimg.loaders.decoders import large
+from fastimg.loaders.runtime.scratch import Scratch
+
+SCALINGS = {"exact": False, "auto": True, "low": "low"}
+
+
+class Counted:
+    """A dataset whose bytes read are counted, of shards and of the index."""
+
+    def __init__(self, dataset: TarDataset, indexed: bool) -> None:
+        self.dataset = dataset
+        self.blocks = self if indexed else None
+        self.nbytes = self.index_nbytes = 0
+
+    def read(self, *args: Any) -> Any:
+        """A sample, or, of the index, some rows."""
+        if len(args) == 3:
+            found = self.dataset.blocks.read(*args)
+            self.index_nbytes += found[0].nbytes + found[1].nbytes
+            return found
+        data = self.dataset.read(*args)
+        self.nbytes += len(data)
+        return data
+
+    def read_start(self, index: int, nbytes: int, scratch: Scratch) -> memoryview:
+        """See TarDataset."""
+        self.nbytes += nbytes
+        return self.dataset.read_start(index, nbytes, scratch)
+
+    def read_ranges(self, index: int, ranges: Any, view: memoryview) -> None:
+        """See TarDataset."""
+        self.nbytes += len(view)
+        self.dataset.read_ranges(index, ranges, view)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset.blocks, name)
+
+
+def main() -> None:
+    """Measure, print, and append the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of images, flat or with subfolders")
+    parser.add_argument("--megapixels", type=int, nargs="+", default=[12], choices=list(SIZES))
+    parser.add_argument("--mosaics", type=int, default=8)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--gap", type=int, default=large.GAP, help="bytes between ranges that are read with them")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scratch", type=Path, default=None, help="folder for shards; default: the system's")
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "large.jsonl")
+    args = parser.parse_args()
+    large.GAP = args.gap
+    block_index.MIN_PIXELS = 1
+    pictures = [Path(os.path.abspath(args.data / name)) for name in list_images(args.data)]
+    for megapixels in args.megapixels:
+        with tempfile.TemporaryDirectory(dir=args.scratch, prefix="fastimg-large-") as scratch:
+            files = write_mosaics(Path(scratch) / "mosaics", pictures, megapixels, args.mosaics)
+            sources = Sources(folder=Path(scratch) / "photographs", files=tuple(files))
+            make_tiled(sources)
+            _measure(args, megapixels, tiled(sources))
+
+
+def _measure(args: argparse.Namespace, megapixels: int, folder: Path) -> None:
+    dataset = open_dataset(folder)
+    assert isinstance(dataset, TarDataset) and dataset.blocks is not None
+    ids = np.arange(len(dataset))
+    decoders = {name: ImageDecoder(RandomResizedCrop(size=args.size), dct_scaling=s) for name, s in SCALINGS.items()}
+    ways = [(name, indexed) for name in decoders for indexed in (True, False)]
+    scratch, pixels = Scratch(), {way: np.zeros((len(ids), args.size, args.size, 3), np.uint8) for way in ways}
+    times: dict[tuple[str, bool], list[float]] = {way: [] for way in ways}
+    counts = {way: Counted(dataset, way[1]) for way in ways}
+    errors: dict[str, list[float]] = {name: [] for name in decoders}
+    for round_ in range(1 + args.repeats):
+        draws = decoders["exact"].draw(0, round_, ids)
+        for name, indexed in ways if round_ % 2 else ways[::-1]:
+            way = (name, indexed)
+            rows = {"inputs": pixels[way]}
+            began = time.thread_time()
+            failures = decoders[name].fill(SampleReader(counts[way]), ids.tolist(), draws, rows, scratch)
+            times[way].append(1e6 * (time.thread_time() - began) / len(ids))
+            assert not failures
+        for name in decoders:
+            if not np.array_equal(pixels[name, True], pixels[name, False]):
+                raise RuntimeError(f"{name}: the pixels with and without the index differ")
+            errors[name].append(float(np.mean((pixels[name, True].astype(float) - pixels["exact", True]) ** 2)))
+    rows = []
+    for name, indexed in ways:
+        spent = Spread.of(times[name, indexed][1:])
+        error = float(np.mean(errors[name]))
+        row = {"megapixels": megapixels, "decoded": name, "index": indexed}
+        row |= {"psnr": round(10 * np.log10(255**2 / error), 1) if error else None}
+        crops = len(ids) * (1 + args.repeats)
+        row |= {"bytes_per_crop": round(counts[name, indexed].nbytes / crops)}
+        row |= {"bytes_of_index_per_crop": round(counts[name, indexed].index_nbytes / crops)}
+        shared = {"benchmark": "large stages", "mosaics": len(ids), "size": args.size, "gap": args.gap}
+        sizes = {
+            "bytes_per_image": round(float(dataset.records["size"].mean())),
+            "bytes_of_index_per_image": round((folder / "train.ftil").stat().st_size / len(ids)),
+        }
+        record = {**shared, **row, **spent.fields("cpu_microseconds"), **sizes, "environment": measure.environment()}
+        measure.append(args.out, {**record, "data": args.data.resolve().name})
+        rows.append(row | spent.columns("us"))
+    title = f"{sizes['bytes_per_image']:,} bytes an image, {sizes['bytes_of_index_per_image']:,} bytes of index"
+    measure.show(Console(width=160), title, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Crops of large tiled JPEGs from the bytes that they need, by the index that is kept beside the shards.
+
+entry -> header -> window of the crop -> the region's blocks (index) -> its bytes, in few reads -> row
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.containers.derived.block_index import BlockIndex
+from fastimg.loaders.crop import Crop
+from fastimg.loaders.decode import Pixels
+from fastimg.loaders.decoder import SampleReader
+from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER
+from fastimg.loaders.jpeg.decoding.entropy import PAD
+from fastimg.loaders.jpeg.decoding.frame import mcu_blocks, new_header, view_of
+from fastimg.loaders.jpeg.decoding.region import find_region, new_region
+from fastimg.loaders.jpeg.decoding.tiled import is_mirrored, peek
+from fastimg.loaders.jpeg.indexed.crops import crop_known
+from fastimg.loaders.jpeg.indexed.spans import join, locate
+from fastimg.loaders.jpeg.indexed.sparse import are_marked
+from fastimg.loaders.runtime.scratch import Scratch
+
+GAP = 16384  # bytes between ranges that are read with them rather than skipped
+SHARE = 0.5  # of the rows of tiles: with more of them, reading all is as fast, unless blocks are decoded in part
+
+
+class PartialReads:
+    """Decodes crops by an index. It belongs to one thread, which reuses it."""
+
+    def __init__(self) -> None:
+        self._header = new_header()
+        self._region = new_region()
+        self._positions = np.empty(0, np.uint32)
+
+    def crop(
+        self,
+        reader: SampleReader,
+        index: int,
+        crop: Crop,
+        draws: Sequence[float],
+        max_pixels: int,
+        scaling: int,
+        scratch: Scratch,
+        out: Pixels,
+    ) -> bool:
+        """Decode the crop of a sample to `out`; False if it has no index, or this cannot decode it.
+
+        Where its index does not fit, that is noted, and the result is False, too.
+        """
+        dataset: Any = reader.dataset
+        blocks: BlockIndex | None = getattr(dataset, "blocks", None)
+        entry = blocks.entry(index) if blocks is not None else None
+        if blocks is None or entry is None:
+            return False
+        header, region = self._header, self._region
+        begin = entry[3]
+        start = view_of(reader.timed(dataset.read_start, index, begin, scratch))
+        width, height, _ = peek(start, header)
+        if width == 0 or int(header["offset"][0]) != begin:
+            blocks.doubt(index)
+            return False
+        if width * height > max_pixels:
+            return False
+        window = crop.window(width, height, draws)
+        box, size, at = window
+        bicubic = crop.interpolation == "bicubic"
+        if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
+            return False
+        if not find_region(header, box, size, at, (out.shape[1], out.shape[0]), bicubic, scaling, region):
+            return False
+        if int(region["width"][0]) * int(region["height"][0]) > MAX_DECODED:
+            return False
+        sparse = region["low"][0] or region["side"][0] == 1
+        if not sparse and int(region["bottom"][0] - region["top"][0]) > SHARE * entry[2]:
+            return False
+        located = self._locate(reader, blocks, entry)
+        if located is None:
+            blocks.doubt(index)
+            return False
+        positions, places, ranges = located
+        nbytes = int((ranges[:, 1] - ranges[:, 0]).sum())
+        data = np.frombuffer(scratch.spliced(begin + nbytes + PAD), np.uint8, begin + nbytes + PAD)
+        data[:begin] = start[:begin]
+        reader.timed(dataset.read_ranges, index, ranges.tolist(), data.data[begin : begin + nbytes])
+        data = view_of(data.data)
+        if not are_marked(data[: begin + nbytes], header, region, positions, places):
+            blocks.doubt(index)
+            return False
+        status = OTHER
+        while (status := crop_known(data, header, region, positions, places, bicubic, scratch.work(0), out)) > 0:
+            scratch.work(status)
+        return status == DONE
+
+    def _locate(
+        self, reader: SampleReader, blocks: BlockIndex, entry: tuple[int, int, int, int]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """The positions of the region's blocks, the places of its rows in the buffer, and the ranges to read.
+
+        None if the index does not fit.
+        """
+        header, region = self._header, self._region
+        left, right, top, bottom = (int(region[name][0]) for name in ("left", "right", "top", "bottom"))
+        down = bottom - top
+        count = int(mcu_blocks(header) * header["interval"][0]) + 1
+        tiles = (right - left) * down
+        found = reader.timed(blocks.read, entry, top, bottom) if bottom <= entry[2] else None
+        if found is None:
+            return None
+        if self._positions.size < tiles * count:
+            self._positions = np.empty(tiles * count, np.uint32)
+        positions = self._positions[: tiles * count].reshape(tiles, count)
+        spans, ranges, places = np.empty((down, 2), np.int64), np.empty((down, 2), np.int64), np.empty(down, np.int64)
+        rows, lengths = found
+        if not locate(header, region, rows, lengths, positions, spans) or spans[:, 1].max() > entry[1]:
+            return None
+        return positions, places, ranges[: join(spans, GAP, entry[3], places, ranges)]

@@ -1,0 +1,97 @@
+"""`<split>.ftil`: the index of large photographs is kept beside the shards, and changes no pixel."""
+
+import shutil
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.containers.derived import block_index
+
+from ..jpeg.test_tiled import encoded
+
+SIDE = 200
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """Convert six images, of which all but one are large; `make(container)` returns the folder."""
+    monkeypatch.setattr(block_index, "MIN_PIXELS", SIDE * SIDE)
+    for i in range(6):
+        file = tmp_path / "source" / "ab"[i % 2] / f"{i}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(encoded(SIDE + 40 * i if i else 90, SIDE, "420", seed=i))
+
+    def make(container):
+        folder = tmp_path / container
+        convert(Convert(src=tmp_path / "source", dst=folder, format=container, workers="1"), Console(quiet=True))
+        return folder
+
+    return make
+
+
+def pixels_of(dataset, scaling, index=True):
+    if not index:
+        dataset.blocks = None
+    decoder = ImageDecoder(RandomResizedCrop(size=12, scale=(0.1, 0.5)), dct_scaling=scaling)
+    with Loader(dataset, decoder, LoaderConfig(batch_size=6, workers=1, order="sequential", on_error="fail")) as loader:
+        return [batch.inputs.numpy().copy() for _ in range(3) for batch in loader]
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_batches_are_those_without_it(shards, container, monkeypatch):
+    folder = shards(container)
+    assert (folder / "train.ftil").is_file()
+    dataset = open_dataset(folder)
+    whole = []
+    monkeypatch.setattr(dataset, "read", lambda *args: whole.append(args[0]) or type(dataset).read(dataset, *args))
+    (small,) = (i for i in range(6) if dataset.blocks.entry(i) is None)
+    for scaling in (False, True, "low"):
+        plain = pixels_of(open_dataset(folder), scaling, index=False)
+        whole.clear()
+        assert np.array_equal(plain, pixels_of(dataset, scaling))
+        assert whole.count(small) == 3  # in each epoch
+        assert len(whole) < 18 if scaling != "low" else len(whole) == 3  # images of whose rows most are decoded in full
+
+
+def test_it_is_made_again_where_it_is_missing_or_stale(shards):
+    folder = shards("tar")
+    made = (folder / "train.ftil").read_bytes()
+    for spoilt in (None, made[:100], made[:90] + bytes([made[90] ^ 1]) + made[91:]):
+        (folder / "train.ftil").unlink()
+        if spoilt is not None:
+            (folder / "train.ftil").write_bytes(spoilt)
+        dataset = open_dataset(folder)
+        assert dataset.blocks is not None and not dataset.notes
+        assert (folder / "train.ftil").read_bytes() == made
+    assert sorted(path.name for path in folder.iterdir() if ".part" in path.name) == []
+
+
+def test_an_index_that_does_not_fit_is_noted(shards):
+    folder = shards("tar")
+    made = bytearray((folder / "train.ftil").read_bytes())
+    made[-2000:] = bytes(2000)  # of the last samples; only what is kept in memory has a checksum
+    (folder / "train.ftil").write_bytes(bytes(made))
+    dataset = open_dataset(folder)
+    assert np.array_equal(pixels_of(dataset, "low"), pixels_of(open_dataset(folder), "low", index=False))
+    (note,) = dataset.notes
+    assert "train.ftil: does not fit sample" in note
+
+
+def test_where_it_cannot_be_kept_images_are_read_whole(shards):
+    folder = shards("tar")
+    (folder / "train.ftil").unlink()
+    (folder / "train.ftil").mkdir()  # so that no file can be put there, whoever runs this
+    dataset = open_dataset(folder)
+    assert dataset.blocks is None and "read whole" in dataset.notes[0]
+    assert len(pixels_of(dataset, "low")) == 3
+
+
+def test_small_images_have_none(shards, monkeypatch):
+    monkeypatch.setattr(block_index, "MIN_PIXELS", 10**9)
+    folder = shards("tar")
+    assert not (folder / "train.ftil").exists() and open_dataset(folder).blocks is None
+    shutil.rmtree(folder)
