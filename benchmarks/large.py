@@ -17,7 +17,8 @@ from typing import Any
 
 import measure
 from images import list_images
-from loader_peers import INSTALL, make_tiled, tiled
+from loader_peers import INSTALL
+from loader_peers.tiled import make_tiled, tiled
 from mosaics import SIZES, write_mosaics
 from rich.console import Console
 

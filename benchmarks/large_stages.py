@@ -17,7 +17,7 @@ from typing import Any
 import measure
 import numpy as np
 from images import list_images
-from loader_peers import make_tiled, tiled
+from loader_peers.tiled import make_tiled, tiled
 from measure import Spread
 from mosaics import SIZES, write_mosaics
 from rich.console import Console

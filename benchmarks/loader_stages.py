@@ -17,7 +17,7 @@ import numpy as np
 import simplejpeg
 import torch
 from gil import Sampler
-from loader_peers import tiled
+from loader_peers.tiled import tiled
 from measure import Spread
 from rich.console import Console
 
