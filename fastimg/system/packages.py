@@ -49,6 +49,7 @@ OPTIONAL = {
     "onnx": ("onnx", "onnx", "pip install '.[export]'"),
     "onnxruntime": ("onnxruntime", "onnxruntime", "pip install '.[export]'"),
     "optuna": ("optuna", "optuna", "pip install '.[tune]'"),
+    "tifffile": ("tifffile", "tifffile", "pip install '.[tiff]'"),
     "obstore": ("obstore", "obstore", "pip install '.[remote]'"),
     "ray": ("ray", "ray", "pip install '.[ray]'"),
     "tensorboard": ("tensorboard", "tensorboard", "pip install '.[tensorboard]'"),

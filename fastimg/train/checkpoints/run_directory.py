@@ -189,6 +189,8 @@ def _setting(config: Train, name: str) -> Any:
     value = getattr(config, name)
     if name == "patience_metric":  # runs from before this flag can be resumed
         return value or (None if config.patience is None else DEFAULT_METRIC)
+    if name == "in_chans":  # and from before this one, which were of RGB images
+        return value or 3
     return value == "fsdp" if name == "strategy" else value
 
 
