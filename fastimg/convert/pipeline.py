@@ -39,7 +39,7 @@ from fastimg.errors import UsageError, printable
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
-from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.containers.datasets import index_large, open_dataset
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import with_flags
@@ -332,6 +332,7 @@ def _lacking(job: _Job, entry: SourceEntry, note: bytes) -> tuple[list[str], boo
 def _open_once(folder: Path, description: dict[str, Any]) -> None:
     """Open every split: this writes its compact index, and shows that it can be opened."""
     for split in description["splits"]:
+        index_large(folder, split)
         with contextlib.closing(open_dataset(folder, split)) as dataset:
             captions_of(folder, dataset)
 

@@ -18,6 +18,7 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import Captions, captions_of
 from fastimg.loaders.containers.content import Content, samples_of
+from fastimg.loaders.containers.datasets import index_large
 from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.foreign import foreign_shards
@@ -124,6 +125,7 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
     printed: set[str] = set()
     for name, split in splits.items():
         try:
+            index_large(config.data, name)
             dataset = open_dataset(config.data, name)
         except DataError as error:
             faults.append(Fault(str(config.data), str(error)))

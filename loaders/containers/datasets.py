@@ -27,7 +27,7 @@ from fastimg.loaders.wording import plural
 
 from .betons.dataset import BetonDataset
 from .content import Content
-from .derived.block_index import block_index
+from .derived.block_index import MOST_AT_OPENING, block_index
 from .derived.field_columns import field_columns, fields_of_beton, fields_of_tars
 from .derived.target_columns import columns_of_beton, columns_of_tars, target_columns
 from .description import declared_targets, read_description, stated_fields
@@ -117,7 +117,7 @@ def open_dataset(
         return BetonDataset(_pick(path, {"train": path}, split))
     refuse_no_folder(path)
     if (path / "dataset.json").exists():
-        return _open_converted(path, split)
+        return _open_converted(path, split, MOST_AT_OPENING)
     _refuse_unfinished(path)  # otherwise its finished shards would be read as another writer's
     if shards := foreign_shards(path):
         refuse_class_folder(path, [tar for tars in shards.values() for tar in tars])
@@ -204,7 +204,16 @@ def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:
     return splits[split]
 
 
-def _open_converted(path: Path, split: str) -> Dataset:
+def index_large(path: Path, split: str) -> None:
+    """Index the large photographs of a split of shards, however many there are: opening it does that for a few alone.
+
+    Does nothing for data without a dataset.json. Raises DataError as `open_dataset` does.
+    """
+    if (path / "dataset.json").exists():
+        _open_converted(path, split, None).close()
+
+
+def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
     description = read_description(path)
     shards = _pick(path, description["splits"], split)["shards"]
     classes = tuple(description["classes"])
@@ -227,7 +236,7 @@ def _open_converted(path: Path, split: str) -> Dataset:
         with contextlib.ExitStack() as stack:
             stack.callback(beton.close)
             _declare(path, split, beton, description)
-            _index_blocks(path, split, beton)
+            _index_blocks(path, split, beton, most)
             stack.pop_all()
         return beton
     for shard in shards if mirror is None else ():  # what is fetched is verified when it arrives
@@ -248,7 +257,7 @@ def _open_converted(path: Path, split: str) -> Dataset:
         _check_count(index_path(path / shard["name"]), count, shard["samples"])
     _declare(path, split, dataset, description)
     if mirror is None:  # to make it, every shard would be fetched
-        _index_blocks(path, split, dataset)
+        _index_blocks(path, split, dataset, most)
     return dataset
 
 
@@ -275,11 +284,11 @@ def _declare(path: Path, split: str, dataset: TarDataset | BetonDataset, descrip
         _attach_fields(path, split, dataset, description, list(fields.values()))
 
 
-def _index_blocks(path: Path, split: str, dataset: TarDataset | BetonDataset) -> None:
+def _index_blocks(path: Path, split: str, dataset: TarDataset | BetonDataset, most: int | None) -> None:
     """Give a dataset of images the index of its large ones, if it has any."""
     if dataset.content == "images":
         notes = list(dataset.notes)
-        dataset.blocks = block_index(path, split, dataset.pixels(), dataset.fingerprint, dataset.read, notes)
+        dataset.blocks = block_index(path, split, dataset.pixels(), dataset.fingerprint, dataset.read, notes, most)
         dataset.notes = notes
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
 
 from .kept import DerivedFile
 
@@ -26,6 +27,8 @@ from .kept import DerivedFile
 # 2 megapixels, 1.26 and 1.17 at 1 (benchmarks/large_stages.py).
 MIN_PIXELS = 2_000_000
 ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8"), ("rows", "<u4"), ("begin", "<u4")])
+
+MOST_AT_OPENING = 5_000_000_000  # pixels that are indexed by the way, which takes some ten seconds
 
 _ROW = np.dtype([("data", "<u4"), ("lengths", "<u4"), ("check", "<u4")])
 _AHEAD = 4  # photographs for each processor that are in memory while the index is made
@@ -81,10 +84,12 @@ def block_index(
     fingerprint: str,
     read: Callable[[int, Scratch], memoryview],
     notes: list[str],
+    most: int | None = None,
 ) -> BlockIndex | None:
     """The index of a split's large JPEGs: the one that is kept, or a new one, which is kept from now on.
 
-    `pixels` [N] of each sample. None if there are none of MIN_PIXELS, or if it cannot be kept, which `notes` say then.
+    `pixels` [N] of each sample. None if there are none of MIN_PIXELS, or if it cannot be kept, or has to be made of
+    more than `most` pixels; `notes` say which.
     """
     large = np.flatnonzero(pixels >= MIN_PIXELS)
     if not large.size:
@@ -92,6 +97,12 @@ def block_index(
     file = DerivedFile(folder, f"{split}.ftil", b"FIMGTIL1")
     stamp = hashlib.sha256(f"blocks {fingerprint} {MIN_PIXELS}".encode()).digest()
     found = file.kept_open(stamp, len(pixels) * ENTRY.itemsize)
+    if found is None and most is not None and (amount := int(pixels[large].sum())) > most:
+        notes.append(
+            f"{folder}: {plural(len(large), 'large photograph')} of {amount / 1e9:,.1f} gigapixels in all are read "
+            "whole, as long as they have no index; it is made once, by verifying the data"
+        )
+        return None
     if found is None:
         entries = np.zeros(len(pixels), ENTRY)
 

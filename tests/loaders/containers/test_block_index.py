@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fastimg.config.commands import Convert
+from fastimg.config.commands import Convert, Verify
 from fastimg.convert.pipeline import convert
+from fastimg.convert.verify import verify
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.containers import datasets
 from fastimg.loaders.containers.derived import block_index
 
 from ..jpeg.test_tiled import encoded
@@ -88,6 +90,21 @@ def test_where_it_cannot_be_kept_images_are_read_whole(shards):
     dataset = open_dataset(folder)
     assert dataset.blocks is None and "read whole" in dataset.notes[0]
     assert len(pixels_of(dataset, "low")) == 3
+
+
+def test_of_many_it_is_not_made_by_the_way(shards, monkeypatch):
+    monkeypatch.setattr(datasets, "MOST_AT_OPENING", SIDE * SIDE)
+    folder = shards("tar")
+    made = (folder / "train.ftil").read_bytes()  # converting makes it in any case
+    (folder / "train.ftil").unlink()
+    dataset = open_dataset(folder)
+    (note,) = dataset.notes
+    assert dataset.blocks is None and "5 large photographs of 0.0 gigapixels in all are read whole" in note
+    assert not (folder / "train.ftil").exists()
+    assert verify(Verify(data=folder), Console(quiet=True), Console(quiet=True)) == 0
+    assert (folder / "train.ftil").read_bytes() == made
+    dataset = open_dataset(folder)
+    assert dataset.blocks is not None and not dataset.notes
 
 
 def test_small_images_have_none(shards, monkeypatch):
