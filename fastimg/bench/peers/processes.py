@@ -1,6 +1,7 @@
 """Runs each loader in its own process, so that its settings, threads and crashes do not affect the others.
 
-The parent requests one epoch at a time, so epochs of all loaders are interleaved, and the other loaders are idle. Each
+The parent requests one epoch at a time, so epochs of all loaders are interleaved. A loader answers when it is idle, so
+that batches which it prepares for its next epoch take no cores from the others. Each
 process leads a session: only the parent handles Ctrl-C, and whatever a loader has started ends with its process.
 """
 
@@ -32,6 +33,9 @@ from .pipelines import Batches, Peer, Workload
 
 _TIMEOUT = 600  # seconds to wait for an answer
 _PATIENCE = 20  # seconds that a loader may take to exit
+_AHEAD = 5.0  # seconds that a loader may go on after an epoch, with batches of the next one
+_LOOK = 0.1  # seconds between two looks at whether it still does
+_IDLE = 0.2  # of a core
 _MAX_CHARACTERS = 300  # of a fault
 
 
@@ -220,7 +224,19 @@ def _epoch(batches: Batches, size: int) -> Epoch:
         count += len(batch)
     seconds = time.perf_counter() - began
     after = _cpu_seconds()
+    _settle()
     return Epoch(count, seconds, None if before is None or after is None else after - before)
+
+
+def _settle() -> None:
+    """Wait until what a loader does ahead of its next epoch is done: it would take cores from the loader after it."""
+    end = time.monotonic() + _AHEAD
+    busy = _cpu_seconds()
+    while busy is not None and time.monotonic() < end:
+        time.sleep(_LOOK)
+        before, busy = busy, _cpu_seconds()
+        if busy is None or busy - before <= _IDLE * _LOOK:
+            return
 
 
 def _images(batches: Batches, size: int) -> npt.NDArray[np.uint8]:
