@@ -371,20 +371,23 @@ def test_invalid_values(files, tmp_path):
         Loader(tmp_path / "nowhere", batch_size=4, crop=16)
 
 
+SAID_WITHIN = {"block", "window", "split", "cache_dir", "cache_limit", "storage_options"}  # the texts of others
+
+
 def test_the_signature_is_that_of_the_config():
-    """The output of `help(Loader)`: every field of LoaderConfig with its type and default, batch_size optional."""
+    """The output of `help(Loader)`: every field of LoaderConfig with its type and default, or None where it is open."""
     parameters, types = inspect.signature(Loader).parameters, typing.get_type_hints(Loader.__init__)
     stated = typing.get_type_hints(LoaderConfig)
     for field in dataclasses.fields(LoaderConfig):
-        parameter, required = parameters[field.name], field.name == "batch_size"
+        parameter, is_open = parameters[field.name], field.name in ("batch_size", "order", "block")
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        assert types[field.name] == (int | None if required else stated[field.name])
-        assert parameter.default == (None if required else field.default)
+        assert types[field.name] == (stated[field.name] | None if is_open else stated[field.name])
+        assert parameter.default == (None if is_open else field.default)
     names = [field.name for field in dataclasses.fields(LoaderConfig)]
     assert [name for name in parameters if name in names] == names
     assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     told = re.findall(r"^    ([a-z_, ]+):", inspect.getdoc(Loader).replace("\n", "\n    "), re.MULTILINE)
-    assert {name for line in told for name in line.split(", ")} | {"block", "window", "split"} == set(parameters)
+    assert {name for line in told for name in line.split(", ")} | SAID_WITHIN == set(parameters)
 
 
 def test_every_keyword_reaches_the_config(files):
