@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from fastimg.loaders.errors import DataError
 
@@ -72,6 +72,8 @@ class RemoteFolder:
                 f"{parts.scheme}://{parts.hostname}{parts.path}: names and passwords do not belong in a URL, which is "
                 "written down; give them in the environment or with storage_options="
             )
+        if parts.scheme == "file" and not os.path.isdir(unquote(parts.path)):
+            raise DataError(f"{url}: no such folder; check the URL")
         self.url = url
         options = dict(options or {})
         client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "read_timeout": READ_TIMEOUT, "timeout": "1h"}

@@ -99,6 +99,10 @@ class TestFaults:
         with pytest.raises(DataError, match=r"^https://host/D: names and passwords do not belong in a URL"):
             open_dataset("https://me:secret@host/D", cache_dir=cache_dir)
 
+    def test_a_folder_that_is_not_there(self, tmp_path, cache_dir):
+        with pytest.raises(DataError, match=r"^file://.*/none: no such folder; check the URL$"):
+            open_dataset(f"file://{tmp_path}/none", cache_dir=cache_dir)
+
     def test_without_obstore(self, cache_dir, monkeypatch):
         monkeypatch.setitem(sys.modules, "obstore.store", None)
         with pytest.raises(DataError, match=r"pip install 'fastimg\[remote\]'"):
