@@ -160,7 +160,8 @@ def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> Train:
     base = yaml_file.layered(given | ({} if url_of(asked.data) is None else {"data": asked.data}))
     refuse(base, TRAIN if base.weights is None else [rule for rule in TRAIN if isinstance(rule, Range | Excludes)])
     # What a file says of one run is not for all of them; a recipe's settings are in `base` by now.
-    return replace(base, data=None, config=None, recipe=None, output=Train().output, name=None, resume=None)
+    data = None if url_of(asked.data) is None else asked.data  # of a URL, other flags have an effect
+    return replace(base, data=data, config=None, recipe=None, output=Train().output, name=None, resume=None)
 
 
 def _objectives(text: str) -> tuple[str, ...]:

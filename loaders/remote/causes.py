@@ -33,6 +33,14 @@ _KNOWN: tuple[tuple[str, Cause], ...] = (
     ),
     (r"NoSuchBucket", Cause("no such bucket; check the URL and storage_options=")),
     (
+        r"169\.254\.169\.254|metadata\.google\.internal",
+        Cause(
+            "no credentials: there are none in the environment (as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), and "
+            "this machine has no role that gives some; a public bucket needs skip_signature=true with storage_options=",
+            passes=True,
+        ),
+    ),
+    (
         r"dns error|failed to lookup address|Name or service not known",
         Cause("its host has no address; check the URL, the network and storage_options=", passes=True),
     ),
