@@ -25,6 +25,7 @@ from fastimg.config.rule_tables import EMBED
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import DatasetPart, build_loader, center_crop, check_classes, worker_count
 from fastimg.data.derived import cache_root
+from fastimg.data.elsewhere import setting_of, sources, with_local_data
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import why_not
 from fastimg.errors import UsageError, UserError
@@ -58,11 +59,14 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         ranks = stack.enter_context(start(config.device))
         set_backends(ranks.device)
         precision = choose_precision(ranks.device, config.amp, "auto")
+        config = with_local_data(config)
         check_classes(config.data, config.classes)
         names = [config.split] if config.split else list(list_splits(config.data, config.classes))
         datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
         for dataset in datasets.values():
             stack.callback(dataset.close)
+        for line in sources(datasets.values()) if ranks.first else ():
+            say(err, line)
         model, preprocessing = _model(config, next(iter(datasets.values())), stated)
         if origin and ranks.first:
             say(err, f"weights: {origin}")
@@ -187,7 +191,7 @@ def _before(config: Embed, encoding: Encoding) -> dict[str, Any]:
 def _settings(config: Embed, encoding: Encoding) -> dict[str, Any]:
     """The settings that distinguish two folders of embeddings."""
     about: dict[str, Any] = json.loads(json.dumps(encoding.about()))
-    return {"data": str(config.data.resolve()), "format": config.format, "encoder": about}
+    return {"data": setting_of(config.data), "format": config.format, "encoder": about}
 
 
 def _clear(folder: Path, made: Collection[str], kept: Collection[str]) -> None:

@@ -1,15 +1,18 @@
 """Shards of an object store, read as if they were here: a ShardFiles of containers/watch.
 
 A shard is opened for each read, so none is held that nobody reads. It is fetched by the first thread that misses
-it, if it was not fetched ahead.
+it, if it was not fetched ahead. With a cache of 0 bytes, samples are read one by one, each by a request for its range.
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +23,11 @@ from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.wording import plural
 
-from .mirrors import Mirror, PresentShards
+from .fetching import RANGE, STREAMS
+from .mirrors import Lease, Mirror, PresentShards
 from .shard_cache import WantedFile, in_words
 
+PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetched
 AHEAD = 2  # shards that are fetched in the background at once
 _SLACK = 4  # shards beyond the samples in use: half begun at either end, and those that are fetched ahead
 
@@ -34,12 +39,17 @@ class FetchedFiles:
         self.mirror = mirror
         self._shards = shards
         self._indexes = indexes
-        for shard in shards:
+        self._peeks = [0] * len(shards)
+        self.by_ranges = mirror.cache.limit == 0
+        for shard in () if self.by_ranges else shards:
             mirror.cache.check(mirror.folder / shard.name, shard)
         self._ahead = _Ahead(lambda number: mirror.bring(shards[number]))
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """See ShardFiles."""
+        if self.by_ranges:
+            self.mirror.read_bound(self._shards[number], view, offset)
+            return
         file = self.mirror.open(self._shards[number])
         try:
             fill(file, view, offset)
@@ -52,9 +62,10 @@ class FetchedFiles:
             os.close(file)
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
-        """See ShardFiles: of a shard that is not here, no more than this is fetched."""
+        """See ShardFiles: of a shard that is not here, no more than this is fetched for PEEKS times."""
         shard = self._shards[number]
-        if not self.mirror.has(shard):
+        if not self.mirror.has(shard) and (self.by_ranges or self._peeks[number] < PEEKS):
+            self._peeks[number] += 1
             return self.mirror.read_part(shard, size, offset)
         file = self.mirror.open(shard)
         try:
@@ -69,6 +80,8 @@ class FetchedFiles:
         self, numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
     ) -> None:
         """See ShardFiles: shards that are here are read ahead, others fetched in the background."""
+        if self.by_ranges:
+            return
         for number in np.unique(numbers).tolist():
             if not self.mirror.has(self._shards[number]):
                 self._ahead.request(number)
@@ -86,14 +99,51 @@ class FetchedFiles:
         """See ShardFiles."""
         return PresentShards(self.mirror, self._shards, self._indexes)
 
+    @property
+    def size(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self._shards)
+
+    def about(self) -> str:
+        """Where samples come from, and by which way, in words."""
+        cache = self.mirror.cache
+        if self.by_ranges:
+            return f"samples come from {self.mirror.url} one by one, and nothing is kept: the cache may hold 0 bytes"
+        return f"shards come from {self.mirror.url} into {cache.root}, at most {in_words(cache.limit)} of them"
+
+    def lease(self, most: int) -> tuple[list[int], list[Lease]]:
+        """The first shards, at least one and up to `most` bytes, in the cache for as long as the leases are kept.
+
+        Returns their numbers, too. Raises DataError.
+        """
+        ends = np.cumsum([shard.size for shard in self._shards])
+        count = max(int(np.searchsorted(ends, most, side="right")), 1)
+        numbers = list(range(min(count, len(self._shards))))
+        return numbers, [self.mirror.lease(self._shards[number]) for number in numbers]
+
+    def rate(self, seconds: float) -> float:
+        """Bytes per second that the store gives as many streams as fetch shards, for at least `seconds`.
+
+        Nothing is kept. Raises DataError.
+        """
+        places = [(shard, at) for shard in self._shards for at in range(0, shard.size, RANGE)]
+        began = time.perf_counter()
+        got = 0
+        turn = itertools.cycle(places)
+        with ThreadPoolExecutor(AHEAD * STREAMS, "fastimg-network") as pool:
+            while True:
+                block = list(itertools.islice(turn, min(AHEAD * STREAMS, len(places))))
+                got += sum(pool.map(lambda place: len(self.mirror.read_part(place[0], RANGE, place[1])), block))
+                if (took := time.perf_counter() - began) >= seconds:
+                    return got / took
+
     def check_order(self, order: str, by_shards: bool, window: int, samples: int, ahead: int) -> None:
         """Refuse an order that would fetch shards again and again. Raises DataError.
 
         `samples`: of the split; `ahead`: those of the batches that are being filled, and that are read ahead.
         """
-        total = sum(shard.size for shard in self._shards)
-        limit = self.mirror.cache.limit
-        if total <= limit or not self._shards:
+        total, limit = self.size, self.mirror.cache.limit
+        if total <= limit or self.by_ranges:
             return
         url, holds = self.mirror.url, f"the cache holds {in_words(limit)} of its {in_words(total)}"
         if order == "random" or (order == "quasi-random" and not by_shards):

@@ -36,11 +36,12 @@ _SHARE = 0.5  # of the disk's free space: the default limit
 
 
 class WantedFile(NamedTuple):
-    """A file as dataset.json states it."""
+    """A file as dataset.json states it; of other writers as the store does: `tag`, and `sha256` of what it states."""
 
     name: str
     size: int
     sha256: str
+    tag: str = ""
 
 
 class Spent(NamedTuple):
@@ -107,6 +108,14 @@ class ShardCache:
             f"{path}: gone or altered each of the {_ROUNDS} times that it was fetched; give a larger cache_limit=, or "
             "a folder that nobody else writes to"
         )
+
+    def forget(self, path: Path) -> None:
+        """Delete a file, so that it is fetched again. Whoever reads it goes on reading what was there."""
+        path.unlink(missing_ok=True)
+
+    def count_range(self, size: int, seconds: float) -> None:
+        """Count bytes that a reader has waited for, and that are not kept."""
+        self._count(size=size, waited=seconds)
 
     def mark(self, folder: Path) -> None:
         """Make a folder of the cache, whose shards have a remote copy and may be deleted."""

@@ -12,6 +12,7 @@ _AUGMENTATION = (
     *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "hue", "grayscale_prob"),
     *("gaussian_blur_prob", "solarize_prob", "reprob", "mixup", "cutmix", "no_aug"),
 )
+STORE = ("cache_dir", "cache_limit", "storage_option")
 SECTIONS: Mapping[str, Sections] = {
     "train": {
         "model": (
@@ -72,7 +73,7 @@ SECTIONS: Mapping[str, Sections] = {
         "run": ("workers", "on_error", "json"),
     },
     "inspect": {
-        "data": ("split", "classes", "headers_only", "max_pixels", "workers"),
+        "data": ("split", "classes", "headers_only", "max_pixels", "workers", *STORE),
         "pictures": ("no_pictures", "samples", "draw_fields", "img_size", "config", "output", "seed"),
         "augmentation": _AUGMENTATION,
         "output": ("json",),
@@ -89,7 +90,7 @@ SECTIONS: Mapping[str, Sections] = {
             "batch_size",
             "img_size",
         ),
-        "data": ("split", "loader", "workers", "decode", "seed", "scratch"),
+        "data": ("split", "loader", "workers", "decode", "seed", "scratch", *STORE),
         "augmentation": _AUGMENTATION,
         "precision and devices": ("amp", "channels_last", "device"),
         "output": ("plot", "json"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastimg import __version__
+from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.search.messages import Arrived, HostFault, Message
 from fastimg.system.core_shares import CoreClaim
 
@@ -46,10 +47,11 @@ def shared_places(data: Path, folder: Path) -> SharedPlaces:
     word = secrets.token_hex(8)
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(word)
+    here = mirror_at(data) is None  # an object store is opened by each node
     return SharedPlaces(
         version=__version__,
-        data=data.resolve(),
-        entries=_entries(data),
+        data=data.resolve() if here else Path(),
+        entries=_entries(data) if here else (),
         token=Path(name),
         word=word,
         here=Path.cwd(),
