@@ -85,6 +85,8 @@ class RemoteFolder:
     AWS_ACCESS_KEY_ID. Raises DataError for an option or a URL that obstore does not know, or without obstore.
     """
 
+    retries = 0  # of obstore's own, beside the attempts here
+
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
         try:
             from obstore.store import from_url
@@ -108,7 +110,7 @@ class RemoteFolder:
             if key in options:
                 value = options.pop(key)
                 client[key] = value.lower() in ("true", "1", "yes") if key in _SWITCHES else value
-        more: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}, **options}
+        more: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": self.retries}, **options}
         try:
             self._store: ObjectStore = from_url(url, **(options if parts.scheme == "file" else more))
         except Exception as error:

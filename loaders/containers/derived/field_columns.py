@@ -9,7 +9,7 @@ import numpy as np
 from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.betons.kinds import beton_field
 from fastimg.loaders.containers.fields import ABSENT, POSITION, FieldColumn, StoredField
-from fastimg.loaders.containers.tars.shards import index_path, parse_index
+from fastimg.loaders.containers.tars.shards import Sample, index_path, parse_index
 from fastimg.loaders.errors import ShardError
 
 from .kept import DerivedFile, kept_columns
@@ -34,15 +34,23 @@ def field_columns(
 
 def fields_of_tars(shards: Iterable[Path], fields: Sequence[StoredField]) -> list[FieldColumn]:
     """The columns of `fields` from the indexes of our shards and, for numbers, their notes. Raises ShardError."""
+    samples = (parse_index(index_path(shard), shard.stat().st_size) for shard in shards)
+    return fields_of_samples(samples, notes_of_tars(shards), fields)
+
+
+def fields_of_samples(
+    shards: Iterable[list[Sample]], notes: Iterator[tuple[str, dict[str, Any]]], fields: Sequence[StoredField]
+) -> list[FieldColumn]:
+    """The columns of `fields` from the samples of each shard and, for numbers, the notes of all. Raises ShardError."""
     placed = [field for field in fields if field.member]
     found: dict[str, list[tuple[int, int, int]]] = {field.name: [] for field in placed}
     for number, shard in enumerate(shards):
-        for sample in parse_index(index_path(shard), shard.stat().st_size):
+        for sample in shard:
             members = {member.ext: (member.offset, member.size, number) for member in sample}
             for field in placed:
                 found[field.name].append(members.get(field.member, (0, 0, 0)))
     numbers = [field for field in fields if not field.member]
-    columns = _number_columns(notes_of_tars(shards), numbers) if numbers else {}
+    columns = _number_columns(notes, numbers) if numbers else {}
     for field in placed:
         positions = np.array(found[field.name], POSITION)
         columns[field.name] = FieldColumn(schema=field, present=positions["offset"] > 0, positions=positions)

@@ -4,6 +4,7 @@ Texts have no width and height, and their own kind of stamp.
 """
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence, Set
@@ -71,6 +72,22 @@ def records(
     body = made.tobytes() + "\n".join(notes).encode("utf-8", "surrogateescape")
     file.keep(_stamp(stamp, content), len(made), body)
     return made, notes, content
+
+
+def own_records(number: int, shard: Path, index_sha256: str, content: Content) -> npt.NDArray[np.void]:
+    """The records [n] of one shard that fastimg wrote, with its index beside it. Raises ShardError."""
+    return _shard_records(number, shard, _own_samples(shard, index_sha256), content, ours=True)
+
+
+def fingerprint_of(checksums: Sequence[str]) -> str:
+    """The fingerprint of a split by what tells each of its shards from others."""
+    return hashlib.sha256(os.fsencode("\n".join(checksums))).hexdigest()
+
+
+def keep_records(folder: Path, split: str, fingerprint: str, content: Content, made: npt.NDArray[np.void]) -> None:
+    """Keep the records [N] of a split, whose shards need not be here, in `folder`."""
+    file = DerivedFile(folder, f"{split}.fidx", b"FIMGIDX2")
+    file.keep(_stamp(bytes.fromhex(fingerprint), content), len(made), made.tobytes())
 
 
 def _stamp(stamp: bytes, content: Content) -> bytes:

@@ -5,6 +5,7 @@ So the notes of a tar are parsed once.
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +39,13 @@ def target_columns(
 
 def columns_of_tars(shards: Iterable[Path], targets: Sequence[Target]) -> list[TargetColumn]:
     """The columns of `targets` from the notes in our shards. Raises ShardError."""
+    return columns_of_notes(notes_of_tars(shards), targets)
+
+
+def columns_of_notes(notes: Iterable[tuple[str, dict[str, Any]]], targets: Sequence[Target]) -> list[TargetColumn]:
+    """The columns of `targets` from the names and notes of all samples. Raises ShardError."""
     values = [TargetValues(target) for target in targets]
-    for name, note in notes_of_tars(shards):
+    for name, note in notes:
         for each in values:
             try:
                 each.add(note.get(each.target.name))

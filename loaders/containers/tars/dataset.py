@@ -1,8 +1,6 @@
 """Tar shards as a dataset of labelled images or texts."""
 
-import hashlib
 import json
-import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.block_index import BlockIndex
-from fastimg.loaders.containers.derived.records import records
+from fastimg.loaders.containers.derived.records import fingerprint_of, records
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import ShardFiles, WatchedFiles
@@ -195,4 +193,4 @@ def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise ShardError(f"{shard}: not a file; rename it, or take it away")
             checksums.append(f"{shard.name} {status.st_size} {status.st_mtime_ns}")
-    return hashlib.sha256(os.fsencode("\n".join(checksums))).hexdigest()
+    return fingerprint_of(checksums)

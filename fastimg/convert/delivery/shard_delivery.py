@@ -1,0 +1,78 @@
+"""A finished shard file goes to the destination: the one place where this is done."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.derived.notes import notes_of_tars
+from fastimg.loaders.containers.derived.records import own_records
+from fastimg.loaders.containers.tars.shards import Sample, index_path, parse_index
+from fastimg.loaders.remote.stores import StoredObject
+from fastimg.loaders.remote.writable import WritableFolder
+
+
+class DeliveredFile(NamedTuple):
+    """A file that is in the store, as the store described it when it was verified."""
+
+    name: str
+    size: int
+    tag: str
+
+    def is_(self, there: StoredObject | None) -> bool:
+        """Whether what the store lists now is still that."""
+        return there is not None and (there.size, there.tag) == (self.size, self.tag)
+
+
+def deliver(file: Path, store: WritableFolder) -> DeliveredFile:
+    """Upload a finished file under its name, and verify what arrived. Raises DataError."""
+    found = store.send(file.name, file)
+    return DeliveredFile(file.name, found.size, found.tag)
+
+
+class ShardFacts:
+    """What the derived files of a split need of its tars, kept in `folder` while the tars are in the store alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, tar: Path, index_sha256: str, content: Content, notes: bool) -> None:
+        """Keep the records of a finished tar, its index, and, if they are needed, the notes of its samples."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        rows = own_records(0, tar, index_sha256, content)
+        if notes:
+            lines = (json.dumps(each) for each in notes_of_tars([tar]))
+            replace_file(self._folder / f"{tar.name}.notes", "".join(f"{line}\n" for line in lines).encode())
+        replace_file(self._folder / index_path(tar).name, index_path(tar).read_bytes())
+        replace_file(self._folder / f"{tar.name}.records", rows.tobytes())
+
+    def has(self, name: str) -> bool:
+        """Whether the facts of a tar were kept."""
+        return (self._folder / f"{name}.records").exists()
+
+    def records(self, names: list[str], dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+        """The records [N] of the tars of a split, in order."""
+        parts = []
+        for number, name in enumerate(names):
+            rows = np.fromfile(self._folder / f"{name}.records", dtype)
+            rows["shard"] = number
+            parts.append(rows)
+        return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+    def samples(self, shards: list[dict[str, Any]]) -> Iterator[list[Sample]]:
+        """The samples of each tar, by the indexes."""
+        for shard in shards:
+            yield parse_index(self._folder / index_path(Path(shard["name"])).name, shard["bytes"])
+
+    def notes(self, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The name and the note of each sample."""
+        for name in names:
+            with (self._folder / f"{name}.notes").open(encoding="utf-8") as lines:
+                for line in lines:
+                    sample, note = json.loads(line)
+                    yield sample, note

@@ -1,0 +1,105 @@
+"""A folder in an object store that is written to: each file appears whole, and is verified once it is there.
+
+A part of an upload that fails in any way that may pass is sent again, up to RETRIES times, before the whole is tried
+again as any request is (see stores). Files of more than PART bytes are sent in parts, STREAMS of them at a time.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from fastimg.loaders.errors import DataError
+
+from .stores import NotThereError, RemoteFolder, StoredObject
+
+RETRIES = 4
+PART = 8 << 20  # bytes
+STREAMS = 4  # parts of one file at once
+_MOST_PARTS = 9_000  # S3 takes 10,000
+_TIMES = 2  # a file that arrived as another one is sent again once
+_CHECKSUM = re.compile(r'"?([0-9a-f]{32}(?:-\d+)?)"?')  # an ETag that may be an MD5, or that of the parts' MD5s
+
+
+class WritableFolder(RemoteFolder):
+    """The files directly below a URL, to be written. Any thread may write.
+
+    Raises DataError as RemoteFolder does, and for http and https, which are only read. The folder of a file URL is
+    made.
+    """
+
+    retries = RETRIES
+
+    def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https"):
+            raise DataError(f"{url}: a web server is only read; give a URL of s3://, gs://, az:// or file://")
+        if parts.scheme == "file":
+            try:
+                os.makedirs(unquote(parts.path), exist_ok=True)
+            except OSError as error:
+                raise DataError(f"{url}: {error.strerror}; check the URL") from error
+        super().__init__(url, options)
+
+    def send(self, name: str, file: Path) -> StoredObject:
+        """Upload a file, and verify its size and, where the store's ETag is a checksum, its content.
+
+        Where the ETag may be a checksum and is not the file's, as with keys of one's own, the file is read back. Raises
+        DataError, and NotThereError if there is no such bucket.
+        """
+        size = file.stat().st_size
+        part = max(PART, -(-size // _MOST_PARTS))
+        for _ in range(_TIMES):
+            self._tried(name, lambda: self._store.put(name, file, chunk_size=part, max_concurrency=STREAMS))
+            found = self.look(name)
+            if found.size == size and self._holds(found, file, part):
+                return found
+        raise DataError(
+            f"{self.address(name)}: uploaded {_TIMES} times, and what is there differs from {file} ({found.size} bytes "
+            f"of {size}); check the store and the network"
+        )
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a small file, which is read back. Raises DataError."""
+        for _ in range(_TIMES):
+            self._tried(name, lambda: self._store.put(name, content, use_multipart=False))
+            if self.read(name) == content:
+                return
+        raise DataError(f"{self.address(name)}: written {_TIMES} times, and what is read differs; check the store")
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; those that are not there are no error. Raises DataError."""
+        for name in names:
+            with contextlib.suppress(NotThereError):
+                self._tried(name, lambda name=name: self._store.delete(name))  # type: ignore[misc]
+
+    def _holds(self, found: StoredObject, file: Path, part: int) -> bool:
+        stated = _CHECKSUM.fullmatch(found.tag)
+        if stated is None:
+            return True  # no checksum: the size is all there is
+        with file.open("rb") as content:
+            if _etag(content, found.size, part) == stated[1]:
+                return True
+            content.seek(0)
+            return hashlib.file_digest(content, "sha256").hexdigest() == self._read_back(found)
+
+    def _read_back(self, found: StoredObject) -> str:
+        digest = hashlib.sha256()
+        for start in range(0, found.size, PART):
+            digest.update(self.read_range(found.name, start, min(start + PART, found.size)))
+        return digest.hexdigest()
+
+
+def _etag(content: BinaryIO, size: int, part: int) -> str:
+    """What S3 makes of a file that was sent whole, or in parts of `part` bytes."""
+    if size <= part:
+        return hashlib.md5(content.read(), usedforsecurity=False).hexdigest()
+    sums = [
+        hashlib.md5(content.read(part), usedforsecurity=False).digest()  # a part is in memory at a time
+        for _ in range(0, size, part)
+    ]
+    return f"{hashlib.md5(b''.join(sums), usedforsecurity=False).hexdigest()}-{len(sums)}"
