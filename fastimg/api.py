@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,13 @@ def train(data: _Path | None = None, *, progress: bool = False, **settings: Any)
     torch's random state, its number of threads and its switches are the same afterwards as before; on a CPU glibc's
     allocator keeps more freed memory from then on. Several processes train together when torchrun has started them.
     """
+    from fastimg.train.checkpoints.stored_runs import resumed
     from fastimg.train.loop import train as run
 
     for field in _PAIRS:
         if isinstance(settings.get(field), Mapping):
             settings[field] = [f"{name}={value}" for name, value in settings[field].items()]
-    config = yaml_file.layered(_given("train", Train, {"data": data, **settings}))
+    config = yaml_file.layered(resumed(_given("train", Train, {"data": data, **settings})))
     with _library():
         return run(config, terminal.console() if progress else _nowhere(), signals=False)
 
@@ -115,10 +116,12 @@ def predict(
     With `progress` a bar and remarks are printed on standard error; without, nothing.
     """
     from fastimg.predict.prediction import classify
+    from fastimg.train.checkpoints.stored_runs import fetch_model
 
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     given = _given("predict", Predict, settings, _ON_A_COMMAND_LINE)
     config = Predict(checkpoint=Path(checkpoint), sources=tuple(map(Path, files)), **given)
+    config = replace(config, checkpoint=fetch_model(config.checkpoint, config))
     with _library():
         return classify(config, terminal.console(stderr=True) if progress else _nowhere())
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         return 0
     settings: Any = _parse(command, rest)
     _refuse(command, settings)
-    return _RUN[command](settings, console)
+    return _RUN[command](_with_runs(command, settings), console)
 
 
 # One function per command: what it needs is imported when it runs, since torch takes seconds, and `--help` should not.
@@ -281,13 +282,16 @@ def _refuse(command: str, settings: Any) -> None:
     if command == "export":
         _ = settings.chosen_format  # refused where nothing names one
     if command in ("eval", "predict", "export"):
+        from .loaders.remote.stores import url_of
         from .train.checkpoints.model_files import find
 
         for run in settings.runs if command == "eval" else (settings.checkpoint,):
-            find(run)
+            if url_of(run) is None:
+                find(run)
     if command == "suggest":
         searching.check(settings)
-    _refuse_url(command, [getattr(settings, name, None) for name in ("src", "dst", "check_data")])
+    if command != "convert":  # which checks what it takes itself
+        _refuse_url(command, [getattr(settings, name, None) for name in ("src", "dst", "check_data")])
     if command in ("suggest", "train", "eval", "embed", "bench") and settings.data is not None:
         from .loaders.containers.datasets import refuse_no_folder
         from .loaders.remote.stores import url_of
@@ -295,6 +299,19 @@ def _refuse(command: str, settings: Any) -> None:
         data = settings.dataset if command == "eval" else settings.data
         if url_of(data) is None:
             refuse_no_folder(data)
+
+
+def _with_runs(command: str, settings: Any) -> Any:
+    """The settings with runs of an object store as directories here, into which they are fetched."""
+    if command not in ("eval", "predict", "export"):
+        return settings
+    from .train.checkpoints.stored_runs import fetch_model
+
+    if command != "eval":
+        return replace(settings, checkpoint=fetch_model(settings.checkpoint, settings))
+    first, *more, data = (*(fetch_model(run, settings) for run in settings.runs), settings.dataset)
+    paths = [*more, data]
+    return replace(settings, checkpoint=first, data=paths[0], more=tuple(paths[1:]))
 
 
 def _refuse_url(command: str, paths: Sequence[Path | None]) -> None:
@@ -324,8 +341,9 @@ def _parse(command: str, arguments: list[str]) -> Any:
     if kind is not config.Train:
         return kind(**given)
     from .config import yaml_file as configfile
+    from .train.checkpoints.stored_runs import resumed
 
-    return configfile.layered(given)
+    return configfile.layered(resumed(given))
 
 
 def _recipe(settings: config.Recipe, _console: Console) -> int:

@@ -39,7 +39,7 @@ class Convert:  # more than 12 fields: a flag each
     VOC or images/ and masks/ have it; tar shards or .beton files of any origin; torchvision:NAME (CIFAR10, MNIST, ...);
     sklearn:digits."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
-    """The dataset directory to write."""
+    """The dataset directory to write, or the URL of one in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
     """With --merge: more sources; the last path is DST."""
     format: Literal["tar", "beton"] | None = None
@@ -129,6 +129,12 @@ class Convert:  # more than 12 fields: a flag each
     """Continue an interrupted conversion into DST."""
     overwrite: bool = False
     """Replace the dataset in DST."""
+    cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """With a URL as DST: where shards are kept until they are uploaded, and the journal. Default: staging in the user's
+    cache directory."""
+    storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Options of the object store, as obstore names them: endpoint=URL, region=NAME. Credentials are taken from the
+    environment."""
     json: bool = False
     """Print the report as JSON."""
 
@@ -153,7 +159,7 @@ class Eval:  # more than 12 fields: a flag each
     """Evaluate a checkpoint: accuracy, precision and recall of every class, a confusion matrix, and the mistakes."""
 
     checkpoint: Positional[Path]
-    """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
+    """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
     data: Positional[Path]
     """Shards or an image folder, with the checkpoint's classes, or the URL of shards in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
@@ -211,7 +217,7 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     """Classify images, or texts, with a checkpoint."""
 
     checkpoint: Positional[Path]
-    """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
+    """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
     sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]")]] = ()
     """Image files, or folders to search for images; for a checkpoint that reads texts, .txt files; or the URL of a
     dataset in an object store."""
@@ -245,7 +251,7 @@ class Export:
     """Write a checkpoint as one file for other programs: ONNX, torch.export's pt2, or safetensors."""
 
     checkpoint: Positional[Path]
-    """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
+    """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
     format: Literal["safetensors", "onnx", "pt2"] | None = None
     """onnx, pt2: from uint8 images to logits, including normalisation. safetensors: the weights, with metadata.
     Default: the extension of --output."""

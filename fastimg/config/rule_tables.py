@@ -17,7 +17,7 @@ from fastimg.wording import plural
 
 from . import augmentation
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
-from .commands import Eval, Predict
+from .commands import Convert, Eval, Predict
 from .intent import (
     EPOCHS,
     head_alone,
@@ -212,7 +212,7 @@ def _late_average(config: Train) -> str | None:
 
 def _caches(config: Train) -> bool:
     several = _keeps(config) or reads_text(config) or _pairs(config) or _keeps_teacher(config)
-    return several or _is_elsewhere(config)
+    return several or _uses_store(config)
 
 
 def _is_elsewhere(config: Any) -> bool:
@@ -221,6 +221,30 @@ def _is_elsewhere(config: Any) -> bool:
         return any(url_of(source) is not None for source in config.sources)
     data = config.dataset if isinstance(config, Eval) else getattr(config, "data", None)
     return data is not None and url_of(data) is not None
+
+
+def _has_run_elsewhere(config: Any) -> bool:
+    """Whether a run is in an object store: one that is written, or one that is read."""
+    if isinstance(config, Train):
+        runs: tuple[Any, ...] = (config.output, config.resume or "")
+    else:
+        runs = config.runs if isinstance(config, Eval) else (getattr(config, "checkpoint", ""),)
+    return any(url_of(run) is not None for run in runs)
+
+
+def _uses_store(config: Any) -> bool:
+    return _is_elsewhere(config) or _has_run_elsewhere(config)
+
+
+def _output(config: Train) -> str | None:
+    if url_of(config.output) is None or config.name is not None or config.dry_run:
+        return None
+    return "a run in an object store has a name that you give; add --name"
+
+
+def _goes_elsewhere(config: Convert) -> bool:
+    """Whether the dataset is written to an object store."""
+    return url_of((config.dst, *config.more)[-1]) is not None
 
 
 def _loader_elsewhere(config: Any) -> str | None:
@@ -427,12 +451,12 @@ _TEXT: tuple[Rule, ...] = (
 
 ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
     Needs("cache_limit", _is_elsewhere, "a URL as DATA"),
-    Needs("storage_option", _is_elsewhere, "a URL as DATA"),
+    Needs("storage_option", _uses_store, "a URL as DATA or run"),
     Check("cache_limit", _cache_limit),
     Check("storage_option", _storage_option),
 )
 _LOADER_ELSEWHERE = Check("loader", _loader_elsewhere)
-_CACHE_ELSEWHERE = Needs("cache_dir", _is_elsewhere, "a URL as DATA")
+_CACHE_ELSEWHERE = Needs("cache_dir", _uses_store, "a URL as DATA or run")
 FROM_STORE: tuple[Rule, ...] = (_CACHE_ELSEWHERE, *ELSEWHERE)  # of commands that keep nothing else in a cache
 
 _EFFECTS: tuple[Rule, ...] = (
@@ -456,6 +480,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("cache_dtype", lambda c: _keeps(c) or _keeps_teacher(c), "--freeze backbone all the time"),
     Needs("cache_dir", _caches, "--freeze backbone"),
     *ELSEWHERE,
+    Check("output", _output),
     _LOADER_ELSEWHERE,
     Needs("combiner", _pairs, "--text-arch"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
@@ -681,6 +706,12 @@ INSPECT: tuple[Rule, ...] = (
 VERIFY: tuple[Rule, ...] = (*FROM_STORE, Range("max_pixels", _at_least(1), "1 or more"))
 
 SUGGEST: tuple[Rule, ...] = FROM_STORE
+
+CONVERT: tuple[Rule, ...] = (
+    Needs("cache_dir", _goes_elsewhere, "a URL as DST"),
+    Needs("storage_option", _goes_elsewhere, "a URL as DST"),
+    Check("storage_option", _storage_option),
+)
 
 BENCH: tuple[Rule, ...] = (
     *FROM_STORE,

@@ -393,11 +393,12 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """At each validation, also evaluate the training split, with the crops of validation."""
 
     output: Annotated[Path, arg(aliases=("-o",))] = Path("runs")
-    """Folder of run directories."""
+    """Folder of run directories, or its URL in an object store, with --name: checkpoints are uploaded behind the
+    training."""
     name: str | None = None
     """Name of the run directory. Default: the names of the dataset and the model."""
     resume: Annotated[str | None, arg(metavar="[auto|RUN]", alone="auto")] = None
-    """Continue an interrupted run: a run directory, or auto for the newest one of this data and model."""
+    """Continue an interrupted run: a run directory, its URL, or auto for the newest one of this data and model."""
     seed: int = 0
     """Seed of the weights, the order, the crops and augmentation."""
     deterministic: bool = False

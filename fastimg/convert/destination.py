@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,20 @@ def _appending(folder: Path, flags: Convert, options: dict[str, Any], base: Base
     return DestinationState.UNFINISHED if begun and "base" in begun else DestinationState.EMPTY
 
 
-def begin_journal(folder: Path, options: dict[str, Any], base: Base | None, resumed: bool) -> Journal:
-    """The open journal; files that it does not know are deleted."""
+def begin_journal(
+    folder: Path, options: dict[str, Any], base: Base | None, resumed: bool, delivered: Collection[str] = ()
+) -> Journal:
+    """The open journal; files that it does not know are deleted. The shards `delivered` are elsewhere by now."""
     if resumed:
         check_same(folder, journal_options(folder) or {}, options)
-        journal = Journal.go_on(folder)
+        journal = Journal.go_on(folder, delivered)
     else:
         journal = Journal.start(folder, options)
     clear(folder, keep=journal.files() | {"convert.json"} | (base.files if base else set()))
     return journal
 
 
-def check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+def check_same(folder: Path | str, there: dict[str, Any], here: dict[str, Any]) -> None:
     """Raise UserError if options differ from those that a conversion was started with."""
     names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
     if not names:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -89,6 +89,7 @@ class Journal:
     def __init__(self, folder: Path, finished: list[Finished]) -> None:
         self.finished = {(shard.split, shard.number): shard for shard in finished}
         self._folder = folder
+        self.listener: Callable[[Finished], None] = lambda shard: None  # told of each shard that is added
 
     @classmethod
     def start(cls, folder: Path, options: dict[str, Any]) -> "Journal":
@@ -97,8 +98,8 @@ class Journal:
         return cls(folder, [])
 
     @classmethod
-    def go_on(cls, folder: Path) -> "Journal":
-        """The journal in `folder`, with those of its shards that are unchanged on disk."""
+    def go_on(cls, folder: Path, delivered: Collection[str] = ()) -> "Journal":
+        """The journal in `folder`, with those of its shards that are unchanged on disk, or were `delivered`."""
         import msgspec
 
         head, *lines = _whole_lines(folder / "convert.json")
@@ -106,7 +107,7 @@ class Journal:
         for line in lines:
             with contextlib.suppress(ValueError, RecursionError):  # ValueError: msgspec's
                 shards.append(msgspec.json.decode(line, type=Finished))
-        shards = [shard for shard in shards if shard.on_disk(folder)]
+        shards = [shard for shard in shards if shard.name in delivered or shard.on_disk(folder)]
         parts = _parts_in_a_row(shards)
         shards = [shard for shard in shards if not shard.part or 0 <= shard.number < parts[shard.split]]
         replace_file(folder / "convert.json", head + b"".join(map(_line, shards)))
@@ -119,6 +120,7 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         self.finished[shard.split, shard.number] = shard
+        self.listener(shard)
 
     def files(self) -> set[str]:
         """Names of the files that finished shards have."""
@@ -167,11 +169,24 @@ def state_of(folder: Path) -> DestinationState:
 def journal_options(folder: Path) -> dict[str, Any] | None:
     """The options in the journal of `folder`; None if it has no valid journal."""
     try:
-        head = json.loads(_whole_lines(folder / "convert.json")[0])
+        return conversion_of(_whole_lines(folder / "convert.json")[0])
+    except (OSError, LookupError):
+        return None
+
+
+def conversion_of(line: bytes) -> dict[str, Any] | None:
+    """The options in the first line of a journal; None if it is not one."""
+    try:
+        head = json.loads(line)
         options = head["options"]
         return options if head["format"] == JOURNAL_FORMAT and isinstance(options, dict) else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
+
+
+def is_made(name: str) -> bool:
+    """Whether a file has a name that a conversion gives."""
+    return _MADE.fullmatch(name) is not None
 
 
 def shards_in(folder: Path) -> set[str]:

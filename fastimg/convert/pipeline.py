@@ -44,6 +44,8 @@ from fastimg.loaders.errors import DataError, ImageError
 from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import with_flags
 
+from .delivery.destination_url import staged
+from .delivery.store_destination import NotDelivered, StoreDestination
 from .description import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
 from .image_preparation import Prepare, Prepared, prepared_in_order
@@ -65,6 +67,7 @@ class _Job:
     plan: list[Shard]
     options: dict[str, Any]
     base: Base | None  # the dataset to append to
+    store: StoreDestination | None = None  # where the destination is a URL; then the folder is staged
 
     @cached_property
     def stated(self) -> StatedTargets:
@@ -87,13 +90,16 @@ def convert(config: Convert, console: Console) -> Report:
 def _convert(config: Convert, console: Console) -> Report:
     began = time.perf_counter()
     check_paths(config)
+    config, store = staged(config)
     base = read_base(config.dst) if config.append else None
     if base:
         asked, config = config.recompress, as_before(config, base)
         if config.recompress != asked:
             say(console, f"{config.dst}: was made with --recompress {config.recompress}; so is what is added")
     request = read_request(config, base.container if base else None)
-    if not base:
+    if store:
+        store.admit(config)
+    elif not base:
         missing_folders(request.dst)
         admit(request.dst, config)  # before the source is read
     source = _source(request, base)
@@ -104,6 +110,8 @@ def _convert(config: Convert, console: Console) -> Report:
             say(console, with_flags(remark))
         _check_apart(source, request.dst)
         _check_missing(source, config)
+        if store and source.inputs:
+            raise UsageError(f"{store.url}: texts beside images are read only from a folder; convert into a folder")
         plan = plan_shards(
             source,
             shard_size=request.shard_size,
@@ -113,10 +121,12 @@ def _convert(config: Convert, console: Console) -> Report:
             begun=base.begun() if base else None,
         )
         options = request.options(source) | ({"base": base.sha256} if base else {})
-        description, checked = _in_folder(_Job(request, source, plan, options, base), console)
+        description, checked = _in_folder(_Job(request, source, plan, options, base, store), console)
     finally:
         source.close()
-    return report_on(request.dst, description, base, source, checked, time.perf_counter() - began)
+    return report_on(
+        store.url if store else request.dst, description, base, source, checked, time.perf_counter() - began
+    )
 
 
 def _source(request: Request, base: Base | None) -> Source:
@@ -189,7 +199,7 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            state = admit(folder, config, job.options, job.base)
+            state = _state(job)
             if state is DestinationState.DATASET and config.resume:
                 return _already(folder, job, console), 0
             resumed = state is DestinationState.UNFINISHED and config.resume
@@ -197,12 +207,19 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 return _run(job, resumed, console)
             except Exception as error:
                 full = isinstance(error, OSError) and error.errno in FULL
-                if not resumed and not (full and journal_options(folder)):
+                kept = full or isinstance(error, NotDelivered)
+                if not resumed and not (kept and journal_options(folder)):
                     undo(folder, job.options, job.base)
+                    if job.store:
+                        job.store.undo()
                 raise
+            finally:
+                if job.store:
+                    job.store.close()
     except KeyboardInterrupt:
         if folder.is_dir() and journal_options(folder):
-            say(console, f"{folder}: interrupted; the same command with --resume continues from here")
+            where = job.store.url if job.store else folder
+            say(console, f"{where}: interrupted; the same command with --resume continues from here")
         raise
     finally:
         for path in made:  # still empty: nothing was written, or everything was undone
@@ -210,11 +227,31 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 path.rmdir()
 
 
+def _state(job: _Job) -> DestinationState:
+    """What the destination holds. Raises UserError unless the conversion is allowed."""
+    if job.store:
+        return job.store.admit(job.request.flags, job.options)
+    return admit(job.request.dst, job.request.flags, job.options, job.base)
+
+
+def _begin_journal(job: _Job, resumed: bool) -> Journal:
+    """The open journal, from which a store gets the shards."""
+    store = job.store
+    if store is None:
+        return begin_journal(job.request.dst, job.options, job.base, resumed)
+    if not resumed:
+        store.clear()
+    delivered = store.delivered() if resumed else ()
+    journal = begin_journal(job.request.dst, job.options, None, resumed, delivered)
+    store.begin(journal, job.source.content, bool(job.source.targets or job.source.stored_fields))
+    return journal
+
+
 def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
     """Write shards and dataset.json. Returns the description and how many images were read."""
     folder = job.request.dst
     workers = job.request.workers
-    journal = begin_journal(folder, job.options, job.base, resumed)
+    journal = _begin_journal(job, resumed)
     todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
     total = sum(len(shard.entries) for shard in todo)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
@@ -238,8 +275,14 @@ def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], in
             for split in sorted({shard.split for shard in job.plan}):
                 store.finish(split)
     description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
+    if job.store and description["container"] == "tar":
+        job.store.finish(description)
+        return description, total
     replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
     _open_once(folder, description)
+    if job.store:
+        job.store.finish(description)
+        return description, total
     _tidy(folder, description)
     journal.remove()
     return description, total
@@ -339,6 +382,10 @@ def _open_once(folder: Path, description: dict[str, Any]) -> None:
 
 def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
     """The description of a dataset that an earlier run completed; its journal may still exist."""
+    if job.store:
+        job.store.tidy()
+        say(console, f"{job.store.url}: already complete; nothing to do")
+        return job.store.description()
     description = read_made(folder)
     if not job.base:
         check_same(folder, description.get("options", {}), job.options)

@@ -80,7 +80,7 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
 
 
 def report_on(
-    folder: Path, description: dict[str, Any], base: Base | None, source: Source, checked: int, seconds: float
+    folder: Path | str, description: dict[str, Any], base: Base | None, source: Source, checked: int, seconds: float
 ) -> Report:
     """Build the report from a description; `checked` samples of `source` were read in this run."""
     splits = description["splits"]

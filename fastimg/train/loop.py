@@ -18,13 +18,16 @@ from fastimg.config.commands import Train
 from fastimg.config.values.durations import limit
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
+from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks, agree_on_buffers, start
 from fastimg.models.registry import train_mode
 from fastimg.system.memory import advice, ran_out
 from fastimg.system.progress import Display
 from fastimg.system.signals import SAVE, TIME_UP, Interrupt, TimeLimit
 from fastimg.train.checkpoints.format import MODEL
+from fastimg.train.checkpoints.run_uploads import RunUploads
 from fastimg.train.checkpoints.saving import save
+from fastimg.train.checkpoints.stored_runs import options_of
 from fastimg.train.reporting.lines import Lines, nothing_decoded
 from fastimg.train.reporting.summary import print_summary
 from fastimg.train.reporting.waiting import verdict
@@ -86,8 +89,9 @@ def train(
         run = prepare(config, ranks, console, stack)
         if run is None:
             return Result(None, 0, None)
+        say = partial(console.print, highlight=False) if ranks.first else _silent
+        uploads = _uploads(run, say, stack)
         try:
-            say = partial(console.print, highlight=False) if ranks.first else _silent
             compile_ahead(run, say)
             warm_augmentation(run, say)
             signal = _all_epochs(run, console, Interrupt(signals), time_limit, watch)
@@ -100,6 +104,8 @@ def train(
         unreadable = [_total(len(loader.unreadable), ranks) for loader in run.setup.data.loaders]
         if ranks.first and summary:
             print_summary(run, console, unreadable, signal, None if signal else verdict(run))
+        if uploads is not None:
+            uploads.finish(say)
         return Result(
             run=run.setup.directory,
             signal=signal,
@@ -109,6 +115,19 @@ def train(
             unreadable=sum(unreadable),
             out_of_time=run.accounting.out_of_time,
         )
+
+
+def _uploads(run: Run, say: Callable[[str], None], stack: ExitStack) -> RunUploads | None:
+    """The uploads of the run, if --output is a URL; only rank 0 has them. `stack` ends them."""
+    setup = run.setup
+    url = url_of(setup.config.output)
+    if url is None or not setup.ranks.first:
+        return None
+    uploads = RunUploads(f"{url}/{setup.directory.name}", setup.directory, options_of(setup.config), say)
+    stack.callback(uploads.close)
+    run.progress.writer.saved = uploads.note
+    say(f"output      checkpoints go from {setup.directory} to {uploads.url}")
+    return uploads
 
 
 def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: TimeLimit, watch: Watch | None) -> int:

@@ -44,6 +44,7 @@ from . import pairs, patience
 from .assembly import Blueprint, OpenBlueprint, assemble
 from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
+from .checkpoints.stored_runs import output_folder
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
@@ -135,13 +136,14 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     check_content(config, path, part)
     named = path if config.data is None or url_of(config.data) is None else config.data
     base = f"{display_name(named)}-{short_name(intent.architecture(config))}"
-    directory, resuming = rundir.choose(config.output, base, config.name, config.resume, rundir.named_by_file(config))
+    output = output_folder(config.output, config.name, config.resume, config)
+    directory, resuming = rundir.choose(output, base, config.name, config.resume, rundir.named_by_file(config))
     directory = Path(ranks.broadcast(str(directory)))
     targets = choose_targets(config, path, part, val_part)
     patience.check(config, targets.tasks)
     if resuming:
         changed_data.check(directory, path, targets)
-    elif config.name is not None and directory != (named := config.output / config.name):
+    elif config.name is not None and directory != (named := output / config.name):
         say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
     _mention_rare_classes(config, targets, console)
     return Opened(

@@ -13,6 +13,10 @@ class Cause(NamedTuple):
     passes: bool = False  # trying again may help
 
 
+DENIED = Cause(
+    "access denied; give credentials in the environment (as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or with "
+    "storage_options=; skip_signature=true is for public buckets"
+)
 # What obstore's text has in it, the more particular ones first.
 _KNOWN: tuple[tuple[str, Cause], ...] = (
     (
@@ -31,6 +35,7 @@ _KNOWN: tuple[tuple[str, Cause], ...] = (
         r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken",
         Cause("the store does not know these credentials; check those in the environment"),
     ),
+    (r"AccessDenied", DENIED),  # as the answer to a listing, which obstore gives no class of its own
     (r"NoSuchBucket", Cause("no such bucket; check the URL and storage_options=")),
     (
         r"169\.254\.169\.254|metadata\.google\.internal",

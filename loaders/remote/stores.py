@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from fastimg.loaders.errors import DataError, ShardError
 
-from .causes import cause_of, first_line
+from .causes import DENIED, cause_of, first_line
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -181,11 +181,7 @@ class RemoteFolder:
                 if cause is not None and not cause.passes:
                     raise DeniedError(f"{self.address(name)}: {cause.says}") from error
                 if denied:
-                    raise DeniedError(
-                        f"{self.address(name)}: access denied; give credentials in the environment (as "
-                        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or with storage_options=; skip_signature=true is "
-                        "for public buckets"
-                    ) from error
+                    raise DeniedError(f"{self.address(name)}: {DENIED.says}") from error
                 if attempt + 1 == ATTEMPTS:
                     says = (
                         f"{first_line(error)}; check the network and storage_options=" if cause is None else cause.says

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -73,9 +74,11 @@ class WritableFolder(RemoteFolder):
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those that are not there are no error. Raises DataError."""
-        for name in names:
+        wanted = list(names)
+        groups = [[name] for name in wanted] if self.url.startswith("file:") else [wanted] * bool(wanted)
+        for group in groups:
             with contextlib.suppress(NotThereError):
-                self._tried(name, lambda name=name: self._store.delete(name))  # type: ignore[misc]
+                self._tried(group[0], partial(self._store.delete, group))
 
     def _holds(self, found: StoredObject, file: Path, part: int) -> bool:
         stated = _CHECKSUM.fullmatch(found.tag)

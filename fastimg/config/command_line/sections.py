@@ -65,7 +65,9 @@ SECTIONS: Mapping[str, Sections] = {
             *("path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
-        "destination": ("format", "shard_size", "append", "merge", "resume", "overwrite"),
+        "destination": (
+            *("format", "shard_size", "append", "merge", "resume", "overwrite", "cache_dir", "storage_option"),
+        ),
         "images": (
             *("tile", "max_size", "quality", "jpeg", "recompress"),
             *("raw_fraction", "originals", "compare", "max_pixels"),

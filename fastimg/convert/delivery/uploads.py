@@ -53,17 +53,17 @@ class ShardUploads:
         self._room = threading.BoundedSemaphore(STAGED)
         self._futures: list[Future[None]] = []
 
-    def add(self, files: list[Path], first: Callable[[], None], keep: bool = False) -> None:
+    def add(self, files: list[Path], first: Callable[[], None]) -> None:
         """Upload files after `first`; wait if there are too many already. Raises DataError of earlier ones."""
         self._room.acquire()
         self._raise_early()
-        self._futures.append(self._pool.submit(self._work, files, first, keep))
+        self._futures.append(self._pool.submit(self._work, files, first))
 
-    def _work(self, files: list[Path], first: Callable[[], None], keep: bool) -> None:
+    def _work(self, files: list[Path], first: Callable[[], None]) -> None:
         try:
             first()
             self._ledger.add([deliver(file, self._store) for file in files])
-            for file in () if keep else files:
+            for file in files:
                 file.unlink()
         finally:
             self._room.release()

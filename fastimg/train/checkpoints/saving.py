@@ -56,6 +56,7 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
                     for link in links:
                         checkpoint.point(setup.directory, link, saved)
                     checkpoint.prune(setup.directory, setup.config.checkpoint_hist)
+                    progress.writer.saved()
             elif ranks.first:
                 progress.writer.put(_snapshot(run, card, training, averages, files), links, waits)
     except UNWRITTEN as error:

@@ -7,7 +7,7 @@ The next checkpoint waits for the one before. What goes wrong in the thread is r
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +53,7 @@ class Writer:
         self._waiting: dict[str, Snapshot] = {}  # by link: what `last` and `best` will be
         self._thread: threading.Thread | None = None
         self._began = -float("inf")  # when the thread began, by the monotonic clock
+        self.saved: Callable[[], None] = lambda: None  # called by whoever has written a checkpoint
         self._error: tuple[int, BaseException] | None = None  # the step of a checkpoint, and why it is not on disk
 
     def room(self) -> HostCopy:
@@ -138,6 +139,7 @@ class Writer:
                 snapshot.room.arrive()
                 write(self._directory, snapshot, [link for link, other in snapshots.items() if other is snapshot])
                 checkpoint.prune(self._directory, self._keep)
+                self.saved()
             except Exception as error:  # noqa: BLE001 - raised by `settle`
                 self._error = (step, error)
                 return

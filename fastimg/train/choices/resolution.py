@@ -117,7 +117,7 @@ def resolve(
         data=data.resolve() if config.data is None or url_of(config.data) is None else config.data,
         order=order(config),
         weights=config.weights.resolve() if config.weights else None,
-        output=config.output.resolve(),
+        output=config.output if url_of(config.output) else config.output.resolve(),
         val_split=validation.split if validation else None,
         val_fraction=_held_out(config, validation),
         order_window=config.order_window or WINDOW,

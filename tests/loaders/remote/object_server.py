@@ -9,8 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from .object_writes import ObjectWrites
+
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
-_REFUSALS = {  # status and S3's code
+REFUSALS = {  # status and S3's code
     "busy": (503, "SlowDown"),
     "denied": (403, "AccessDenied"),
     "expired": (400, "ExpiredToken"),
@@ -24,9 +26,10 @@ class ObjectServer:
     """Serves the files below `folder` as /bucket/NAME. Faults are consumed by the requests that meet them.
 
     faults: (part of a name, what to do), with "busy" a 503, "cut" half of the body, "flip" a byte of it flipped, and
-    the other refusals of S3 by the keys of _REFUSALS. `rates` has shares of all requests that meet a fault, by its
+    the other refusals of S3 by the keys of REFUSALS. `rates` has shares of all requests that meet a fault, by its
     kind, drawn from a seed. `latency` is waited for before each answer, in seconds. `requests` lists the names that
-    were asked for; `hold` is waited for before each answer. `tags` replaces the ETags, which are MD5s of the content.
+    were asked for, after PUT or POST where they were written; `hold` is waited for before each answer. `tags` replaces
+    the ETags, which are MD5s of the content.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,6 +40,7 @@ class ObjectServer:
         self.latency = 0.0
         self.tags: dict[str, str] = {}
         self.requests: list[str] = []
+        self.writes = ObjectWrites(self)
         self.hold = threading.Event()
         self.hold.set()
         self._draws = random.Random(0)
@@ -52,6 +56,15 @@ class ObjectServer:
                 outer.answer(self)
 
             def do_HEAD(self) -> None:
+                outer.answer(self)
+
+            def do_PUT(self) -> None:
+                outer.answer(self)
+
+            def do_POST(self) -> None:
+                outer.answer(self)
+
+            def do_DELETE(self) -> None:
                 outer.answer(self)
 
             def log_message(self, *_: object) -> None:
@@ -79,13 +92,16 @@ class ObjectServer:
         self._arrived.set()
         self.hold.wait()
         time.sleep(self.latency)
-        kind = self._fault(name)
+        kind = self._fault(name if request.command in ("GET", "HEAD") else f"{request.command} {name}")
+        if request.command in ("PUT", "POST", "DELETE"):
+            self._send(request, *self.writes.answer(request, kind))
+            return
         path = self.folder / name
         if "list-type=2" in request.path and not kind:
             self._send(request, 200, self._listing(request.path), {})
             return
-        if kind in _REFUSALS or not path.is_file():
-            status, code = _REFUSALS.get(kind, (404, "NoSuchKey"))
+        if kind in REFUSALS or not path.is_file():
+            status, code = REFUSALS.get(kind, (404, "NoSuchKey"))
             self._send(request, status, f"<Error><Code>{code}</Code></Error>".encode(), {})
             return
         body = path.read_bytes()

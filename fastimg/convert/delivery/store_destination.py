@@ -1,0 +1,240 @@
+"""A URL as the destination of a conversion: a staging folder here, and what the store holds meanwhile.
+
+    staging/shards/       the folder that the conversion writes into, with its journal
+    staging/uploaded      the ledger of what the store has
+    staging/facts/        what derived files need of tars that are no longer here
+
+In the store `convert.json`, the journal's first line, marks a conversion that has not finished. dataset.json is written
+last.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastimg.config.commands import Convert
+from fastimg.convert.description import Base
+from fastimg.convert.destination import check_same
+from fastimg.convert.journal import DestinationState, Finished, Journal, conversion_of, is_made
+from fastimg.errors import UserError
+from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.derived.field_columns import field_columns, fields_of_samples
+from fastimg.loaders.containers.derived.records import RECORD, fingerprint_of, keep_records
+from fastimg.loaders.containers.derived.target_columns import columns_of_notes, target_columns
+from fastimg.loaders.containers.description import FORMAT, declared_targets, stated_fields
+from fastimg.loaders.containers.fields import FieldColumn, StoredField
+from fastimg.loaders.containers.targets import Target, TargetColumn, first_class
+from fastimg.loaders.containers.tars.shards import index_path
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote.stores import StoredObject
+from fastimg.loaders.remote.writable import WritableFolder
+from fastimg.loaders.runtime.cache import cache_folder
+
+from .shard_delivery import DeliveredFile, ShardFacts, deliver
+from .uploads import Ledger, ShardUploads
+
+_MARK = "convert.json"
+_DESCRIPTION = "dataset.json"
+_AGAIN = "give a new URL, or replace it with --overwrite"
+
+
+class NotDelivered(DataError):
+    """The store does not take what was made; it stays, for another attempt."""
+
+
+class StoreDestination:
+    """Where a conversion to `url` writes, and how that gets there. Raises DataError for a URL that cannot be."""
+
+    def __init__(self, url: str, cache_dir: Path | None, options: Mapping[str, str]) -> None:
+        self.url = url
+        key = hashlib.sha256(url.encode()).hexdigest()[:16]
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", url.rpartition("/")[2]).strip("-") or "data"
+        self.staging = (cache_dir or cache_folder()).absolute() / "staging" / f"{name}-{key}"
+        self.folder = self.staging / "shards"
+        self._store = WritableFolder(url, options)
+        self._ledger = Ledger(self.staging / "uploaded")
+        self._facts = ShardFacts(self.staging / "facts")
+        self._uploads: ShardUploads | None = None
+
+    def admit(self, flags: Convert, options: dict[str, Any] | None = None) -> DestinationState:
+        """What the store holds. Raises UserError unless a conversion with these flags and options may begin or go on.
+
+        A conversion that was killed before it marked the store has not begun.
+        """
+        state, stated = self._state()
+        if state is DestinationState.OTHER:
+            raise UserError(f"{self.url}: not empty, and not made by fastimg convert; give a new or empty URL")
+        if flags.overwrite or state is DestinationState.EMPTY:
+            return state
+        if state is DestinationState.DATASET and not flags.resume:
+            raise UserError(f"{self.url}: already holds a dataset; {_AGAIN}")
+        if state is DestinationState.UNFINISHED and not flags.resume:
+            raise UserError(
+                f"{self.url}: holds an unfinished conversion; continue it with --resume, or start again with "
+                "--overwrite"
+            )
+        if state is DestinationState.UNFINISHED and not (self.folder / _MARK).exists():
+            raise UserError(
+                f"{self.url}: holds an unfinished conversion whose journal is not in {self.folder}; continue it on the "
+                "machine that began it, with the same --cache-dir, or start again with --overwrite"
+            )
+        if options is not None:
+            check_same(self.url, stated, options)
+        return state
+
+    def _state(self) -> tuple[DestinationState, dict[str, Any]]:
+        """What the store holds, and the options of the conversion."""
+        names = {each.name for each in self._store.contents()}
+        if not names:
+            return DestinationState.EMPTY, {}
+        if _DESCRIPTION in names:
+            try:
+                description = json.loads(self._store.read(_DESCRIPTION))
+                if description["format"] == FORMAT:
+                    return DestinationState.DATASET, description.get("options", {})
+            except (ValueError, KeyError, TypeError, RecursionError):
+                pass
+        elif _MARK in names:
+            stated = conversion_of(self._store.read(_MARK))
+            if stated is not None:
+                return DestinationState.UNFINISHED, stated
+        return DestinationState.OTHER, {}
+
+    def description(self) -> dict[str, Any]:
+        """dataset.json of the dataset that is there."""
+        description: dict[str, Any] = json.loads(self._store.read(_DESCRIPTION))
+        return description
+
+    def delivered(self) -> frozenset[str]:
+        """The tars that are whole in the store, with their indexes: as they were when they were verified."""
+        known = self._ledger.read()
+        there = {each.name: each for each in self._store.contents()}
+        good = {name for name, file in known.items() if file.is_(there.get(name))}
+        tars = (name for name in good if name.endswith(".tar"))
+        return frozenset(name for name in tars if index_path(Path(name)).name in good and self._facts.has(name))
+
+    def clear(self) -> None:
+        """Delete what conversions have written, dataset.json first, and forget what was uploaded."""
+        self._ledger.clear()
+        shutil.rmtree(self.staging / "facts", ignore_errors=True)
+        names = [each.name for each in self._store.contents() if is_made(each.name)]
+        self._store.delete(sorted(names, key=lambda name: (name != _DESCRIPTION, name == _MARK, name)))
+
+    def begin(self, journal: Journal, content: Content, notes: bool) -> None:
+        """Mark the store, and upload each shard that the journal has or gets; `notes` are needed for targets, fields.
+
+        Shards that were finished and not uploaded are uploaded first.
+        """
+        with self._resumable():
+            self._store.put(_MARK, (self.folder / _MARK).read_bytes().splitlines(keepends=True)[0])
+        self._uploads = uploads = ShardUploads(self._store, self._ledger)
+
+        def upload(shard: Finished) -> None:
+            if shard.part is None and shard.name and (self.folder / shard.name).exists():
+                tar = self.folder / shard.name
+                keep = partial(self._facts.keep, tar, shard.index_sha256, content, notes)
+                with self._resumable():
+                    uploads.add([index_path(tar), tar], keep)
+
+        for shard in list(journal.finished.values()):
+            upload(shard)
+        journal.listener = upload
+
+    def finish(self, description: dict[str, Any]) -> None:
+        """Upload what is left, see that everything is there, and write dataset.json. Raises DataError.
+
+        In the staging folder nothing is left.
+        """
+        assert self._uploads is not None
+        names = Base.of(description).files - {_DESCRIPTION}
+        with self._resumable():
+            self._uploads.finish()
+            if description["container"] == "tar":
+                self._derive(description)
+            known = self._ledger.read()
+            left = sorted(name for name in names if name not in known and (self.folder / name).exists())
+            self._ledger.add([deliver(self.folder / name, self._store) for name in left])
+            self._check(description, names)
+            self._store.put(_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode())
+            self._store.delete([_MARK])
+        self.tidy()
+
+    def undo(self) -> None:
+        """Delete what was uploaded, as far as the store lets it be deleted."""
+        with contextlib.suppress(DataError):
+            self.clear()
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _resumable(self) -> Iterator[None]:
+        try:
+            yield
+        except DataError as error:
+            raise NotDelivered(
+                f"{error}; what is finished stays there and in {self.staging}: go on with resume=True"
+            ) from error
+
+    def tidy(self) -> None:
+        """Delete the staging folder, and the mark, which a kill may have left beside a dataset."""
+        if any(each.name == _MARK for each in self._store.contents()):
+            self._store.delete([_MARK])
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._uploads is not None:
+            self._uploads.close()
+
+    def _check(self, description: dict[str, Any], names: set[str]) -> None:
+        """Raise DataError unless the store lists every file of the dataset as it was verified; delete all others."""
+        there: dict[str, StoredObject] = {each.name: each for each in self._store.contents()}
+        known: dict[str, DeliveredFile] = self._ledger.read()
+        sizes: dict[str, int] = {}
+        for split in description["splits"].values():
+            for shard in split["shards"]:
+                sizes[shard["name"]] = shard["bytes"]
+                if "index_bytes" in shard:
+                    sizes[index_path(Path(shard["name"])).name] = shard["index_bytes"]
+        for name in sorted(sizes.keys() | (names & known.keys())):
+            file = known.get(name)
+            if file is None or not file.is_(there.get(name)) or sizes.get(name, file.size) != file.size:
+                raise DataError(
+                    f"{self.url}/{name}: is not in the store as it was uploaded: somebody else writes there; convert "
+                    "again with overwrite=True"
+                )
+        self._store.delete(sorted(name for name in there if is_made(name) and name not in names and name != _MARK))
+
+    def _derive(self, description: dict[str, Any]) -> None:
+        """The derived files of tars, which are not here."""
+        content: Content = "text" if description.get("content") == "text" else "images"
+        targets = declared_targets(description)
+        own = first_class(targets)
+        others = [target for target in targets if target is not own]
+        fields = list(stated_fields(description).values())
+        for split, stated in description["splits"].items():
+            shards = stated["shards"]
+            names = [shard["name"] for shard in shards]
+            fingerprint = fingerprint_of([shard["sha256"] + shard["index_sha256"] for shard in shards])
+            facts = self._facts
+            made = facts.records(names, RECORD)
+            keep_records(self.folder, split, fingerprint, content, made)
+            if others:
+                derive = partial(_columns, facts, names, others)
+                target_columns(self.folder, split, others, len(made), fingerprint, derive)
+            if fields:
+                fill = partial(_fields, facts, shards, fields)
+                field_columns(self.folder, split, fields, len(made), fingerprint, fill)
+
+
+def _columns(facts: ShardFacts, names: list[str], targets: list[Target]) -> list[TargetColumn]:
+    return columns_of_notes(facts.notes(names), targets)
+
+
+def _fields(facts: ShardFacts, shards: list[dict[str, Any]], fields: list[StoredField]) -> list[FieldColumn]:
+    return fields_of_samples(facts.samples(shards), facts.notes([shard["name"] for shard in shards]), fields)

@@ -1,0 +1,239 @@
+"""Runs in an object store: what their manifest names, brought to this machine. Imports nothing that takes time.
+
+<run>/objects/<sha256>    files by content
+<run>/manifest.json       which file of the run is which object, and where `last` and `best` point: written last
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders.containers.atomic import temporary
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote.stores import NotThereError, RemoteFolder, url_of
+from fastimg.loaders.runtime.cache import cache_folder
+
+MANIFEST = "manifest.json"
+OBJECTS = "objects"
+_FORMAT = "fastimg run"
+_BLOCK = 8 << 20  # bytes of a request
+_TIMES = 3  # a manifest that is replaced while its files are fetched is read again
+_NAME = re.compile(r"(?!\.\.?(/|\Z))[\w.@+-]+(/(?!\.\.?(/|\Z))[\w.@+-]+)*")
+
+
+@dataclass(frozen=True)
+class RunManifest:
+    """The files of a run by their names in its directory: bytes and SHA-256. `links` are last and best."""
+
+    step: int
+    files: Mapping[str, tuple[int, str]]
+    links: Mapping[str, str]
+
+    def to_json(self) -> bytes:
+        """For the store."""
+        content = {"format": _FORMAT, "version": 1, "step": self.step, "files": self.files, "links": self.links}
+        return (json.dumps(content, indent=1) + "\n").encode()
+
+    @classmethod
+    def of_json(cls, content: bytes, name: str) -> "RunManifest":
+        """The inverse of `to_json`. Raises UserError, naming it by `name`, for anything else."""
+        try:
+            stated = json.loads(content)
+            if stated["format"] != _FORMAT:
+                raise ValueError("it is not a run's")
+            files = {str(path): (int(size), str(sha256)) for path, (size, sha256) in stated["files"].items()}
+            links = {str(link): str(target) for link, target in stated["links"].items()}
+            for path in (*files, *links, *links.values()):
+                if not _NAME.fullmatch(path):
+                    raise ValueError(f"{path!r} is not a name in a run")
+            return cls(int(stated["step"]), files, links)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{name}: cannot be read ({error}); give a run that fastimg has uploaded") from error
+
+
+def options_of(settings: Any) -> dict[str, str]:
+    """The storage options of a command's settings, if it has any."""
+    return dict(option.split("=", 1) for option in getattr(settings, "storage_option", None) or ())
+
+
+def staged_runs(output: str, cache_dir: Path | None) -> Path:
+    """The folder on this machine in which runs are written that go to the URL `output`."""
+    return _root(cache_dir) / "runs" / _key(output)
+
+
+def manifest_of(run: str, options: Mapping[str, str]) -> RunManifest | None:
+    """The manifest of the run at a URL; None if there is none. Raises DataError and UserError."""
+    if run.startswith("file:") and not Path(run.removeprefix("file://")).is_dir():
+        return None
+    try:
+        return RunManifest.of_json(RemoteFolder(run, options).read(MANIFEST), f"{run}/{MANIFEST}")
+    except NotThereError as error:
+        if "not found" in str(error):
+            return None
+        raise
+
+
+def output_folder(output: Path, name: str | None, resume: str | None, settings: Any) -> Path:
+    """Where the directory of a run is: of a URL the staging folder, which has the run where it is resumed.
+
+    Raises UsageError if the name is taken, and DataError if the store cannot be read.
+    """
+    url = url_of(output)
+    if url is None:
+        return output
+    run, options = f"{url}/{name}", options_of(settings)
+    there = manifest_of(run, options)
+    if there is not None and resume is None:
+        raise UsageError(
+            f"{run}: a run of that name already exists; use --resume auto to continue it, or choose another --name"
+        )
+    if there is not None:
+        fetch_run(run, options, settings.cache_dir)
+    return staged_runs(url, settings.cache_dir)
+
+
+def resumed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `train` is given, with a URL to resume as its directory here, which is fetched, and as --output and --name.
+
+    Raises UserError if there is no run, and DataError.
+    """
+    url = url_of(given.get("resume") or "")
+    if url is None:
+        return dict(given)
+    options = dict(option.split("=", 1) for option in given.get("storage_option", ()))
+    folder = fetch_run(url, options, given.get("cache_dir"))
+    output, _, name = url.rpartition("/")
+    return {**given, "resume": str(folder), "output": Path(output), "name": name}
+
+
+def fetch_run(run: str, options: Mapping[str, str], cache_dir: Path | None) -> Path:
+    """The directory of the run at a URL, in the folder of staged runs, to go on with it.
+
+    Where the directory has a later checkpoint than the store, it stays as it is. Raises UserError and DataError.
+    """
+    output, _, name = run.rpartition("/")
+    folder = staged_runs(output, cache_dir) / name
+    with _alone(folder):
+        for manifest in _manifests(run, options):
+            if _step_here(folder) > manifest.step:
+                return folder
+            if _fetched(run, options, folder, manifest, list(manifest.files)):
+                return folder
+    raise _changing(run)
+
+
+def fetch_model(run: Path, settings: Any) -> Path:
+    """A run's directory with its best model, else its last, for reading; a path on this machine is given back.
+
+    Raises UserError and DataError.
+    """
+    url = url_of(run)
+    if url is None:
+        return run
+    options = options_of(settings)
+    folder = _root(getattr(settings, "cache_dir", None)) / "models" / _key(url) / url.rpartition("/")[2]
+    with _alone(folder):
+        for manifest in _manifests(url, options):
+            target = manifest.links.get("best") or manifest.links.get("last") or "-"
+            of_model = [name for name in manifest.files if name.startswith(f"{target}/")]
+            names = [name for name in of_model if name.count("/") == target.count("/") + 1 and _is_read(name)]
+            if _fetched(url, options, folder, manifest, names):
+                return folder
+    raise _changing(url)
+
+
+def _is_read(name: str) -> bool:
+    return not name.endswith("/training.pt")
+
+
+def _changing(run: str) -> UserError:
+    return UserError(f"{run}: files that its manifest names are gone each time that it is read; upload the run again")
+
+
+def _manifests(run: str, options: Mapping[str, str]) -> Iterator[RunManifest]:
+    for _ in range(_TIMES):
+        manifest = manifest_of(run, options)
+        if manifest is None:
+            raise UserError(f"{run}: no run there (it has no {MANIFEST}); check the URL")
+        yield manifest
+
+
+def _fetched(run: str, options: Mapping[str, str], folder: Path, manifest: RunManifest, names: list[str]) -> bool:
+    """Bring files of a run here, and point its links; False if an object is gone: there is another manifest by now."""
+    objects = RemoteFolder(f"{run}/{OBJECTS}", options)
+    for name in names:
+        size, sha256 = manifest.files[name]
+        path = folder / name
+        if path.is_file() and path.stat().st_size == size and _sha256(path) == sha256:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _fetch(objects, sha256, size, path)
+        except NotThereError as error:
+            if "not found" in str(error):
+                return False
+            raise
+    for link, target in manifest.links.items():
+        if (folder / target).is_dir():
+            part = folder / f".{link}.part"
+            part.unlink(missing_ok=True)
+            part.symlink_to(target)
+            part.replace(folder / link)
+    return True
+
+
+def _fetch(objects: RemoteFolder, sha256: str, size: int, path: Path) -> None:
+    part = temporary(path)
+    digest = hashlib.sha256()
+    try:
+        with part.open("wb") as file:
+            for start in range(0, size, _BLOCK):
+                block = objects.read_range(sha256, start, min(start + _BLOCK, size))
+                digest.update(block)
+                file.write(block)
+        if digest.hexdigest() != sha256:
+            raise DataError(
+                f"{objects.address(sha256)}: its checksum is {digest.hexdigest()}, not its name: it was damaged on the "
+                "way or in the store; try again, or upload the run again"
+            )
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _step_here(run: Path) -> int:
+    """The step of the last checkpoint of a run's directory; -1 without one."""
+    try:
+        return int(os.readlink(run / "last").rpartition("/")[2].partition("-")[0])
+    except (OSError, ValueError):
+        return -1
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of the machine at a time brings a run here."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _root(cache_dir: Path | None) -> Path:
+    return (cache_dir or cache_folder()).absolute()
+
+
+def _key(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()[:16]

@@ -1,0 +1,190 @@
+"""Runs in an object store: uploaded behind the training, whole by their manifest, and read from there."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fastimg import cli
+from fastimg.errors import UserError
+from fastimg.loaders import DataError
+from fastimg.loaders.remote import stores, writable
+from fastimg.train.checkpoints.run_uploads import RunUploads
+from fastimg.train.checkpoints.stored_runs import fetch_model, fetch_run, manifest_of
+
+from ...loaders.remote.object_server import ObjectServer
+
+pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+
+RUN = "s3://bucket/runs/x"
+FLAGS = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1", "--no-amp", "--val-fraction", "0.25")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    (tmp_path / "bucket").mkdir()
+    monkeypatch.setattr(stores, "PAUSE", 0.0)
+    monkeypatch.setattr(writable.WritableFolder, "retries", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    served = ObjectServer(tmp_path / "bucket")
+    for name, value in served.options.items():
+        monkeypatch.setenv({"endpoint": "AWS_ENDPOINT_URL"}.get(name, f"AWS_{name.upper()}"), value)
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A run's directory after a checkpoint."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("arch: x\n")
+    checkpoint(folder, 4, "best", "last")
+    return folder
+
+
+def checkpoint(folder: Path, step: int, *links: str) -> None:
+    saved = folder / "checkpoints" / f"{step:08d}"
+    saved.mkdir(parents=True)
+    (saved / "model.safetensors").write_bytes(b"model %d" % step)
+    (saved / "training.pt").write_bytes(b"training %d" % step)
+    for link in links:
+        (folder / link).unlink(missing_ok=True)
+        (folder / link).symlink_to(f"checkpoints/{step:08d}")
+
+
+def uploads(server: ObjectServer, directory: Path, said: list[str]) -> RunUploads:
+    return RunUploads(RUN, directory, server.options, said.append)
+
+
+def objects(server: ObjectServer) -> set[bytes]:
+    return {path.read_bytes() for path in (server.folder / "runs/x/objects").iterdir()}
+
+
+class TestUploads:
+    def test_what_is_there_is_what_the_manifest_names(self, server, directory):
+        running = uploads(server, directory, [])
+        running.note()
+        checkpoint(directory, 8, "last")
+        running.finish(lambda words: None)
+        assert objects(server) == {b"arch: x\n", b"model 4", b"training 4", b"model 8", b"training 8"}
+        manifest = manifest_of(RUN, server.options)
+        assert manifest.step == 8 and manifest.links == {
+            "last": "checkpoints/00000008",
+            "best": "checkpoints/00000004",
+        }
+        assert server.writes.written[-1] == "runs/x/manifest.json"
+        assert not (directory / ".uploading").exists()
+
+    def test_nothing_waits_and_the_newest_wins(self, server, directory):
+        running = uploads(server, directory, [])
+        arrived = server.hold_next()
+        running.note()
+        assert arrived.wait(30)
+        for step in (8, 12, 16):  # while the first upload hangs
+            shutil.rmtree(directory / "checkpoints" / f"{step - 4:08d}")
+            checkpoint(directory, step, "last", "best")
+            running.note()
+        server.hold.set()
+        running.finish(lambda words: None)
+        assert objects(server) == {b"arch: x\n", b"model 16", b"training 16"}
+        assert not any(b"model 8" in path.read_bytes() for path in server.folder.rglob("*") if path.is_file())
+
+    def test_an_upload_that_is_cut_off_leaves_the_manifest_before_whole(self, server, directory, tmp_path):
+        said: list[str] = []
+        running = uploads(server, directory, said)
+        running.finish(lambda words: None)
+        before = manifest_of(RUN, server.options)
+        checkpoint(directory, 8, "last", "best")
+        running = uploads(server, directory, said)
+        server.faults = [("PUT runs/x/manifest.json", "denied")]
+        with pytest.raises(
+            UserError, match=f"could not be uploaded: .*access denied.*; the run is in {directory}, and"
+        ):
+            running.finish(said.append)
+        assert manifest_of(RUN, server.options) == before
+        run = fetch_run(RUN, server.options, tmp_path / "cache")
+        assert (run / "last/training.pt").read_bytes() == b"training 4"
+        uploads(server, directory, said).finish(said.append)
+        assert manifest_of(RUN, server.options).step == 8 and b"model 4" not in objects(server)
+
+    def test_a_failure_is_said_and_tried_again_with_the_next_checkpoint(self, server, directory):
+        told = threading.Event()
+        running = RunUploads(RUN, directory, server.options, lambda words: told.set())
+        server.faults = [("PUT runs/x/objects", "denied")]
+        running.note()
+        assert told.wait(30)
+        running.finish(lambda words: None)
+        assert manifest_of(RUN, server.options).step == 4
+
+    @pytest.mark.parametrize("fault", ["busy", "cut", "flip"])
+    def test_faults_that_pass(self, server, directory, fault):
+        server.faults = [("PUT runs/x/objects", fault), ("PUT runs/x/manifest.json", fault)]
+        uploads(server, directory, []).finish(lambda words: None)
+        assert server.faults == [] and b"model 4" in objects(server)
+
+
+class TestReading:
+    def test_a_model_comes_without_what_resuming_needs(self, server, directory, tmp_path):
+        uploads(server, directory, []).finish(lambda words: None)
+        run = fetch_model(Path(RUN), None)
+        assert (run / "best/model.safetensors").read_bytes() == b"model 4"
+        assert sorted(path.name for path in run.rglob("*") if path.is_file()) == ["model.safetensors"]
+        assert fetch_model(directory, None) == directory
+
+    def test_a_damaged_object_is_refused(self, server, directory, tmp_path):
+        uploads(server, directory, []).finish(lambda words: None)
+        for path in (server.folder / "runs/x/objects").iterdir():
+            path.write_bytes(path.read_bytes()[::-1])
+        with pytest.raises(DataError, match="its checksum is .*, not its name: it was damaged"):
+            fetch_run(RUN, server.options, tmp_path / "cache")
+
+    def test_a_later_checkpoint_here_stays(self, server, directory, tmp_path):
+        uploads(server, directory, []).finish(lambda words: None)
+        run = fetch_run(RUN, server.options, tmp_path / "cache")
+        checkpoint(run, 12, "last")
+        assert (fetch_run(RUN, server.options, tmp_path / "cache") / "last/training.pt").read_bytes() == b"training 12"
+
+    def test_no_run_and_no_manifest(self, server, directory, tmp_path):
+        with pytest.raises(UserError, match=r"runs/none: no run there \(it has no manifest.json\)"):
+            fetch_run("s3://bucket/runs/none", server.options, tmp_path)
+        folder = server.folder / "runs/x"
+        folder.mkdir(parents=True)
+        stated = {"format": "fastimg run", "step": 1, "files": {"../evil": [1, "a"]}, "links": {}}
+        for content in ("{}", json.dumps(stated)):
+            (folder / "manifest.json").write_text(content)
+            with pytest.raises(UserError, match="manifest.json: cannot be read"):
+                fetch_run(RUN, server.options, tmp_path)
+
+
+def test_train_evaluate_and_resume_by_url(server, image_folder, tmp_path, capsys, monkeypatch):
+    own = ["--output", str(tmp_path / "runs"), "--name", "x", "--epochs", "2"]
+    assert cli.run(["train", str(image_folder), *FLAGS, *own]) == 0
+    flags = ["train", str(image_folder), *FLAGS, "--output", "s3://bucket/runs", "--name", "x"]
+    assert cli.run([*flags, "--epochs", "1"]) == 0
+    assert "uploaded    s3://bucket/runs/x" in " ".join(capsys.readouterr().out.split("\n"))
+    assert cli.run([*flags, "--epochs", "1"]) == 2
+    assert "a run of that name already exists" in " ".join(capsys.readouterr().err.split())
+    shutil.rmtree(tmp_path / "home")  # another machine
+    assert cli.run(["train", "--resume", RUN, "--epochs", "2"]) == 0
+    run = fetch_run(RUN, server.options, None)
+    here, there = (load_file(folder / "last/model.safetensors") for folder in (tmp_path / "runs/x", run))
+    assert here.keys() == there.keys() and (run / "curves.png").exists()
+    assert (run / "metrics.jsonl").read_text().count('"kind": "epoch"') == 2
+    capsys.readouterr()
+    results = []
+    for path in (str(run), RUN):
+        assert cli.run(["eval", path, str(image_folder), "--workers", "1", "--json"]) == 0
+        results.append(json.loads(capsys.readouterr().out)["top1"])
+    assert results[0] == results[1]
+    assert all(torch.equal(value, load_file(run / "last/model.safetensors")[name]) for name, value in there.items())
+
+
+def test_a_run_elsewhere_needs_a_name(capsys):
+    assert cli.run(["train", "photos", "--output", "s3://bucket/runs"]) == 2
+    assert "a run in an object store has a name that you give; add --name" in " ".join(capsys.readouterr().err.split())
