@@ -1,8 +1,8 @@
 """Uploads a run behind its training: after each checkpoint what `last` and `best` point at, the log and the settings.
 
 A checkpoint's files are linked into a hidden folder of the run when it is on disk, so that nothing waits for the
-network, and nothing is deleted meanwhile. Of several that wait, the newest is uploaded. Files go under their checksums; then the
-manifest names them, and those that it no longer names are deleted.
+network, and nothing is deleted meanwhile. Of several that wait, the newest is uploaded. Files go under their checksums;
+then the manifest names them, and those that it no longer names are deleted.
 """
 
 import contextlib

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +117,26 @@ class TestFaults:
         run(replace(flags, resume=True))
         assert all(server.writes.written.count(name) == 1 for name in done)
         assert contents(server.folder / "D") == here(flags, tmp_path / "here")
+
+    def test_a_kill_leaves_nothing_that_looks_complete(self, flags, run, server, tmp_path, monkeypatch):
+        server.faults = [("PUT D/train-00001.tar", "stall")]
+        options = [word for option in flags.storage_option for word in ("--storage-option", option)]
+        command = ["convert", str(flags.src), URL, "--val-fraction", "0.25", "--shard-size", "20KB", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fastimg", *command, "--workers", "1", "--cache-dir", str(flags.cache_dir)],
+            stderr=subprocess.DEVNULL,
+        )
+        assert server.writes.stalled.wait(120)
+        process.kill()
+        process.wait()
+        server.writes.release.set()
+        assert "dataset.json" not in contents(server.folder / "D")
+        with pytest.raises(DataError):
+            open_dataset(URL, cache_dir=tmp_path / "cache", storage_options=server.options)
+        done = [name for name in server.writes.written if name.endswith(".tar")]
+        run(replace(flags, resume=True))
+        assert contents(server.folder / "D") == here(flags, tmp_path / "here")
+        assert sum(server.writes.written.count(name) for name in done) <= len(done) + 1  # one may lack its line
 
     def test_a_shard_that_was_replaced_meanwhile_is_uploaded_again(self, flags, run, server, tmp_path):
         server.faults = [("PUT D/dataset.json", "denied")]

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,7 +143,7 @@ class TestReading:
         uploads(server, directory, []).finish(lambda words: None)
         for path in (server.folder / "runs/x/objects").iterdir():
             path.write_bytes(path.read_bytes()[::-1])
-        with pytest.raises(DataError, match="its checksum is .*, not its name: it was damaged"):
+        with pytest.raises(DataError, match=r"its checksum is .*, not its name: it was damaged"):
             fetch_run(RUN, server.options, tmp_path / "cache")
 
     def test_a_later_checkpoint_here_stays(self, server, directory, tmp_path):
@@ -158,8 +160,29 @@ class TestReading:
         stated = {"format": "fastimg run", "step": 1, "files": {"../evil": [1, "a"]}, "links": {}}
         for content in ("{}", json.dumps(stated)):
             (folder / "manifest.json").write_text(content)
-            with pytest.raises(UserError, match="manifest.json: cannot be read"):
+            with pytest.raises(UserError, match=r"manifest\.json: cannot be read"):
                 fetch_run(RUN, server.options, tmp_path)
+
+
+def test_a_kill_leaves_the_manifest_before(server, directory, tmp_path):
+    uploads(server, directory, []).finish(lambda words: None)
+    before = manifest_of(RUN, server.options)
+    checkpoint(directory, 8, "last", "best")
+    server.faults = [("PUT runs/x/objects", "stall")]
+    code = (
+        "from pathlib import Path; from fastimg.train.checkpoints.run_uploads import RunUploads\n"
+        f"RunUploads({RUN!r}, Path({str(directory)!r}), {{}}, print).finish(print)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    assert server.writes.stalled.wait(120)
+    process.kill()
+    process.wait()
+    server.writes.release.set()
+    assert manifest_of(RUN, server.options) == before
+    run = fetch_run(RUN, server.options, tmp_path / "cache")
+    assert (run / "last/training.pt").read_bytes() == b"training 4"
+    uploads(server, directory, []).finish(lambda words: None)
+    assert manifest_of(RUN, server.options).step == 8
 
 
 def test_train_evaluate_and_resume_by_url(server, image_folder, tmp_path, capsys, monkeypatch):

@@ -165,5 +165,6 @@ class ObjectServer:
 
     def close(self) -> None:
         self.hold.set()
+        self.writes.release.set()
         self._server.shutdown()
         self._server.server_close()

@@ -17,7 +17,8 @@ Answer = tuple[int, bytes, dict[str, str]]
 class ObjectWrites:
     """Writes below the folder of a server, each object whole or not at all. `written` lists the names, in order.
 
-    Faults: "cut" ends the connection in the middle of a body, "flip" stores a flipped byte, others refuse.
+    Faults: "cut" ends the connection in the middle of a body, "flip" stores a flipped byte, "stall" sets `stalled`
+    and ends the connection once `release` is set, others refuse.
     """
 
     def __init__(self, server: "ObjectServer") -> None:
@@ -25,6 +26,7 @@ class ObjectWrites:
         self._lock = threading.Lock()
         self._parts: dict[str, dict[int, bytes]] = {}
         self.written: list[str] = []
+        self.stalled, self.release = threading.Event(), threading.Event()
         self.multipart: list[str] = []  # names of objects that came in parts
 
     def answer(self, request: BaseHTTPRequestHandler, fault: str) -> Answer:
@@ -41,6 +43,10 @@ class ObjectWrites:
             request.connection.close()
             raise ConnectionAbortedError("a fault of the test")
         body = request.rfile.read(length)
+        if fault == "stall":
+            self.stalled.set()
+            self.release.wait()
+            raise ConnectionAbortedError("a fault of the test")
         if fault in REFUSALS:
             status, code = REFUSALS[fault]
             return status, f"<Error><Code>{code}</Code></Error>".encode(), {}
