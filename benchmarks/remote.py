@@ -5,9 +5,11 @@
 The store is a process of its own on this machine: plain HTTP with ranges by sendfile, pinned to the last core; the
 loader and its one decoding thread have all others but that one (on two cores, one). Each answer waits for --latency
 milliseconds first. Every row is RandomResizedCrop(0.08-1) to --size of the same shards in the same order (quasi-random
-by whole shards), an epoch for each repeat, and the rows take turns. `cold`: the cache is empty at the beginning of the
-epoch and holds a fifth of the data; `warm`: it holds all, which an epoch before has fetched. `waiting`: the time that
-decoding threads waited for shards, as a share of the epoch. `bytes`: what was fetched, over the bytes of the shards.
+by whole shards), an epoch for each repeat; the rows take turns, each right behind an epoch of local shards, with which
+it is compared. `cold`: the cache is empty at the beginning of the epoch and holds a fifth of the data; `warm`: it holds
+all, which an epoch before has fetched (with the second latency; nothing is asked of the store then). `waiting`: the
+time that decoding threads waited for shards, as a share of the epoch. `bytes`: what was fetched, over the bytes of the
+shards. `CPU`: processor time of the loader's process per image, over that of local shards.
 Everything is read from the page cache, and there is no bandwidth but that of the loopback.
 """
 
@@ -166,18 +168,18 @@ def measured(args: argparse.Namespace, shards: Path, scratch: Path, core: int, w
     }
     with Loader(shards, **settings) as here:
         epoch(here)  # compiles, makes the index, and has the shards in the page cache
-        rows: dict[str, Callable[[int], Record]] = {"local": lambda _: epoch(here)}
+        rows: dict[str, Callable[[], Record]] = {}
         with measuring(args.latency, shards.parent, core) as stores:
             for latency, address in stores.items():
                 url = f"{address}/{shards.name}"
-                warm = scratch / f"warm-{latency:g}"
                 rows[f"cold, {latency:g} ms"] = partial(cold, url, settings, scratch / f"cold-{latency:g}", nbytes // 5)
-                rows[f"warm, {latency:g} ms"] = partial(kept, url, settings, warm)
-                kept(url, settings, warm, 0)
-            found: dict[str, list[Record]] = {name: [] for name in rows}
-            for repeat in range(args.repeats):
+                if latency == args.latency[:2][-1]:
+                    rows["warm"] = partial(kept, url, settings, scratch / "warm")
+                    rows["warm"]()
+            found: dict[str, list[tuple[Record, Record]]] = {name: [] for name in rows}
+            for _ in range(args.repeats):
                 for name, row in rows.items():
-                    found[name].append(row(repeat))
+                    found[name].append((epoch(here), row()))
     report(args, found, nbytes, workers, len(list(shards.glob("*.tar"))))
 
 
@@ -194,43 +196,48 @@ def epoch(loader: Loader) -> Record:
     """Images per second of an epoch, and what was waited for and fetched in it."""
     files = fetched_files(loader.dataset)
     before = None if files is None else files.mirror.cache.spent
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     images = sum(batch.samples for batch in loader)
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, (time.process_time() - busy) / images
     if files is None or before is None:
-        return {"rate": images / seconds, "waiting": 0.0, "bytes": 0}
+        return {"rate": images / seconds, "cpu": cpu, "waiting": 0.0, "bytes": 0}
     after = files.mirror.cache.spent
     waited = (after.waited - before.waited) / (seconds * loader.workers)
-    return {"rate": images / seconds, "waiting": waited, "bytes": after.bytes - before.bytes}
+    return {"rate": images / seconds, "cpu": cpu, "waiting": waited, "bytes": after.bytes - before.bytes}
 
 
-def cold(url: str, settings: Record, cache: Path, limit: int, _repeat: int) -> Record:
+def cold(url: str, settings: Record, cache: Path, limit: int) -> Record:
     """An epoch from an empty cache of `limit` bytes. The index has been fetched."""
     shutil.rmtree(cache, ignore_errors=True)
     with Loader(url, cache_dir=cache, cache_limit=limit, **settings) as loader:
         return epoch(loader)
 
 
-def kept(url: str, settings: Record, cache: Path, _repeat: int) -> Record:
+def kept(url: str, settings: Record, cache: Path) -> Record:
     """An epoch from a cache that holds all, from the second call on."""
     with Loader(url, cache_dir=cache, **settings) as loader:
         return epoch(loader)
 
 
-def report(args: argparse.Namespace, found: dict[str, list[Record]], nbytes: int, workers: int, shards: int) -> None:
-    """Print the table, and append a record for each row."""
-    base = measure.Spread.of([each["rate"] for each in found["local"]]).median
+def report(
+    args: argparse.Namespace, found: dict[str, list[tuple[Record, Record]]], nbytes: int, workers: int, shards: int
+) -> None:
+    """Print the table, and append a record for each row: pairs of a local epoch and one of the row."""
     rows = []
-    for name, epochs in found.items():
-        speed = measure.Spread.of([each["rate"] for each in epochs])
-        ratio = float(np.median([each["rate"] / one["rate"] for each, one in zip(epochs, found["local"], strict=True)]))
-        waiting = float(np.median([each["waiting"] for each in epochs]))
-        fetched = float(np.median([each["bytes"] for each in epochs])) / nbytes
+    everywhere = [pair[0] for pairs in found.values() for pair in pairs]
+    for name, pairs in {"local": [(each, each) for each in everywhere], **found}.items():
+        speed = measure.Spread.of([each["rate"] for _, each in pairs])
+        cpu = measure.Spread.of([each["cpu"] * 1e6 for _, each in pairs])
+        over_local = measure.Spread.of([each["rate"] / local["rate"] for local, each in pairs])
+        cpu_over_local = float(np.median([each["cpu"] / local["cpu"] for local, each in pairs]))
+        waiting = float(np.median([each["waiting"] for _, each in pairs]))
+        fetched = float(np.median([each["bytes"] for _, each in pairs])) / nbytes
         rows.append(
             {
                 "shards": name,
                 **speed.columns("img/s"),
-                "of local": f"{ratio:.2f}",
+                "of local": f"{over_local.median:.2f} ({over_local.low:.2f} - {over_local.high:.2f})",
+                "CPU": f"{cpu_over_local:.2f}",
                 "waiting": f"{waiting:.0%}",
                 "bytes": f"{fetched:.2f}",
             }
@@ -245,10 +252,11 @@ def report(args: argparse.Namespace, found: dict[str, list[Record]], nbytes: int
             "batch_size": args.batch_size,
             "size": args.size,
             "workers": workers,
-            "cache": "a fifth" if name.startswith("cold") else "all" if name.startswith("warm") else None,
+            "cache": "a fifth" if name.startswith("cold") else "all" if name == "warm" else None,
             **speed.fields("images_per_second"),
-            "over_local": round(ratio, 3),
-            "local_images_per_second": round(base, 1),
+            **cpu.fields("cpu_microseconds"),
+            **over_local.fields("over_local"),
+            "cpu_over_local": round(cpu_over_local, 3),
             "waiting_share": round(waiting, 4),
             "fetched_over_data": round(fetched, 4),
             "data": args.data.resolve().name,
