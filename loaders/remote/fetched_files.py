@@ -28,8 +28,8 @@ from .mirrors import Lease, Mirror, PresentShards
 from .shard_cache import WantedFile, in_words
 
 PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetched
-AHEAD = 2  # shards that are fetched in the background at once
-_SLACK = 4  # shards beyond the samples in use: half begun at either end, and those that are fetched ahead
+AHEAD = 2  # shards that are fetched in the background at once; of one range each, as many as there are streams
+_SLACK = 2  # shards beyond the samples in use and those that are fetched ahead: half begun at either end
 
 
 class FetchedFiles:
@@ -43,7 +43,9 @@ class FetchedFiles:
         self.by_ranges = mirror.cache.limit == 0
         for shard in () if self.by_ranges else shards:
             mirror.cache.check(mirror.folder / shard.name, shard)
-        self._ahead = _Ahead(lambda number: mirror.bring(shards[number]))
+        ranges = max((-(-shard.size // RANGE) for shard in shards), default=1)
+        self._at_once = max(AHEAD, AHEAD * STREAMS // min(ranges, STREAMS))
+        self._ahead = _Ahead(lambda number: mirror.bring(shards[number]), self._at_once)
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """See ShardFiles."""
@@ -152,7 +154,9 @@ class FetchedFiles:
                 "order='quasi-random' with block='shard', or give a larger cache_limit="
             )
         reach = window if order == "quasi-random" else 0
-        count = min(-(-(reach + ahead) * len(self._shards) // max(samples, 1)) + _SLACK, len(self._shards))
+        count = min(
+            -(-(reach + ahead) * len(self._shards) // max(samples, 1)) + _SLACK + self._at_once, len(self._shards)
+        )
         needed = count * max(shard.size for shard in self._shards)
         if needed > limit:
             of_window = f" of a window of {plural(window, 'sample')}; give a smaller window=, or" if reach else "; give"
@@ -175,8 +179,9 @@ def fetched_files(dataset: object) -> FetchedFiles | None:
 class _Ahead:
     """Threads that fetch what is requested, one after the other. What fails is met again by the reader."""
 
-    def __init__(self, bring: Callable[[int], None]) -> None:
+    def __init__(self, bring: Callable[[int], None], threads: int) -> None:
         self._bring = bring
+        self._threads = threads
         self._lock = threading.Lock()
         self._pending: set[int] = set()
         self._queue: queue.SimpleQueue[int | None] | None = None
@@ -189,14 +194,14 @@ class _Ahead:
             if self._queue is None:
                 self._queue = queue.SimpleQueue()
                 self._pending = set()
-                for place in range(AHEAD):
+                for place in range(self._threads):
                     threading.Thread(
                         target=_work,
                         args=(self._queue, self._pending, self._bring),
                         name=f"fastimg-ahead-{place}",
                         daemon=True,
                     ).start()
-                self._end = weakref.finalize(self, _finish, self._queue)
+                self._end = weakref.finalize(self, _finish, self._queue, self._threads)
             self._pending.add(number)
             self._queue.put(number)
 
@@ -214,10 +219,10 @@ def _work(todo: "queue.SimpleQueue[int | None]", pending: set[int], bring: Calla
         pending.discard(number)
 
 
-def _finish(todo: "queue.SimpleQueue[int | None]") -> None:
+def _finish(todo: "queue.SimpleQueue[int | None]", threads: int) -> None:
     """End the threads after what they are fetching."""
     with contextlib.suppress(queue.Empty):
         while True:
             todo.get_nowait()
-    for _ in range(AHEAD):
+    for _ in range(threads):
         todo.put(None)

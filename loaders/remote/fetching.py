@@ -16,6 +16,7 @@ RANGE = 8 << 20  # bytes
 _RANGES = 16  # of all files together that are in memory, at most
 _CHUNK = 1 << 20
 _TIMES = 2  # a file whose checksum differs is fetched again once
+_TAGGED = 3  # one whose tag is not its checksum, until it comes twice alike
 _MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
 
 
@@ -62,7 +63,7 @@ class Fetching:
         """
         stated = _MD5.fullmatch(wanted.tag)
         seen: set[str] = set()
-        for _ in range(_TIMES + 1):
+        for _ in range(_TAGGED):
             self._copy(wanted, file)
             if stated is None:
                 return
@@ -71,7 +72,7 @@ class Fetching:
                 return
             seen.add(found)
         raise ShardError(
-            f"{self.remote.address(wanted.name)}: fetched {_TIMES + 1} times, with another content each time; check "
+            f"{self.remote.address(wanted.name)}: fetched {_TAGGED} times, with another content each time; check "
             "the network"
         )
 

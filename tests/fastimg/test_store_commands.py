@@ -2,7 +2,7 @@
 
 import csv
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,10 @@ from fastimg.config.commands import Convert
 from fastimg.config.searching import Search, Suggest
 from fastimg.convert.pipeline import convert
 from fastimg.data.elsewhere import as_given, setting_of, with_local_data
+from fastimg.loaders import open_dataset
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.remote.mirrors import open_mirror
+from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.search.request import request
 from fastimg.search.staged.encoders import facts
 from fastimg.suggest.survey import survey
@@ -131,6 +134,23 @@ def test_predict_and_several_runs_in_one_eval(shards, trained, cache, tmp_path, 
     there = answer(capsys, "eval", str(trained), str(other), url, "--workers", "1", *cache)
     here = answer(capsys, "eval", str(trained), str(other), str(shards), "--workers", "1")
     assert there == here | {"data": url}
+
+
+def test_texts_beside_images(shards, tmp_path):
+    images = sorted((shards.parent / "images").rglob("*.*"))
+    lines = [f"{image},{'' if n % 5 == 0 else f'text {n}'},{image.parent.name}" for n, image in enumerate(images)]
+    table = tmp_path / "pairs.csv"
+    table.write_text("\n".join(["path,text,label", *lines]))
+    texts = {"path_column": "path", "text_column": "text", "val_fraction": 0.0, "shard_size": "20KB"}
+    convert(Convert(src=table, dst=tmp_path / "P", **texts), Console(quiet=True))
+    found = []
+    for path in (tmp_path / "P", open_mirror(f"file://{tmp_path}/P", tmp_path / "cache", None).folder):
+        with closing(open_dataset(path)) as data:
+            captions = captions_of(path, data)
+            there = captions.has_text.nonzero()[0].tolist()
+            found.append([(i, bytes(captions.read(i, Scratch()))) for i in there])
+            captions.close()
+    assert found[0] == found[1] and len(found[0]) == sum(n % 5 != 0 for n in range(len(images)))
 
 
 def test_suggest_looks_at_it(shards, tmp_path):
