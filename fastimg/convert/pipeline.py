@@ -111,7 +111,10 @@ def _convert(config: Convert, console: Console) -> Report:
         _check_apart(source, request.dst)
         _check_missing(source, config)
         if store and source.inputs:
-            raise UsageError(f"{store.url}: texts beside images are read only from a folder; convert into a folder")
+            raise UsageError(
+                f"{store.url}: images with texts beside them are converted into a folder alone; do that, and copy the "
+                "folder to the store"
+            )
         plan = plan_shards(
             source,
             shard_size=request.shard_size,
