@@ -71,6 +71,10 @@ def stored_tars(remote: RemoteFolder, pattern: str | None) -> list[StoredObject]
                 f"written; or name tars, as in {remote.url}/{{0000..0099}}.tar, as a web server lists none"
             )
         found = remote.contents()
+        if any(each.name == "convert.json" for each in found):  # otherwise its finished shards would be read as others'
+            raise DataError(
+                f"{remote.url}: a conversion that did not finish; run the same conversion again with resume=True"
+            )
         return [each for each in found if each.name.endswith(".tar") and not each.name.startswith(".")]
     try:
         names = expanded(pattern)

@@ -131,7 +131,7 @@ class TestFaults:
         process.wait()
         server.writes.release.set()
         assert "dataset.json" not in contents(server.folder / "D")
-        with pytest.raises(DataError):
+        with pytest.raises(DataError, match="s3://bucket/D: a conversion that did not finish"):
             open_dataset(URL, cache_dir=tmp_path / "cache", storage_options=server.options)
         done = [name for name in server.writes.written if name.endswith(".tar")]
         run(replace(flags, resume=True))

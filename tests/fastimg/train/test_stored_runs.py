@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from fastimg import cli
 from fastimg.errors import UserError
 from fastimg.loaders import DataError
 from fastimg.loaders.remote import stores, writable
+from fastimg.train.checkpoints.run_directory import read_log
 from fastimg.train.checkpoints.run_uploads import RunUploads
 from fastimg.train.checkpoints.stored_runs import fetch_model, fetch_run, manifest_of
 
@@ -185,9 +184,7 @@ def test_a_kill_leaves_the_manifest_before(server, directory, tmp_path):
     assert manifest_of(RUN, server.options).step == 8
 
 
-def test_train_evaluate_and_resume_by_url(server, image_folder, tmp_path, capsys, monkeypatch):
-    own = ["--output", str(tmp_path / "runs"), "--name", "x", "--epochs", "2"]
-    assert cli.run(["train", str(image_folder), *FLAGS, *own]) == 0
+def test_train_evaluate_and_resume_by_url(server, image_folder, tmp_path, capsys):
     flags = ["train", str(image_folder), *FLAGS, "--output", "s3://bucket/runs", "--name", "x"]
     assert cli.run([*flags, "--epochs", "1"]) == 0
     assert "uploaded    s3://bucket/runs/x" in " ".join(capsys.readouterr().out.split("\n"))
@@ -196,16 +193,11 @@ def test_train_evaluate_and_resume_by_url(server, image_folder, tmp_path, capsys
     shutil.rmtree(tmp_path / "home")  # another machine
     assert cli.run(["train", "--resume", RUN, "--epochs", "2"]) == 0
     run = fetch_run(RUN, server.options, None)
-    here, there = (load_file(folder / "last/model.safetensors") for folder in (tmp_path / "runs/x", run))
-    assert here.keys() == there.keys() and (run / "curves.png").exists()
     assert (run / "metrics.jsonl").read_text().count('"kind": "epoch"') == 2
     capsys.readouterr()
-    results = []
-    for path in (str(run), RUN):
-        assert cli.run(["eval", path, str(image_folder), "--workers", "1", "--json"]) == 0
-        results.append(json.loads(capsys.readouterr().out)["top1"])
-    assert results[0] == results[1]
-    assert all(torch.equal(value, load_file(run / "last/model.safetensors")[name]) for name, value in there.items())
+    assert cli.run(["eval", RUN, str(image_folder), "--workers", "1", "--json"]) == 0
+    validations = [record["top1"] for record in read_log(run) if record["kind"] == "val"]
+    assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(max(validations))
 
 
 def test_a_run_elsewhere_needs_a_name(capsys):
