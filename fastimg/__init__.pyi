@@ -49,6 +49,8 @@ def convert(
     on_error: Literal["skip", "fail"] = "skip",
     resume: bool = False,
     overwrite: bool = False,
+    cache_dir: str | PathLike[str] | None = None,
+    storage_option: Sequence[str] = (),
     progress: bool = False,
 ) -> Report:
     """Turn images or texts into shards, as `fastimg convert` does.

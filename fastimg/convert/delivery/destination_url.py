@@ -18,16 +18,17 @@ def staged(config: Convert) -> tuple[Convert, StoreDestination | None]:
     Raises UsageError for what a URL cannot be, and DataError for one that cannot be written to.
     """
     refuse(config, CONVERT)
-    *sources, dst = (config.src, config.dst, *config.more)
+    given: tuple[Path, ...] = (config.src, config.dst, *config.more)
+    sources = given[:-1]
     for source in sources:
         if url := url_of(source):
             raise UsageError(f"convert {url}: a source is read from this machine; copy it here, and give the folder")
-    url = url_of(dst)
+    url = url_of(given[-1])
     if url is None:
         return config, None
     if config.append:
         raise UsageError(f"--append {url}: a dataset in an object store is not added to; --merge both into a new one")
     options = dict(option.split("=", 1) for option in config.storage_option)
     store = StoreDestination(url, config.cache_dir, options)
-    paths: list[Path] = [*sources, store.folder]
-    return replace(config, src=paths[0], dst=paths[1], more=tuple(paths[2:])), store
+    paths = (*sources, store.folder)
+    return replace(config, src=paths[0], dst=paths[1], more=paths[2:]), store

@@ -113,11 +113,14 @@ class StoreDestination:
 
     def delivered(self) -> frozenset[str]:
         """The tars that are whole in the store, with their indexes: as they were when they were verified."""
-        known = self._ledger.read()
-        there = {each.name: each for each in self._store.contents()}
-        good = {name for name, file in known.items() if file.is_(there.get(name))}
+        good = self._good()
         tars = (name for name in good if name.endswith(".tar"))
         return frozenset(name for name in tars if index_path(Path(name)).name in good and self._facts.has(name))
+
+    def _good(self) -> set[str]:
+        """The files that are in the store as they were when they were verified."""
+        there = {each.name: each for each in self._store.contents()}
+        return {name for name, file in self._ledger.read().items() if file.is_(there.get(name))}
 
     def clear(self) -> None:
         """Delete what conversions have written, dataset.json first, and forget what was uploaded."""
@@ -157,8 +160,8 @@ class StoreDestination:
             self._uploads.finish()
             if description["container"] == "tar":
                 self._derive(description)
-            known = self._ledger.read()
-            left = sorted(name for name in names if name not in known and (self.folder / name).exists())
+            good = self._good()
+            left = sorted(name for name in names if name not in good and (self.folder / name).exists())
             self._ledger.add([deliver(self.folder / name, self._store) for name in left])
             self._check(description, names)
             self._store.put(_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode())
