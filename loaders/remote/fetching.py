@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.stopping import check
+from fastimg.loaders.wording import plural
 
 from .shard_cache import WantedFile
 from .stores import RemoteFolder
@@ -74,8 +75,8 @@ class Fetching:
                 return
             seen.add(found)
         raise ShardError(
-            f"{self.remote.address(wanted.name)}: fetched {_TAGGED} times, with another content each time; check "
-            "the network"
+            f"{self.remote.address(wanted.name)}: fetched {plural(_TAGGED, 'time')}, with another content each time; "
+            "check the network"
         )
 
     def _copy(self, wanted: WantedFile, file: int) -> None:
