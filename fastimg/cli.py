@@ -132,7 +132,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
 
             print(help_page(command, _COMMANDS[command], "--help-all" in before), end="")
         return 0
-    settings: Any = _parse(command, rest)
+    settings: Any = _parse(command, rest, fetch=True)
     _refuse(command, settings)
     return _RUN[command](_with_runs(command, settings), console)
 
@@ -330,8 +330,10 @@ def _signal_code(signal: int) -> int:
     return 128 + signal if signal else 0
 
 
-def _parse(command: str, arguments: list[str]) -> Any:
-    """The settings that the arguments of a command ask for. Raises UsageError."""
+def _parse(command: str, arguments: list[str], fetch: bool = False) -> Any:
+    """The settings that the arguments of a command ask for; `fetch` a run of an object store that is resumed, for those
+    that it states. Raises UsageError.
+    """
     kind = _COMMANDS[command]
     if command == "search" and "--" in arguments:  # what stands behind is train's
         place = arguments.index("--")
@@ -343,7 +345,7 @@ def _parse(command: str, arguments: list[str]) -> Any:
     from .config import yaml_file as configfile
     from .train.checkpoints.stored_runs import resumed
 
-    return configfile.layered(resumed(given))
+    return configfile.layered(resumed(given) if fetch else given)
 
 
 def _recipe(settings: config.Recipe, _console: Console) -> int:

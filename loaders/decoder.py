@@ -14,6 +14,7 @@ import torch
 
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.stopping import Cancelled
 
 from .batch import Field
 from .crop import Size
@@ -26,10 +27,6 @@ Failure = tuple[int, Exception]  # the place in the chunk, and why its row is no
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Cancelled(BaseException):
-    """The iteration is over, so the chunk is dropped. A decoder lets it propagate."""
 
 
 class SampleReader:

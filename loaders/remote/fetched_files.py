@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
 from .fetching import RANGE, STREAMS
@@ -185,6 +186,7 @@ class _Ahead:
         self._lock = threading.Lock()
         self._pending: set[int] = set()
         self._queue: queue.SimpleQueue[int | None] | None = None
+        self._over = threading.Event()
         self._end: Callable[[], object] = lambda: None
 
     def request(self, number: int) -> None:
@@ -194,14 +196,15 @@ class _Ahead:
             if self._queue is None:
                 self._queue = queue.SimpleQueue()
                 self._pending = set()
+                self._over = threading.Event()
                 for place in range(self._threads):
                     threading.Thread(
                         target=_work,
-                        args=(self._queue, self._pending, self._bring),
+                        args=(self._queue, self._pending, self._bring, self._over),
                         name=f"fastimg-ahead-{place}",
                         daemon=True,
                     ).start()
-                self._end = weakref.finalize(self, _finish, self._queue, self._threads)
+                self._end = weakref.finalize(self, _finish, self._queue, self._threads, self._over)
             self._pending.add(number)
             self._queue.put(number)
 
@@ -212,15 +215,19 @@ class _Ahead:
             self._pending = set()
 
 
-def _work(todo: "queue.SimpleQueue[int | None]", pending: set[int], bring: Callable[[int], None]) -> None:
-    while (number := todo.get()) is not None:
-        with contextlib.suppress(Exception):  # the reader meets the same error, and reports it
-            bring(number)
-        pending.discard(number)
+def _work(
+    todo: "queue.SimpleQueue[int | None]", pending: set[int], bring: Callable[[int], None], over: threading.Event
+) -> None:
+    with contextlib.suppress(Cancelled), cancelled_by(over.is_set):
+        while (number := todo.get()) is not None:
+            with contextlib.suppress(Exception):  # the reader meets the same error, and reports it
+                bring(number)
+            pending.discard(number)
 
 
-def _finish(todo: "queue.SimpleQueue[int | None]", threads: int) -> None:
-    """End the threads after what they are fetching."""
+def _finish(todo: "queue.SimpleQueue[int | None]", threads: int, over: threading.Event) -> None:
+    """End the threads after the ranges that they are fetching."""
+    over.set()
     with contextlib.suppress(queue.Empty):
         while True:
             todo.get_nowait()

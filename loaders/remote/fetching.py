@@ -4,9 +4,11 @@ import hashlib
 import os
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from fastimg.loaders.errors import ShardError
+from fastimg.loaders.runtime.stopping import check
+from fastimg.loaders.wording import plural
 
 from .shard_cache import WantedFile
 from .stores import RemoteFolder
@@ -15,6 +17,7 @@ STREAMS = 4  # ranges of one file at once
 RANGE = 8 << 20  # bytes
 _RANGES = 16  # of all files together that are in memory, at most
 _CHUNK = 1 << 20
+_POLL = 0.1  # seconds between two looks at whether the shard is still needed
 _TIMES = 2  # a file whose checksum differs is fetched again once
 _TAGGED = 3  # one whose tag is not its checksum, until it comes twice alike
 _MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
@@ -72,8 +75,8 @@ class Fetching:
                 return
             seen.add(found)
         raise ShardError(
-            f"{self.remote.address(wanted.name)}: fetched {_TAGGED} times, with another content each time; check "
-            "the network"
+            f"{self.remote.address(wanted.name)}: fetched {plural(_TAGGED, 'time')}, with another content each time; "
+            "check the network"
         )
 
     def _copy(self, wanted: WantedFile, file: int) -> None:
@@ -84,8 +87,12 @@ class Fetching:
         # Threads of this file alone: none is left when it is there, or writes to the descriptor once it is closed.
         pool = ThreadPoolExecutor(min(STREAMS, len(starts)), "fastimg-fetch")
         try:
-            for each in [pool.submit(self._copy_range, wanted, file, start) for start in starts]:
-                each.result()
+            waiting = {pool.submit(self._copy_range, wanted, file, start) for start in starts}
+            while waiting:
+                check()
+                done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
+                for each in done:
+                    each.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

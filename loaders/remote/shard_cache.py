@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import sync_folder, temporary
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.runtime.stopping import check
 
 MARK = "has-remote-copy"
 SHARDS = (".tar", ".beton")  # what is deleted to make room
@@ -206,6 +207,7 @@ class ShardCache:
         seen: tuple[int, int, int] | None = None
         since = time.monotonic()
         while not self.has(path, wanted):
+            check()
             file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 if _try_lock(file, fcntl.LOCK_EX) and _same(part, file):
@@ -232,6 +234,7 @@ class ShardCache:
         """Delete what was not used for the longest time, until `file` has the room that it needs, and takes it."""
         deadline = time.monotonic() + ROOM
         while True:
+            check()
             with self.alone():
                 held, idle = self._contents()
                 while held + wanted.size > self.limit and idle:
