@@ -47,6 +47,8 @@ _BASE = 256  # the batch that a learning rate is for, as timm has it
 def scales(config: Train) -> Scaling:
     """Whether training crops may be decoded smaller than they are, and how."""
     scaling = "dct_scaling" not in IGNORED_SETTINGS[chosen_backend(config.loader)] and not config.resident
+    if config.image_field is not None or config.depth == 16:  # no JPEGs
+        return False
     if not scaling or config.dct_scaling == "off" or config.decode == "gpu" or plain(config):
         return False
     return "low" if config.dct_scaling == "low" else True
@@ -64,8 +66,10 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
         )
     for name, given in (("--mean", config.mean), ("--std", config.std)):
         if given is not None and len(given) != own.channels:
+            what = "images have" if own.field is None else f"the field {own.field!r} has"
+            unit = "channel" if own.field is None else "band"
             raise UsageError(
-                f"{name} {' '.join(f'{value:g}' for value in given)}: images have {plural(own.channels, 'channel')}; "
+                f"{name} {' '.join(f'{value:g}' for value in given)}: {what} {plural(own.channels, unit)}; "
                 "give a number for each"
             )
     train_size = config.train_crop_size or size or own.train_size
@@ -90,6 +94,8 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
         interpolation=config.interpolation or own.interpolation,
         mean=config.mean or own.mean,
         std=config.std or own.std,
+        field=own.field,
+        dtype=own.dtype,
     )
 
 
@@ -129,6 +135,8 @@ def resolve(
         crop_pct=None,
         interpolation=pre.interpolation,
         in_chans=pre.channels,
+        image_field=pre.field,
+        depth=16 if pre.depth == 16 else None,
         mean=pre.mean,
         std=pre.std,
         **augmenting,
