@@ -65,7 +65,7 @@ class BandsDataset:
         """The bands [C, H, W] of a sample. Raises ImageError if it has none, and DataError."""
         value = self.source.read_field(self._own, index)
         if value is None:
-            raise ImageError(f"it has no {self._own}")
+            raise ImageError(f"it has no field {self._own!r}")
         assert not isinstance(value, bytes)
         return value
 

@@ -133,12 +133,7 @@ def resolve(
         val_resize_size=pre.val_resize,
         img_size=None,
         crop_pct=None,
-        interpolation=pre.interpolation,
-        in_chans=pre.channels,
-        image_field=pre.field,
-        depth=16 if pre.depth == 16 else None,
-        mean=pre.mean,
-        std=pre.std,
+        **_pixels(pre),
         **augmenting,
         loader=chosen_backend(config.loader),
         prefetch=config.prefetch or slots_for(ranks.device.type),
@@ -180,6 +175,18 @@ def resolve(
         patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
+
+
+def _pixels(pre: Preprocessing) -> dict[str, Any]:
+    """What is read of images, and how it becomes the model's input."""
+    return {
+        "interpolation": pre.interpolation,
+        "in_chans": pre.channels,
+        "image_field": pre.field,
+        "depth": 16 if pre.depth == 16 else None,
+        "mean": pre.mean,
+        "std": pre.std,
+    }
 
 
 def _held_out(config: Train, validation: DatasetPart | None) -> float | None:

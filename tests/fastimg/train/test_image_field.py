@@ -108,9 +108,9 @@ def test_samples_without_bands_or_with_nan_are_named(tmp_path, cli):
     ran = cli("train", tmp_path / "D", *flags, "--mean", *["3000"] * 5, "--std", *["900"] * 5)
     assert ran.code == 0 and "measured" not in ran.out, ran.err
     said = " ".join((ran.out + ran.err).split())
-    assert "it has no bands" in said and "values are NaN or infinite, the first of them in band 1" in said
+    assert "it has no field 'bands'" in said and "values are NaN or infinite, the first of them in band 1" in said
     strict = cli("train", tmp_path / "D", *flags, "--on-error", "fail")
-    assert strict.code == 1 and ("it has no bands" in strict.err or "are NaN" in strict.err)
+    assert strict.code == 1 and ("it has no field 'bands'" in strict.err or "are NaN" in strict.err)
 
 
 @pytest.mark.parametrize(
