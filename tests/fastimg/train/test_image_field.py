@@ -1,7 +1,9 @@
 """`train --image-field` and `--depth 16`: bands and 16 bits from the decoder to the exported graph."""
 
+import contextlib
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,9 @@ from timm.models._manipulate import adapt_input_conv
 from fastimg.config.commands import Train
 from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import refuse
+from fastimg.data import datasets as data
 from fastimg.errors import UsageError
+from fastimg.loaders import DataError, open_dataset
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints.format import load_model
 
@@ -86,6 +90,14 @@ def test_a_model_of_bands_from_its_weights_to_its_graph(banded, tmp_path, cli):
 
     tuned = cli("train", banded.data, "--weights", run, *FLAGS[2:], "--dry-run")
     assert tuned.code == 0 and "--in-chans 5, --image-field bands" in tuned.out and "measured" not in tuned.out
+    frozen = cli("train", banded.data, "--weights", run, *FLAGS[2:], "--freeze", "backbone", "--dry-run")
+    assert frozen.code == 0 and "the model reads the field 'bands'" in frozen.out, frozen.err
+    pictures = cli("inspect", banded.data, "--config", run / "config.yaml", "--output", tmp_path / "pictures")
+    assert pictures.code == 0, pictures.err
+    with contextlib.closing(open_dataset(banded.data, "train")) as dataset:
+        with pytest.raises(DataError, match="has 5 bands of uint16, and the model reads 4 of uint16; give other data"):
+            data.banded(dataset, replace(seen, mean=(1.0,) * 4))
+        assert data.banded(dataset, seen).fingerprint != dataset.fingerprint
 
 
 def test_a_resumed_run_keeps_its_mean(banded, tmp_path, cli):
