@@ -20,8 +20,8 @@ class Search:  # more than 12 fields: a flag each
     behind `--`."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, or an image folder; or the URL of shards in an object store, with --cache-dir
-    and its like behind `--`."""
+    """Shards made by `fastimg convert`, or an image folder; or the URL of shards in an object store, whose
+    cache is set by flags of `train`, behind `--`."""
     param: Annotated[tuple[str, ...], arg(aliases=("-p",), metavar="FLAG=VALUES")] = ()
     """What to search: a flag of `train` and its values. lr=log:1e-4:1e-1 (by orders of magnitude), smoothing=0:0.2,
     smoothing=0:0.2:0.05 (in steps), epochs=int:5:20, or aa=none,trivial (one of these; none is the flag's default).

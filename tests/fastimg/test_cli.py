@@ -171,6 +171,7 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         "--tune",
         "--profile",
         "--nproc-per-node",
+        "--field",
         "--text-column",
     }
 
