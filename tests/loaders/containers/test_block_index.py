@@ -1,5 +1,7 @@
 """`<split>.ftil`: the index of large photographs is kept beside the shards, and changes no pixel."""
 
+import fcntl
+import os
 import shutil
 
 import numpy as np
@@ -16,6 +18,7 @@ from fastimg.loaders.containers.derived import block_index
 from ..jpeg.test_tiled import encoded
 
 SIDE = 200
+KEPT = ("train.ftil", "train.fdci")
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def pixels_of(dataset, scaling, index=True):
 @pytest.mark.parametrize("container", ["tar", "beton"])
 def test_batches_are_those_without_it(shards, container, monkeypatch):
     folder = shards(container)
-    assert (folder / "train.ftil").is_file()
+    assert all((folder / name).is_file() for name in KEPT)
     dataset = open_dataset(folder)
     whole = []
     monkeypatch.setattr(dataset, "read", lambda *args: whole.append(args[0]) or type(dataset).read(dataset, *args))
@@ -59,28 +62,55 @@ def test_batches_are_those_without_it(shards, container, monkeypatch):
         assert len(whole) < 18 if scaling != "low" else len(whole) == 3  # images of whose rows most are decoded in full
 
 
-def test_it_is_made_again_where_it_is_missing_or_stale(shards):
+@pytest.mark.parametrize("name", KEPT)
+def test_it_is_made_again_where_it_is_missing_or_stale(shards, name):
     folder = shards("tar")
-    made = (folder / "train.ftil").read_bytes()
+    made = (folder / name).read_bytes()
     for spoilt in (None, made[:100], made[:90] + bytes([made[90] ^ 1]) + made[91:]):
-        (folder / "train.ftil").unlink()
+        (folder / name).unlink()
         if spoilt is not None:
-            (folder / "train.ftil").write_bytes(spoilt)
+            (folder / name).write_bytes(spoilt)
         dataset = open_dataset(folder)
-        assert dataset.blocks is not None and not dataset.notes
-        assert (folder / "train.ftil").read_bytes() == made
+        assert dataset.blocks.dc_images is not None and not dataset.notes
+        assert (folder / name).read_bytes() == made
     assert sorted(path.name for path in folder.iterdir() if ".part" in path.name) == []
 
 
-def test_an_index_that_does_not_fit_is_noted(shards):
+@pytest.mark.parametrize("name", KEPT)
+def test_one_that_does_not_fit_is_noted(shards, name):
     folder = shards("tar")
-    made = bytearray((folder / "train.ftil").read_bytes())
+    made = bytearray((folder / name).read_bytes())
     made[-2000:] = bytes(2000)  # of the last samples; only what is kept in memory has a checksum
-    (folder / "train.ftil").write_bytes(bytes(made))
+    (folder / name).write_bytes(bytes(made))
     dataset = open_dataset(folder)
-    assert np.array_equal(pixels_of(dataset, "low"), pixels_of(open_dataset(folder), "low", index=False))
+    if name == "train.ftil":  # otherwise crops at 1/8 would not read it
+        dataset.blocks.dc_images = None
+    for scaling in (True, "low"):
+        assert np.array_equal(pixels_of(dataset, scaling), pixels_of(open_dataset(folder), scaling, index=False))
     (note,) = dataset.notes
-    assert "train.ftil: does not fit sample" in note
+    assert f"{name}: does not fit sample" in note
+
+
+def test_without_images_at_an_eighth_crops_are_decoded(shards):
+    folder = shards("tar")
+    (folder / "train.fdci").unlink()
+    (folder / "train.fdci").mkdir()  # so that no file can be put there, whoever runs this
+    dataset = open_dataset(folder)
+    assert dataset.blocks.dc_images is None and "no images at 1/8 can be kept" in dataset.notes[0]
+    assert np.array_equal(pixels_of(dataset, "low"), pixels_of(open_dataset(folder), "low", index=False))
+
+
+def test_what_a_killed_process_left_is_removed(shards):
+    folder = shards("tar")
+    (folder / "train.ftil").unlink()
+    left, held = folder / ".train.ftil.left.part", folder / ".train.ftil.held.part"
+    left.write_bytes(b"x")
+    os.utime(left, (0, 0))
+    with held.open("wb") as file:
+        os.utime(held, (0, 0))
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a process does that is making it
+        assert open_dataset(folder).blocks is not None
+    assert held.exists() and not left.exists()
 
 
 def test_where_it_cannot_be_kept_images_are_read_whole(shards):
@@ -95,16 +125,20 @@ def test_where_it_cannot_be_kept_images_are_read_whole(shards):
 def test_of_many_it_is_not_made_by_the_way(shards, monkeypatch):
     monkeypatch.setattr(datasets, "MOST_AT_OPENING", SIDE * SIDE)
     folder = shards("tar")
-    made = (folder / "train.ftil").read_bytes()  # converting makes it in any case
+    made = [(folder / name).read_bytes() for name in KEPT]  # converting makes both in any case
+    (folder / "train.fdci").unlink()
+    dataset = open_dataset(folder)
+    (note,) = dataset.notes
+    assert dataset.blocks.dc_images is None and "no images at 1/8 are kept: crops at 1/8 are decoded" in note
     (folder / "train.ftil").unlink()
     dataset = open_dataset(folder)
     (note,) = dataset.notes
     assert dataset.blocks is None and "5 large photographs of 0.0 gigapixels in all are read whole" in note
     assert not (folder / "train.ftil").exists()
     assert verify(Verify(data=folder), Console(quiet=True), Console(quiet=True)) == 0
-    assert (folder / "train.ftil").read_bytes() == made
+    assert [(folder / name).read_bytes() for name in KEPT] == made
     dataset = open_dataset(folder)
-    assert dataset.blocks is not None and not dataset.notes
+    assert dataset.blocks.dc_images is not None and not dataset.notes
 
 
 def test_small_images_have_none(shards, monkeypatch):
