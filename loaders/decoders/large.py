@@ -12,22 +12,44 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.derived.dc_images import DcImages
-from fastimg.loaders.crop import Crop
-from fastimg.loaders.decode import Pixels
+from fastimg.loaders.crop import CenterCrop, Crop
+from fastimg.loaders.decode import MAX_PIXELS, Pixels
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER
 from fastimg.loaders.jpeg.decoding.entropy import PAD
 from fastimg.loaders.jpeg.decoding.frame import mcu_blocks, new_header, view_of
-from fastimg.loaders.jpeg.decoding.region import find_region, new_region
+from fastimg.loaders.jpeg.decoding.region import LOW, find_region, new_region
 from fastimg.loaders.jpeg.decoding.tiled import is_mirrored, peek
 from fastimg.loaders.jpeg.indexed.crops import crop_known
 from fastimg.loaders.jpeg.indexed.dc_images import SLACK, crop_planes, plane_extents
 from fastimg.loaders.jpeg.indexed.spans import join, locate
 from fastimg.loaders.jpeg.indexed.sparse import are_marked
+from fastimg.loaders.runtime.compiled import is_kept
 from fastimg.loaders.runtime.scratch import Scratch
 
 GAP = 16384  # bytes between ranges that are read with them rather than skipped
 SHARE = 0.5  # of the rows of tiles: with more of them, reading all is as fast, unless blocks are decoded in part
+
+
+def will_compile_large(dataset: Any) -> bool:
+    """Whether crops of this dataset's large photographs, if it has any, first compile what is not in the cache yet."""
+    return getattr(dataset, "blocks", None) is not None and not all(
+        map(is_kept, (crop_known, crop_planes, locate, join, are_marked))
+    )
+
+
+def compile_large(dataset: Any) -> None:
+    """Compile what `will_compile_large` asks for, by crops of the first photograph that has an index.
+
+    Raises DataError if it cannot be read.
+    """
+    blocks: BlockIndex = dataset.blocks
+    index = blocks.first
+    side = min(dataset.size_of(index))
+    for size in (side // 16, side // 5):  # at 1/8, at 1/4
+        crop = CenterCrop(size=size, resize=size)
+        out = np.empty((size, size, 3), np.uint8)
+        PartialReads().crop(SampleReader(dataset), index, crop, (), MAX_PIXELS, LOW, Scratch(), out)
 
 
 class PartialReads:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.readahead import ask
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.wording import plural
 
@@ -44,6 +45,19 @@ class BlockIndex:
         self._lock = threading.Lock()
         weakref.finalize(self, os.close, kept.file)
 
+    @property
+    def first(self) -> int:
+        """The first sample that has an index; there is one."""
+        return int(np.flatnonzero(self._entries["offset"])[0])
+
+    def describe(self) -> str:
+        """What is kept, in words."""
+        count = np.count_nonzero(self._entries["offset"])
+        images = "crops at 1/8 are decoded" if self.dc_images is None else self.dc_images.describe()
+        return (
+            f"{plural(count, 'large photograph')}: an index of {os.fstat(self._file).st_size / 1e6:,.1f} MB, {images}"
+        )
+
     def entry(self, index: int) -> tuple[int, int, int, int] | None:
         """Of a sample: its place in the index, its bytes, its rows of tiles, and where its first tile begins."""
         entry: tuple[int, int, int, int] = self._entries[index].item()
@@ -65,6 +79,24 @@ class BlockIndex:
         except (OSError, EOFError):
             return None
         return rows, lengths
+
+    def ask(self, entry: tuple[int, int, int, int], top: int, bottom: int) -> tuple[int, int] | None:
+        """Ask the system to read what `read` will; return the bytes (begin, end) of the photograph's rows.
+
+        None if the two ends, which are read at once, cannot be.
+        """
+        offset, _, count, begin = entry
+        ends = np.empty(2, _ROW)
+        try:
+            for row, place in zip((top, bottom), ends.reshape(2, 1), strict=True):
+                fill(self._file, place.view(np.uint8).data, offset + row * _ROW.itemsize)
+        except (OSError, EOFError):
+            return None
+        first, last = ends["lengths"].tolist()
+        ask(self._file, offset + top * _ROW.itemsize, (bottom + 1 - top) * _ROW.itemsize)
+        ask(self._file, offset + (count + 1) * _ROW.itemsize + first, max(last - first, 0))
+        data, end = ends["data"].tolist()
+        return begin + data, begin + end
 
     def doubt(self, index: int) -> None:
         """The index does not fit a sample, which is read whole from now on; the first one is told of."""

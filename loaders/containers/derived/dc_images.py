@@ -1,7 +1,7 @@
 """`<split>.fdci`: large tiled JPEGs at 1/8 of their size, so that crops at 1/8 decode nothing.
 
 It begins as `.fidx` does, with FIMGDCI1. Then follows ENTRY for each sample, offset 0 where it has none, and from each
-`offset` on what `jpeg/indexed/dc_images` describes. Only the entries are kept in memory, 16 bytes a sample.
+`offset` on what `jpeg/indexed/dc_images` describes. In memory are only the entries and their ends, 24 bytes a sample.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.wording import plural
 
@@ -31,10 +32,16 @@ class DcImages:
     def __init__(self, kept: SectionsFile, doubt: Callable[[int], None]) -> None:
         self._file = kept.file
         self._entries = kept.entries
+        offsets = np.sort(kept.entries["offset"])
+        self._ends = np.append(offsets[offsets > 0], np.uint64(os.fstat(kept.file).st_size))
         self._doubt = doubt
         self._doubted: set[int] = set()
         self._lock = threading.Lock()
         weakref.finalize(self, os.close, kept.file)
+
+    def describe(self) -> str:
+        """What is kept, in words."""
+        return f"{len(self._ends) - 1:,} images at 1/8 of {os.fstat(self._file).st_size / 1e6:,.1f} MB"
 
     def entry(self, index: int) -> tuple[int, int, int] | None:
         """Of a sample: its place in the file, its planes, and its tiles across; None where it has no image."""
@@ -66,6 +73,20 @@ class DcImages:
         except (OSError, EOFError):
             return None
         return sums
+
+    def ask(self, index: int, finer: bool) -> bool:
+        """Ask the system to read a sample's image, with its finer chroma or without; False where there is none."""
+        entry = self.entry(index)
+        if entry is None:
+            return False
+        begin = entry[0]
+        behind = int(self._ends[np.searchsorted(self._ends, begin, "right")])
+        size = behind - begin
+        for _, at, piece in pieces(
+            *(np.array([n]) for n in (0, begin, size if finer or entry[1] < 5 else size * 3 // 7))
+        ):
+            ask(self._file, at, piece)
+        return True
 
     def doubt(self, index: int) -> None:
         """The image does not fit a sample, which is decoded from now on; the first one is told of."""

@@ -146,3 +146,36 @@ def test_small_images_have_none(shards, monkeypatch):
     folder = shards("tar")
     assert not (folder / "train.ftil").exists() and open_dataset(folder).blocks is None
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+@pytest.mark.parametrize("scaling", [False, True, "low"])
+def test_what_crops_read_is_read_ahead(shards, container, scaling, monkeypatch):
+    """Every byte that is read of large photographs was asked for, or is of those that are read whole."""
+    folder = shards(container)
+    dataset = open_dataset(folder)
+    large = [i for i in range(6) if dataset.blocks.entry(i) is not None]
+    asked, whole, read = [], [], []
+    monkeypatch.setattr(dataset, "will_need_parts", lambda *parts: asked.extend(zip(*map(list, parts), strict=True)))
+    monkeypatch.setattr(dataset, "will_need", lambda ids: whole.extend(ids.tolist()))
+    start, ranges = dataset.read_start, dataset.read_ranges
+    monkeypatch.setattr(dataset, "read_start", lambda i, n, s: read.append((i, 0, n)) or start(i, n, s))
+    monkeypatch.setattr(
+        dataset, "read_ranges", lambda i, r, v: read.extend((i, begin, end) for begin, end in r) or ranges(i, r, v)
+    )
+    for size, scale in ((8, (0.02, 0.3)), (16, (0.1, 0.5))):
+        decoder = ImageDecoder(RandomResizedCrop(size=size, scale=scale), dct_scaling=scaling)
+        with Loader(dataset, decoder, LoaderConfig(batch_size=3, workers=1, seed=size)) as loader:
+            for _ in range(3):
+                asked.clear(), whole.clear(), read.clear()
+                list(loader)
+                assert set(whole) >= set(range(6)) - set(large)
+                missing = [r for r in read if r[0] not in whole and not covered(r, asked)]
+                assert not missing
+                assert all(i in large for i, _, _ in asked)
+    assert len(set(whole)) < 6
+
+
+def covered(part, asked):
+    index, begin, end = part
+    return any(i == index and first <= max(begin - 2, 0) and end <= last for i, first, last in asked)
