@@ -24,7 +24,7 @@ from rich.console import Console
 
 from fastimg.bench.peers.data import Sources
 from fastimg.loaders import ImageDecoder, RandomResizedCrop, open_dataset
-from fastimg.loaders.containers.derived import block_index
+from fastimg.loaders.containers.derived import block_index, dc_images
 from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders import large
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "large.jsonl")
     args = parser.parse_args()
     large.GAP = args.gap
-    block_index.MIN_PIXELS = 1
+    block_index.MIN_PIXELS = dc_images.MIN_PIXELS = 1
     pictures = [Path(os.path.abspath(args.data / name)) for name in list_images(args.data)]
     for megapixels in args.megapixels:
         with tempfile.TemporaryDirectory(dir=args.scratch, prefix="fastimg-large-") as scratch:

@@ -123,7 +123,7 @@ class Decoder(ABC):
         """
         return np.zeros((len(ids), 0))
 
-    def will_need(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
+    def read_ahead(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
         """Have the samples `ids` [k] read ahead, as far as this decodes them: by default whole.
 
         `draw` gives the numbers that `fill` will get with them; None where they are not known yet.

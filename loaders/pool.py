@@ -257,7 +257,7 @@ class Pool:
                 ids = job.ahead.popleft()
             except IndexError:  # another thread was faster
                 return
-            job.decoder.will_need(self._dataset, ids, job.draw)
+            job.decoder.read_ahead(self._dataset, ids, job.draw)
 
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
         slot = chunk.slot

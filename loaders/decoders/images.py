@@ -72,7 +72,7 @@ class ImageDecoder(Decoder):
         """The numbers that choose the crops."""
         return uniforms(seed, epoch, ids, self._STAGE, self.crop.draws)
 
-    def will_need(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
+    def read_ahead(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
         """See `Decoder`: of large photographs with an index, what their crops read."""
         large = getattr(dataset, "blocks", None) is not None and self._queues and self.channels == 3
         if not large or draw is None or type(self).fill_row is not ImageDecoder.fill_row:

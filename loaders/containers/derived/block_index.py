@@ -149,7 +149,7 @@ def block_index(
         notes.append(f"{kept.path}: does not fit sample {index}, which is read whole; delete it, and it is made again")
 
     index = BlockIndex(kept, tell)
-    index.dc_images = dc_images(folder, split, pixels, large, fingerprint, read, notes, most)
+    index.dc_images = dc_images(folder, split, pixels, fingerprint, read, notes, most)
     return index
 
 

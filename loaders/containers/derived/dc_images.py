@@ -21,6 +21,8 @@ from fastimg.loaders.wording import plural
 from .kept import DerivedFile
 from .photographs import Read, Section, SectionsFile, keep_sections, kept_sections, opened
 
+# Of a photograph that is kept at 1/8. Of 4.3 megapixels in 4:3 the whole picture, to 224, is the first such crop.
+MIN_PIXELS = 4_000_000
 ENTRY = np.dtype([("offset", "<u8"), ("planes", "<u4"), ("tiles", "<u4")])
 
 _SUM = np.dtype("<u8")
@@ -101,19 +103,21 @@ def dc_images(
     folder: Path,
     split: str,
     pixels: npt.NDArray[np.int64],
-    large: npt.NDArray[np.int64],
     fingerprint: str,
     read: Read,
     notes: list[str],
     most: int | None = None,
 ) -> DcImages | None:
-    """The images at 1/8 of a split's `large` JPEGs: those that are kept, or new ones, which are kept from now on.
+    """The images at 1/8 of a split's large JPEGs: those that are kept, or new ones, which are kept from now on.
 
-    `pixels` [N] of each sample. None if they cannot be kept, or have to be made of more than `most` pixels; `notes` say
-    which.
+    `pixels` [N] of each sample. None if there are no JPEGs of MIN_PIXELS, or if they cannot be kept, or have to be made
+    of more than `most` pixels; `notes` say which.
     """
+    large = np.flatnonzero(pixels >= MIN_PIXELS)
+    if not large.size:
+        return None
     file = DerivedFile(folder, f"{split}.fdci", b"FIMGDCI1")
-    stamp = hashlib.sha256(f"dc images {fingerprint} {len(large)} {int(large.sum())}".encode()).digest()
+    stamp = hashlib.sha256(f"dc images {fingerprint} {MIN_PIXELS}".encode()).digest()
     found = kept_sections(file, stamp, ENTRY, len(pixels))
     if found is None and most is not None and (amount := int(pixels[large].sum())) > most:
         notes.append(

@@ -13,7 +13,8 @@ from fastimg.convert.pipeline import convert
 from fastimg.convert.verify import verify
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers import datasets
-from fastimg.loaders.containers.derived import block_index
+from fastimg.loaders.containers.derived import block_index, dc_images
+from fastimg.loaders.decoders import large
 
 from ..jpeg.test_tiled import encoded
 
@@ -24,7 +25,8 @@ KEPT = ("train.ftil", "train.fdci")
 @pytest.fixture
 def shards(tmp_path, monkeypatch):
     """Convert six images, of which all but one are large; `make(container)` returns the folder."""
-    monkeypatch.setattr(block_index, "MIN_PIXELS", SIDE * SIDE)
+    for module in (block_index, dc_images):
+        monkeypatch.setattr(module, "MIN_PIXELS", SIDE * SIDE)
     for i in range(6):
         file = tmp_path / "source" / "ab"[i % 2] / f"{i}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -154,8 +156,8 @@ def test_what_crops_read_is_read_ahead(shards, container, scaling, monkeypatch):
     """Every byte that is read of large photographs was asked for, or is of those that are read whole."""
     folder = shards(container)
     dataset = open_dataset(folder)
-    large = [i for i in range(6) if dataset.blocks.entry(i) is not None]
-    asked, whole, read = [], [], []
+    indexed = [i for i in range(6) if dataset.blocks.entry(i) is not None]
+    asked, whole, read, partly = [], [], [], False
     monkeypatch.setattr(dataset, "will_need_parts", lambda *parts: asked.extend(zip(*map(list, parts), strict=True)))
     monkeypatch.setattr(dataset, "will_need", lambda ids: whole.extend(ids.tolist()))
     start, ranges = dataset.read_start, dataset.read_ranges
@@ -169,11 +171,28 @@ def test_what_crops_read_is_read_ahead(shards, container, scaling, monkeypatch):
             for _ in range(3):
                 asked.clear(), whole.clear(), read.clear()
                 list(loader)
-                assert set(whole) >= set(range(6)) - set(large)
+                assert set(whole) >= set(range(6)) - set(indexed)
                 missing = [r for r in read if r[0] not in whole and not covered(r, asked)]
                 assert not missing
-                assert all(i in large for i, _, _ in asked)
-    assert len(set(whole)) < 6
+                assert all(i in indexed for i, _, _ in asked)
+                partly |= len(set(whole)) < 6
+    assert partly
+
+
+def test_a_message_before_waiting_for_a_compilation(shards, monkeypatch):
+    dataset = open_dataset(shards("tar"))
+    called = []
+    for name in ("crop_known", "crop_planes"):
+        kernel = getattr(large, name)
+        monkeypatch.setattr(large, name, lambda *args, kernel=kernel: called.append(kernel) or kernel(*args))
+    monkeypatch.setattr(large, "is_kept", lambda function: True)
+    assert not large.will_compile_large(dataset)
+    monkeypatch.setattr(large, "is_kept", lambda function: False)
+    assert large.will_compile_large(dataset)
+    large.compile_large(dataset)
+    assert len(set(called)) == 2
+    dataset.blocks = None
+    assert not large.will_compile_large(dataset)
 
 
 def covered(part, asked):
