@@ -43,7 +43,7 @@ class DcImages:
 
     def describe(self) -> str:
         """What is kept, in words."""
-        return f"{len(self._ends) - 1:,} images at 1/8 of {os.fstat(self._file).st_size / 1e6:,.1f} MB"
+        return f"{plural(len(self._ends) - 1, 'image')} at 1/8 of {os.fstat(self._file).st_size / 1e6:,.1f} MB"
 
     def entry(self, index: int) -> tuple[int, int, int] | None:
         """Of a sample: its place in the file, its planes, and its tiles across; None where it has no image."""

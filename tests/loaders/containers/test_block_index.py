@@ -1,6 +1,7 @@
 """`<split>.ftil`: the index of large photographs is kept beside the shards, and changes no pixel."""
 
 import fcntl
+import io
 import os
 import shutil
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fastimg.config.commands import Convert, Verify
+from fastimg.config.commands import Convert, Inspect, Verify
 from fastimg.convert.pipeline import convert
 from fastimg.convert.verify import verify
+from fastimg.inspect.images import inspect_data
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers import datasets
 from fastimg.loaders.containers.derived import block_index, dc_images
@@ -137,7 +139,11 @@ def test_of_many_it_is_not_made_by_the_way(shards, monkeypatch):
     (note,) = dataset.notes
     assert dataset.blocks is None and "5 large photographs of 0.0 gigapixels in all are read whole" in note
     assert not (folder / "train.ftil").exists()
-    assert verify(Verify(data=folder), Console(quiet=True), Console(quiet=True)) == 0
+    told = Console(file=io.StringIO(), width=200)
+    assert verify(Verify(data=folder), Console(quiet=True), told) == 0
+    assert "train: 5 large photographs: an index of 0.0 MB, 5 images at 1/8 of 0.0 MB" in told.file.getvalue()
+    inspect_data(Inspect(data=folder, headers_only=True, no_pictures=True), told, told)
+    assert told.file.getvalue().count("5 images at 1/8 of 0.0 MB") == 2
     assert [(folder / name).read_bytes() for name in KEPT] == made
     dataset = open_dataset(folder)
     assert dataset.blocks.dc_images is not None and not dataset.notes
