@@ -33,9 +33,8 @@ SHARE = 0.5  # of the rows of tiles: with more of them, reading all is as fast, 
 
 def will_compile_large(dataset: Any) -> bool:
     """Whether crops of this dataset's large photographs, if it has any, first compile what is not in the cache yet."""
-    return getattr(dataset, "blocks", None) is not None and not all(
-        map(is_kept, (crop_known, crop_planes, locate, join, are_marked))
-    )
+    kernels: tuple[Any, ...] = (crop_known, crop_planes, locate, join, are_marked)
+    return getattr(dataset, "blocks", None) is not None and not all(is_kept(kernel) for kernel in kernels)
 
 
 def compile_large(dataset: Any) -> None:

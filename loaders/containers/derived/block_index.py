@@ -52,7 +52,7 @@ class BlockIndex:
 
     def describe(self) -> str:
         """What is kept, in words."""
-        count = np.count_nonzero(self._entries["offset"])
+        count = int(np.count_nonzero(self._entries["offset"]))
         images = "crops at 1/8 are decoded" if self.dc_images is None else self.dc_images.describe()
         return (
             f"{plural(count, 'large photograph')}: an index of {os.fstat(self._file).st_size / 1e6:,.1f} MB, {images}"
