@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from .flag_types import NUMBER, Positional, Switch, YamlOnly, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
+HUB_PREFIX = "hf-hub:"  # and timm's of models in repositories of the hub
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
