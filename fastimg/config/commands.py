@@ -347,8 +347,9 @@ class Embed:  # more than 12 fields: a flag each
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
     """The folder to write to."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
-    """Any timm model, a torchvision model as torchvision/NAME, or, for texts, a Hugging Face encoder as hf:NAME or
-    hf:FOLDER. Default: the architecture that --weights states, else resnet50."""
+    """Any timm model (of a repository of the hub: hf-hub:USER/NAME), a torchvision model as torchvision/NAME, or, for
+    texts, a Hugging Face encoder as hf:NAME or hf:FOLDER. Default: the architecture that --weights states, else
+    resnet50."""
     pretrained: bool = False
     """Use the model's published weights (downloaded)."""
     weights: Path | None = None

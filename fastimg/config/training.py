@@ -28,9 +28,9 @@ class Inputs:  # more than 12 fields: a flag each
     current directory, or else the embedded digits."""
 
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
-    """Any timm model, a torchvision model as torchvision/NAME, fastimg/airnet for 32 x 32 pixels, or, for texts, a
-    Hugging Face encoder as hf:NAME or hf:FOLDER, which comes with its weights. Default: the architecture that --weights
-    states, else resnet50."""
+    """Any timm model (of a repository of the hub: hf-hub:USER/NAME), a torchvision model as torchvision/NAME,
+    fastimg/airnet for 32 x 32 pixels, or, for texts, a Hugging Face encoder as hf:NAME or hf:FOLDER, which comes with
+    its weights. Default: the architecture that --weights states, else resnet50."""
     text_arch: Annotated[str | None, arg(metavar="NAME")] = None
     """For images with texts beside them (`fastimg convert --text-column`): a Hugging Face encoder, hf:NAME or
     hf:FOLDER, that reads the texts; --arch sees the images, and one classifier gets the features of both."""

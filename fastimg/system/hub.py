@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator
 
@@ -31,6 +32,8 @@ def asking_hub(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {_reason(error)}") from error
     except (errors.HFValidationError, errors.RevisionResolutionError) as error:
         raise UserError(f"{what}: {shortened(reason_of(error), 200)}; check the name") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{what}: the server does not answer as the hub does; check HF_ENDPOINT") from error
     except Exception as error:
         if not isinstance(error, (of_requests, ConnectionError)):
             raise

@@ -89,6 +89,8 @@ class _Answer:
             self._send(503 if fault == "busy" else 403, b"")
         elif self.path.startswith("/api/"):
             self._api()
+        elif self.path == "/":
+            self._send(200, b"")
         elif self.path.startswith("/lfs/"):
             self.hub.large[self.path.removeprefix("/lfs/")] = self.body
             self._send(200, b"")
@@ -132,6 +134,8 @@ class _Answer:
         parts = self.path.split("/")[2:]
         if parts[0] == "whoami-v2":
             self._json({"name": "me", "type": "user"}) if self.known else self._send(401, b"")
+        elif parts[0] == "validate-yaml":
+            self._json({"errors": [], "warnings": []})
         elif parts[:2] == ["repos", "create"]:
             self._create()
         elif len(parts) > 3 and parts[3] in ("preupload", "commit", "branch") and not self.known:

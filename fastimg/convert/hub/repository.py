@@ -124,9 +124,9 @@ def _split_of(path: str) -> str:
     """The split that a file's name says, else its folders from the innermost; train if none does."""
     *folders, name = path.lower().removesuffix(".parquet").split("/")
     for part in (name, *reversed(folders)):
-        for word in re.split(r"[^a-z]+", part):
-            if word in SPLIT_FOLDERS:
-                return word
+        words: list[str] = re.split(r"[^a-z]+", part)
+        if split := next((word for word in words if word in SPLIT_FOLDERS), None):
+            return split
     return "train"
 
 
