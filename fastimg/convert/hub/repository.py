@@ -55,7 +55,8 @@ def open_repository(reference: HubReference) -> HubDataset:
         raise DataError(f"{reference}: has no parquet files, and only these are read; convert it with its own tools")
     configs = _stated(stated, sorted(files)) or _by_names(sorted(files))
     name = _chosen(reference, configs, stated)
-    pinned = HubReference(reference.repository, name if len(configs) > 1 else None, str(info.sha))
+    stated_config = name if len(configs) > 1 or reference.config else None
+    pinned = HubReference(reference.repository, stated_config, str(info.sha))
     splits, unused = _known(reference, configs[name])
     if unused:
         remarks.append(f"{reference}: split {', '.join(unused)} left out: not a split for training, validation or test")
@@ -139,10 +140,10 @@ def _chosen(reference: HubReference, configs: Mapping[str, Splits], stated: Sequ
             )
         return reference.config
     marked = [str(config.get("config_name")) for config in stated if config.get("default")]
-    for name in (*marked, _DEFAULT, *(configs if len(configs) == 1 else ())):
+    first = next(iter(configs))
+    for name in [*marked, _DEFAULT, *([first] if len(configs) == 1 else [])]:
         if name in configs:
             return name
-    first = next(iter(configs))
     raise UsageError(
         f"{reference}: has several configurations ({', '.join(configs)}); choose one, as in "
         f"hf://datasets/{reference.repository}:{first}"
