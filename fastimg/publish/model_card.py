@@ -85,8 +85,8 @@ def _use(repository: str, card: Card, timms: str) -> list[str]:
 
 def _preprocessing(card: Card) -> list[str]:
     if card.text is not None:
-        length = card.text.get("length")
-        return ["## Preprocessing", "", f"Texts are cut to {length} tokens; the tokenizer is beside the weights.", ""]
+        length = plural(card.text["length"], "token")
+        return ["## Preprocessing", "", f"Texts are cut to {length}; the tokenizer is beside the weights.", ""]
     pixels = card.preprocessing
     numbers = {"mean": pixels.mean, "std": pixels.std}
     how = ", ".join(f"{name} {' '.join(f'{value:.6g}' for value in values)}" for name, values in numbers.items())

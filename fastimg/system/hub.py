@@ -35,11 +35,19 @@ def asking_hub(what: str) -> Iterator[None]:
     except json.JSONDecodeError as error:
         raise UserError(f"{what}: the server does not answer as the hub does; check HF_ENDPOINT") from error
     except Exception as error:
-        if not isinstance(error, (of_requests, ConnectionError)):
+        failed = _caused_by(error, (of_requests, ConnectionError))
+        if failed is None:
             raise
-        raise UserError(f"{what}: {_reason(error)}") from error
+        raise UserError(f"{what}: {_reason(failed)}") from error
     finally:
         log.setLevel(level)
+
+
+def _caused_by(error: BaseException | None, kinds: tuple[type[BaseException], ...]) -> BaseException | None:
+    """The first of an error and its causes that is of these kinds: a failed upload is wrapped in a RuntimeError."""
+    while error is not None and not isinstance(error, kinds):
+        error = error.__cause__
+    return error
 
 
 def _reason(error: BaseException) -> str:

@@ -76,6 +76,11 @@ class _Answer:
         self.request = request
         self.path = unquote(urlsplit(request.path).path)
         self.body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        if request.headers.get("Transfer-Encoding") == "chunked":
+            while size := int(request.rfile.readline(), 16):
+                self.body += request.rfile.read(size)
+                request.rfile.readline()
+            request.rfile.readline()
         self.known = request.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def give(self) -> None:
