@@ -30,7 +30,7 @@ def asking_hub(what: str) -> Iterator[None]:
         yield
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise UserError(f"{what}: {_reason(error)}") from error
-    except (errors.HFValidationError, errors.RevisionResolutionError) as error:
+    except errors.HFValidationError as error:
         raise UserError(f"{what}: {shortened(reason_of(error), 200)}; check the name") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{what}: the server does not answer as the hub does; check HF_ENDPOINT") from error

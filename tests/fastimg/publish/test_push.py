@@ -16,7 +16,6 @@ from fastimg.publish.model_card import model_card, public_settings
 from fastimg.publish.timm_layout import why_not_timm
 from fastimg.train.checkpoints import format as checkpoint
 
-
 # The hub's client uploads large files by an argument that its HTTP library would rather see under another name.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
