@@ -177,7 +177,9 @@ class _Answer:
         name = f"{asked.get('organization') or 'me'}/{asked['name']}"
         there = name in self.hub.models
         if not there:
-            repository = self.hub.models[name] = Repository(private=bool(asked.get("private")))
+            repository = self.hub.models[name] = Repository(
+                private="private" in (asked.get("visibility"), asked.get("private") and "private")
+            )
             repository.commit({".gitattributes": b""})
         self._json({"url": f"{self.hub.endpoint}/{name}"}, 409 if there else 200)
 
