@@ -39,6 +39,7 @@ _COMMANDS: dict[str, type] = {
     "predict": config.Predict,
     "embed": config.Embed,
     "export": config.Export,
+    "push": config.Push,
     "search": searching.Search,
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,
@@ -228,6 +229,14 @@ def _export(settings: config.Export, _console: Console) -> int:
     return export(settings, terminal.console())
 
 
+def _push(settings: config.Push, _console: Console) -> int:
+    from fastimg.publish.command import push
+
+    _imported()
+    push(settings, terminal.console())
+    return 0
+
+
 def _search(settings: searching.Search, console: Console) -> int:
     from fastimg.search.command import search
 
@@ -281,7 +290,7 @@ def _refuse(command: str, settings: Any) -> None:
         refuse(settings, [rule for rule in rules[command] if isinstance(rule, Range | Excludes)])
     if command == "export":
         _ = settings.chosen_format  # refused where nothing names one
-    if command in ("eval", "predict", "export"):
+    if command in ("eval", "predict", "export", "push"):
         from .loaders.remote.stores import url_of
         from .train.checkpoints.model_files import find
 
@@ -303,7 +312,7 @@ def _refuse(command: str, settings: Any) -> None:
 
 def _with_runs(command: str, settings: Any) -> Any:
     """The settings with runs of an object store as directories here, into which they are fetched."""
-    if command not in ("eval", "predict", "export"):
+    if command not in ("eval", "predict", "export", "push"):
         return settings
     from .train.checkpoints.stored_runs import fetch_model
 
@@ -386,6 +395,7 @@ _RUN: Mapping[str, Callable[[Any, Console], int]] = {
     "predict": _predict,
     "embed": _embed,
     "export": _export,
+    "push": _push,
     "search": _search,
     "bench": _bench,
     "doctor": _doctor,

@@ -306,7 +306,8 @@ def _fixed(plan: StudyPlan) -> list[dict[str, Any]]:
         return []
     from torch.quasirandom import SobolEngine
 
-    points = SobolEngine(len(plan.parameters), scramble=True, seed=plan.seed).draw(_SPREAD).tolist()
+    engine: Any = SobolEngine  # has no types
+    points = engine(len(plan.parameters), scramble=True, seed=plan.seed).draw(_SPREAD).tolist()
     drawn = [
         {each.name: each.at(share) for each, share in zip(plan.parameters, point, strict=True)} for point in points
     ]

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from fastimg.loaders.errors import ShardError
@@ -18,8 +19,7 @@ RANGE = 8 << 20  # bytes
 _RANGES = 16  # of all files together that are in memory, at most
 _CHUNK = 1 << 20
 _POLL = 0.1  # seconds between two looks at whether the shard is still needed
-_TIMES = 2  # a file whose checksum differs is fetched again once
-_TAGGED = 3  # one whose tag is not its checksum, until it comes twice alike
+_TIMES = 5  # a file whose checksum differs is fetched, unless the same comes twice
 _MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
 
 
@@ -35,29 +35,39 @@ class Fetching:
         if wanted.tag:
             self._fetch_tagged(wanted, file)
             return
-        found = ""
-        for _ in range(_TIMES):
-            self._copy(wanted, file)
-            found = _digest(file, wanted.size, "sha256")
-            if found == wanted.sha256:
-                return
-        raise ShardError(
-            f"{self.remote.address(wanted.name)}: fetched {_TIMES} times, and its checksum is {found} where "
-            f"dataset.json says {wanted.sha256}: it was replaced or damaged; upload it again, with dataset.json"
-        )
+        self._verified(wanted.name, wanted.sha256, lambda: self._sum_of_copy(wanted, file))
 
     def whole(self, name: str, sha256: str) -> bytes:
         """A small file, verified. Raises as `fetch` does."""
-        found = ""
-        for _ in range(_TIMES):
+        content = b""
+
+        def fetched() -> str:
+            nonlocal content
             content = self.remote.read(name)
-            found = hashlib.sha256(content).hexdigest()
+            return hashlib.sha256(content).hexdigest()
+
+        self._verified(name, sha256, fetched)
+        return content
+
+    def _verified(self, name: str, sha256: str, fetch: Callable[[], str]) -> None:
+        """Fetch a file, whose checksum `fetch` returns, until it is the stated one.
+
+        What comes twice alike was replaced, and is not damage on the way: ShardError, as after _TIMES times.
+        """
+        seen: list[str] = []
+        while len(seen) < _TIMES and len(set(seen)) == len(seen):
+            found = fetch()
             if found == sha256:
-                return content
+                return
+            seen.append(found)
         raise ShardError(
-            f"{self.remote.address(name)}: fetched {_TIMES} times, and its checksum is {found} where "
+            f"{self.remote.address(name)}: fetched {plural(len(seen), 'time')}, and its checksum is {seen[-1]} where "
             f"dataset.json says {sha256}: it was replaced or damaged; upload it again, with dataset.json"
         )
+
+    def _sum_of_copy(self, wanted: WantedFile, file: int) -> str:
+        self._copy(wanted, file)
+        return _digest(file, wanted.size, "sha256")
 
     def _fetch_tagged(self, wanted: WantedFile, file: int) -> None:
         """A file without a stated checksum: every range is bound to its tag, which is often the MD5 of the content.
@@ -66,7 +76,7 @@ class Fetching:
         """
         stated = _MD5.fullmatch(wanted.tag)
         seen: set[str] = set()
-        for _ in range(_TAGGED):
+        for _ in range(_TIMES):
             self._copy(wanted, file)
             if stated is None:
                 return
@@ -75,7 +85,7 @@ class Fetching:
                 return
             seen.add(found)
         raise ShardError(
-            f"{self.remote.address(wanted.name)}: fetched {plural(_TAGGED, 'time')}, with another content each time; "
+            f"{self.remote.address(wanted.name)}: fetched {plural(_TIMES, 'time')}, with another content each time; "
             "check the network"
         )
 

@@ -13,9 +13,10 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from .labels import Labels, number_classes
 from .named_sets import SETS, open_set
 from .samples import Entries, Original, Row, Source, SourceEntry, note
 from .targets import TargetCells
+
+if TYPE_CHECKING:
+    from .image_parquets import ParquetPath
 
 NAMED = tuple(SETS)
 
@@ -177,19 +181,26 @@ def read_named(text: str, spool: Path, tick: Tick | None = None) -> Source:
 
 
 def read_parquets(
-    src: Path, files: Mapping[str, list[Path]], columns: Columns, spool: Path, tick: Tick | None = None
+    src: Path,
+    files: Mapping[str, "Sequence[ParquetPath]"],
+    columns: Columns,
+    spool: Path,
+    tick: Tick | None = None,
+    *,
+    features: Mapping[str, Any] | None = None,
 ) -> Source:
     """List Parquet files with images, by split. A split column takes precedence over the names of the files.
 
-    `spool` is the folder for a temporary file. Raises DataError, UsageError, and OSError if that folder is full.
+    `spool` is the folder for a temporary file, `features` are Hugging Face's for files without metadata. Raises
+    DataError, UsageError, and OSError if that folder is full.
     """
     # These bring pyarrow.
     from .image_parquets import LABELS, named_columns, read_layout, read_rows, same_layout, target_rows
 
     first = next(path for paths in files.values() for path in paths)
-    layout = read_layout(first, columns)
+    layout = read_layout(first, columns, features)
     for path in (path for paths in files.values() for path in paths):
-        same_layout(path, read_layout(path, columns), first, layout)
+        same_layout(path, read_layout(path, columns, features), first, layout)
     if layout.split is None:
         _check_splits(src, files)
     with contextlib.ExitStack() as stack:
@@ -200,13 +211,13 @@ def read_parquets(
         target_cells = None
         if columns.targets:
             rows = target_rows((path for _, paths in sorted(files.items()) for path in paths), layout)
-            target_cells = TargetCells(src, columns, rows, named_columns(first, sorted(layout.targets)))
+            target_cells = TargetCells(src, columns, rows, named_columns(first, sorted(layout.targets), features))
         readers: list[SpoolReader] = []
         splits: dict[str, Entries] = {}
         labels: dict[str, int] = {}  # labels without names in the schema, numbered as they appear
         for split, paths in sorted(files.items()):
             for path in paths:
-                place = path.relative_to(src) if path != src else Path(src.name)
+                place = _place(path, src)
                 reader = SpoolReader(file, str(path))
                 for sample in read_rows(path, layout, label_cells):
                     key = sample.key or f"{place}/{sample.row - 1:06d}"
@@ -243,7 +254,14 @@ def read_parquets(
     return source
 
 
-def _check_splits(src: Path, files: Mapping[str, list[Path]]) -> None:
+def _place(path: "ParquetPath", src: Path) -> str:
+    """A file's path in its source."""
+    if not isinstance(path, Path):
+        return path.path
+    return src.name if path == src else str(path.relative_to(src))
+
+
+def _check_splits(src: Path, files: Mapping[str, object]) -> None:
     known = sorted(set(SPLIT_FOLDERS.values()))
     if unknown := sorted(set(files) - set(known)):
         raise DataError(

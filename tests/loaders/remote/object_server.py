@@ -115,8 +115,9 @@ class ObjectServer:
             start, stop = int(found[1]), min(int(found[2]) + 1, len(body))
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
             body, status = body[start:stop], 206
-        if kind == "flip":
-            body = body[: len(body) // 2] + bytes([body[len(body) // 2] ^ 1]) + body[len(body) // 2 + 1 :]
+        if kind in ("flip", "flip anywhere") and body:
+            at = len(body) // 2 if kind == "flip" else self._draws.randrange(len(body))
+            body = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
         self._send(request, status, body, headers, cut=kind == "cut")
 
     @staticmethod
@@ -136,7 +137,7 @@ class ObjectServer:
                 drawn -= share
                 if drawn < 0:
                     self.met.append(kind)
-                    return kind
+                    return "flip anywhere" if kind == "flip" else kind
         return ""
 
     def _listing(self, path: str) -> bytes:

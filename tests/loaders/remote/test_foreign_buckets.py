@@ -73,7 +73,7 @@ class TestContent:
     def test_another_content_each_time_is_refused(self, server, tars, cache_dir, monkeypatch):
         server.tags = {"D/train-00000.tar": f'"{"0" * 32}"'}
         monkeypatch.setattr(fetching, "_digest", lambda *_: str(len(server.requests)))
-        with pytest.raises(DataError, match=r"train-00000.tar: fetched 3 times, with another content each time; check"):
+        with pytest.raises(DataError, match=r"train-00000.tar: fetched 5 times, with another content each time; check"):
             open_dataset("s3://bucket/D", cache_dir=cache_dir, storage_options=server.options)
 
 
