@@ -2,13 +2,15 @@
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.folders.folder import Level, list_folder
+from fastimg.loaders.folders.folder import Level, Mapped, list_folder
 
 from .samples import NO_LABEL, Entries, Original, Source, SourceEntry, note
 
+_STATED = 4096  # files whose sizes are asked for at a time
 _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
 
 
@@ -59,13 +61,18 @@ class FilesReader:
         """Nothing stays open."""
 
 
-def read_folder(src: Path, classes: Level | None = None) -> Source:
-    """List a class folder; see `list_folder` for `classes`. Raises DataError."""
-    listing = list_folder(src, classes)
-    splits = {
-        split: Entries(SourceEntry(path, label, file_size(src / path)) for path, label in files)
-        for split, files in listing.files.items()
-    }
+def read_folder(src: Path, classes: Level | None = None, mapped: Mapped = map) -> Source:
+    """List a class folder; see `list_folder` for `classes` and `mapped`. Raises DataError."""
+    listing = list_folder(src, classes, mapped)
+    splits: dict[str, Entries] = {}
+    for split, files in listing.files.items():
+        parts = [files[start : start + _STATED] for start in range(0, len(files), _STATED)]
+        sizes = mapped(partial(_sizes, src), [[path for path, _ in part] for part in parts])
+        splits[split] = Entries(
+            SourceEntry(path, label, size)
+            for part, known in zip(parts, sizes, strict=True)
+            for (path, label), size in zip(part, known, strict=True)
+        )
     return Source(
         src,
         "folder",
@@ -78,7 +85,12 @@ def read_folder(src: Path, classes: Level | None = None) -> Source:
     )
 
 
-def file_size(file: Path) -> int:
+def _sizes(root: Path, paths: list[str]) -> list[int]:
+    above = os.path.join(root, "")
+    return [file_size(above + path) for path in paths]
+
+
+def file_size(file: Path | str) -> int:
     """Size of a regular file in bytes, or -1 for anything else."""
     try:
         status = os.stat(file)
