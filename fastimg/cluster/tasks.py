@@ -109,15 +109,13 @@ class ClusterTasks:
         finally:
             self._end(list(running))
 
-    def mapped(self, function: Callable[[Any], Any], items: Iterable[Any], what: Callable[[Any], str]) -> Iterator[Any]:
-        """`map(function, items)` on the nodes, some items a task. `function` can be imported, or a partial of one."""
+    def mapped(self, function: Callable[[Any], Any], items: Iterable[Any], *, what: str) -> Iterator[Any]:
+        """As `map`, by tasks of several items each. `function` is a module's, or a partial of one."""
         every = list(items)
         size = max(1, len(every) // (4 * self.slots))
         parts = [(start, every[start : start + size]) for start in range(0, len(every), size)]
-        found: dict[int, list[Any]] = {}
-        for (start, _), made in self.results(_map_on_node, function, parts, lambda part: what(part[1][0])):
-            found[start] = made
-        for start in sorted(found):
+        found = {start: made for (start, _), made in self.results(_map_on_node, function, parts, lambda _: what)}
+        for start, _ in parts:
             yield from found[start]
 
     def _slots(self) -> int:
@@ -207,5 +205,5 @@ def _on_node(places: SharedPlaces, work: Work, common: Any, item: Any) -> Iterat
     yield from work(common, item)
 
 
-def _map_on_node(function: Callable[[Any], Any], part: tuple[int, list[Any]]) -> Iterator[Any]:
+def _map_on_node(function: Callable[[Any], Any], part: tuple[int, list[Any]]) -> Iterator[list[Any]]:
     yield [function(item) for item in part[1]]

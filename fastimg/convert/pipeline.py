@@ -57,7 +57,7 @@ from .journal import DestinationState, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
 from .request import Request, as_before, check_paths, read_request, refuse_image_flags, refuse_on_cluster
-from .shards.cluster import refuse_source, shard_tasks
+from .shards.cluster import listing, refuse_source, shard_tasks
 from .shards.writing import ShardWork, failure, write_shard
 from .survey import Schema, survey
 from .writers import BetonStore, Store, TarStore
@@ -110,7 +110,7 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
     if not base:
         missing_folders(request.dst)
         admit(request.dst, config)  # before the source is read
-    source = _source(request, base)
+    source = _source(request, base, ray, console)
     try:
         if source.content == "text":
             refuse_image_flags(config)
@@ -135,7 +135,7 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
     return report_on(request.dst, description, base, source, checked, time.perf_counter() - began)
 
 
-def _source(request: Request, base: Base | None) -> Source:
+def _source(request: Request, base: Base | None, ray: Any, console: Console) -> Source:
     config = request.flags
     columns = Columns(
         config.path_column,
@@ -158,8 +158,11 @@ def _source(request: Request, base: Base | None) -> Source:
         )
     if config.images is not None and not any(annotations_in(src) == "COCO" for src in request.sources):
         raise UsageError(f"--images {config.images} has no effect: no source is COCO's annotations; leave it out")
-    listed = (read_source(src, columns, request.dst, config.classes, config.images) for src in request.sources)
-    source = combine(list(listed))
+    with listing(ray, request.sources, partial(say, console)) as mapped:
+        listed = (
+            read_source(src, columns, request.dst, config.classes, config.images, mapped) for src in request.sources
+        )
+        source = combine(list(listed))
     if config.labels_are_classes and not source.from_table:
         source.close()
         raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +23,14 @@ from fastimg.cluster.tasks import ClusterTasks
 from fastimg.convert.image_preparation import prepared_in_order
 from fastimg.convert.journal import ATTEMPTS, Finished
 from fastimg.convert.plan import Shard
+from fastimg.convert.sources.folders import waiting_mapped
 from fastimg.convert.sources.samples import Entries, Source
 from fastimg.convert.sources.streams import SpoolReader
 from fastimg.convert.writers import TarStore
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.atomic import sync_folder
 from fastimg.loaders.containers.tars.shards import index_path
+from fastimg.loaders.folders.folder import Mapped
 from fastimg.loaders.folders.ignored import Ignored
 from fastimg.wording import plural
 
@@ -84,6 +87,17 @@ class ShardTasks:
         for _, made in self._tasks.results(_write_on_node, common, items, lambda shard: f"{shard.name}.tar", tick):
             _move(made, self._folder)
             yield made.finished
+
+
+@contextmanager
+def listing(ray: Any, sources: Sequence[Path], say: Callable[[str], object]) -> Iterator[Mapped]:
+    """How the folders of a source are listed: by tasks on a cluster, or here, if `ray` is None."""
+    if ray is None:
+        yield waiting_mapped
+        return
+    with shared_places("conversion", [path for path in sources if path.exists()], None) as places:
+        tasks = ClusterTasks(ray, places, {"CPU": 1.0}, say, "run this again")
+        yield partial(tasks.mapped, what="the listing")
 
 
 @contextmanager

@@ -2,15 +2,21 @@
 
 import os
 import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.folder import Level, Mapped, list_folder
 
 from .samples import NO_LABEL, Entries, Original, Source, SourceEntry, note
 
-_STATED = 4096  # files whose sizes are asked for at a time
+_STATED = 1024  # files whose sizes are asked for at a time
+_PATIENCE = 0.05  # seconds of listing after which threads may be worth while
+_THREADS = 32  # which wait for a file system
 _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
 
 
@@ -61,7 +67,20 @@ class FilesReader:
         """Nothing stays open."""
 
 
-def read_folder(src: Path, classes: Level | None = None, mapped: Mapped = map) -> Source:
+def waiting_mapped(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """As `map`; on threads as soon as most of the time is waiting, as it is for a file system in a network."""
+    waiting = iter(items)
+    cpu, wall = time.thread_time(), time.perf_counter()
+    for item in waiting:
+        yield function(item)
+        passed = time.perf_counter() - wall
+        if passed > _PATIENCE and passed > 4 * (time.thread_time() - cpu):
+            break
+    with ThreadPoolExecutor(_THREADS, "listing") as pool:
+        yield from pool.map(function, waiting)
+
+
+def read_folder(src: Path, classes: Level | None = None, mapped: Mapped = waiting_mapped) -> Source:
     """List a class folder; see `list_folder` for `classes` and `mapped`. Raises DataError."""
     listing = list_folder(src, classes, mapped)
     splits: dict[str, Entries] = {}
