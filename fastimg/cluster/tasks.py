@@ -25,6 +25,10 @@ _ROOM = 600.0  # seconds to wait for a node with room, after all of them were lo
 _ANSWER = 5.0  # seconds in which the head accepts a connection
 
 
+class ClusterLost(UserError):
+    """The cluster, or the nodes of a piece of work, are gone: what has been done counts."""
+
+
 @dataclass(eq=False)
 class _Running:
     """A task that has not ended. ticked: what it has said of its progress."""
@@ -69,7 +73,7 @@ class ClusterTasks:
         """Each item with its result, in the order in which they are ready.
 
         On a node, `work(common, item)` yields numbers, which are progress and go to `tick`, and at last the result.
-        `name` calls an item in messages. Whatever `work` raises is raised; UserError where the cluster is lost.
+        `name` calls an item in messages. Whatever `work` raises is raised; ClusterLost where the cluster is lost.
         """
         task = self._ray.remote(max_retries=0, max_calls=0)(_on_node)
         options = _options(self._amounts)
@@ -130,7 +134,7 @@ class ClusterTasks:
                 self._room_lost = now
                 self._say("ray         no node is left that has room; waiting for one")
             elif now - self._room_lost > _ROOM:
-                raise UserError(
+                raise ClusterLost(
                     f"--backend ray: the cluster has had no room for {round(_ROOM / 60)} minutes; {self._goes_on}"
                 )
         return max(1, self.slots)
@@ -144,7 +148,7 @@ class ClusterTasks:
             self._head_lost = self._head_lost or now
             if now - self._head_lost >= HEAD_SECONDS:
                 lost = f"--backend ray: the head of the cluster, {self._head}, is lost ({reason_of(error)})"
-                raise UserError(f"{lost}; {self._goes_on}") from error
+                raise ClusterLost(f"{lost}; {self._goes_on}") from error
         else:
             self._head_lost = None
 
@@ -156,12 +160,12 @@ class ClusterTasks:
         )
 
     def _lost(self, each: _Running, name: str, error: Exception) -> _Running:
-        """What to run again. Raises UserError where that has been tried often enough."""
+        """What to run again. Raises ClusterLost where that has been tried often enough."""
         self._looked = 0.0
         out = isinstance(error, self._ray.exceptions.OutOfMemoryError)
         reason = "its node ran out of memory" if out else "its node was lost, or its process killed"
         if each.losses + 1 > LOSSES:
-            raise UserError(f"{name}: {reason}, {plural(each.losses + 1, 'time')}; {self._goes_on}")
+            raise ClusterLost(f"{name}: {reason}, {plural(each.losses + 1, 'time')}; {self._goes_on}")
         self._say(f"ray         {name}: {reason}; it is done again")
         return _Running(each.item, each.losses + 1)
 

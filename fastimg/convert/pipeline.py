@@ -35,6 +35,7 @@ from rich.progress import (
 from rich.text import Text
 
 from fastimg.cluster.connection import joined
+from fastimg.cluster.tasks import ClusterLost
 from fastimg.config.commands import Convert
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, combine, onto
@@ -212,7 +213,8 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 return _run(job, resumed, console)
             except Exception as error:
                 full = isinstance(error, OSError) and error.errno in FULL
-                if not resumed and not (full and journal_options(folder)):
+                kept = full or isinstance(error, ClusterLost)
+                if not resumed and not (kept and journal_options(folder)):
                     undo(folder, job.options, job.base)
                 raise
     except KeyboardInterrupt:

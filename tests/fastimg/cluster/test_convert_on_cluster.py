@@ -133,7 +133,7 @@ def test_what_cannot_be(cluster, image_folder, tmp_path, change, error, words):
     assert not dst.exists()
 
 
-def test_a_lost_head_leaves_what_resume_goes_on_from(start_cluster, waiting, image_folder, tmp_path, said, monkeypatch):
+def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image_folder, tmp_path, said, monkeypatch):
     monkeypatch.setattr(tasks, "HEAD_SECONDS", 0.2)
     first = start_cluster(1)
     dst = tmp_path / "there"
@@ -149,6 +149,6 @@ def test_a_lost_head_leaves_what_resume_goes_on_from(start_cluster, waiting, ima
     losing.join()
     before = (dst / "train-00000.tar").stat().st_mtime_ns
     (tmp_path / "go").touch()
-    there = made(image_folder, dst, start_cluster(1), resume=True)
+    there = made(image_folder, dst, cluster, resume=True)
     assert (dst / "train-00000.tar").stat().st_mtime_ns == before
     assert there == made(image_folder, tmp_path / "here")
