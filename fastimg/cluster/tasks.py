@@ -92,7 +92,7 @@ class ClusterTasks:
                     return
                 ready, _ = self._ray.wait(list(running), num_returns=1, timeout=_LOOK)
                 if not ready:
-                    self._look_at_head()
+                    self._head_answers()
                 for stream in ready:
                     each = running[stream]
                     try:
@@ -125,8 +125,10 @@ class ClusterTasks:
     def _slots(self) -> int:
         """How many tasks run at a time on the nodes that are there now, 1 or more."""
         now = time.monotonic()
-        if now - self._looked > _REFRESH and self._head_lost is None:
+        if now - self._looked > _REFRESH:
             self._looked = now
+            if not self._head_answers():  # asked for its nodes, it would be waited for
+                return max(1, self.slots)
             self.slots = room(alive(self._ray), self._amounts)
             if self.slots:
                 self._room_lost = None
@@ -139,7 +141,8 @@ class ClusterTasks:
                 )
         return max(1, self.slots)
 
-    def _look_at_head(self) -> None:
+    def _head_answers(self) -> bool:
+        """Whether the cluster's head is there. Raises ClusterLost where it has not been for too long."""
         host, _, port = self._head.rpartition(":")
         now = time.monotonic()
         try:
@@ -149,8 +152,9 @@ class ClusterTasks:
             if now - self._head_lost >= HEAD_SECONDS:
                 lost = f"--backend ray: the head of the cluster, {self._head}, is lost ({reason_of(error)})"
                 raise ClusterLost(f"{lost}; {self._goes_on}") from error
-        else:
-            self._head_lost = None
+            return False
+        self._head_lost = None
+        return True
 
     def _lost_errors(self) -> tuple[type[Exception], ...]:
         errors = self._ray.exceptions
