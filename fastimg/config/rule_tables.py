@@ -657,11 +657,19 @@ def _cluster_address(config: Any) -> str | None:
     return "start this command on a machine of the cluster, and give auto or HOST:PORT"
 
 
+def _cluster_device(config: Any) -> str | None:
+    if not _on_ray(config) or config.device in ("auto", "cpu", "cuda"):
+        return None
+    return "Ray chooses the GPU; give auto, cpu or cuda"
+
+
 # Of every command with --backend and --address.
 CLUSTER: tuple[Rule, ...] = (Needs("address", _on_ray, "--backend ray"), Check("address", _cluster_address))
 
 EMBED: tuple[Rule, ...] = (
     *_READING,
+    *CLUSTER,
+    Check("device", _cluster_device),
     Idle("img_size", reads_text, "on texts", "leave it out"),
     Idle("max_length", lambda c: not reads_text(c), "on images", "leave it out"),
     Idle("pretrained", reads_text, lambda c: f"with {c.arch}, which comes with its weights", "leave it out"),
@@ -689,12 +697,6 @@ BENCH: tuple[Rule, ...] = (
 def _parts_a_gpu(config: Search) -> bool:
     amounts = trial_resources.parse(config.resources_per_trial or "cpu=1")
     return amounts.get("GPU", 1) < 1
-
-
-def _cluster_device(config: Search) -> str | None:
-    if not _on_ray(config) or config.device in ("auto", "cpu", "cuda"):
-        return None
-    return "Ray chooses the GPU of a trial; give auto, cpu or cuda"
 
 
 SEARCH: tuple[Rule, ...] = (
