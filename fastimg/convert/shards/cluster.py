@@ -90,13 +90,16 @@ class ShardTasks:
 
 
 @contextmanager
-def listing(ray: Any, sources: Sequence[Path], say: Callable[[str], object]) -> Iterator[Mapped]:
-    """How the folders of a source are listed: by tasks on a cluster, or here, if `ray` is None."""
+def listing(ray: Any, sources: Sequence[Path], cores: int, say: Callable[[str], object]) -> Iterator[Mapped]:
+    """How the folders of a source are listed: by tasks of so many cores on a cluster, or here, if `ray` is None.
+
+    Raises UsageError where no node has these cores.
+    """
     if ray is None:
         yield waiting_mapped
         return
     with shared_places("conversion", [path for path in sources if path.exists()], None) as places:
-        tasks = ClusterTasks(ray, places, {"CPU": 1.0}, say, "run this again")
+        tasks = ClusterTasks(ray, places, {"CPU": float(cores)}, say, "run this again")
         yield partial(tasks.mapped, what="the listing")
 
 
