@@ -646,6 +646,20 @@ PREDICT: tuple[Rule, ...] = (
     *_READING,
 )
 
+
+def _on_ray(config: Any) -> bool:
+    return bool(config.backend == "ray")
+
+
+def _cluster_address(config: Any) -> str | None:
+    if config.address is None or "://" not in config.address:
+        return None
+    return "start this command on a machine of the cluster, and give auto or HOST:PORT"
+
+
+# Of every command with --backend and --address.
+CLUSTER: tuple[Rule, ...] = (Needs("address", _on_ray, "--backend ray"), Check("address", _cluster_address))
+
 EMBED: tuple[Rule, ...] = (
     *_READING,
     Idle("img_size", reads_text, "on texts", "leave it out"),
@@ -672,10 +686,6 @@ BENCH: tuple[Rule, ...] = (
 )
 
 
-def _on_ray(config: Search) -> bool:
-    return config.backend == "ray"
-
-
 def _parts_a_gpu(config: Search) -> bool:
     amounts = trial_resources.parse(config.resources_per_trial or "cpu=1")
     return amounts.get("GPU", 1) < 1
@@ -687,16 +697,10 @@ def _cluster_device(config: Search) -> str | None:
     return "Ray chooses the GPU of a trial; give auto, cpu or cuda"
 
 
-def _cluster_address(config: Search) -> str | None:
-    if config.address is None or "://" not in config.address:
-        return None
-    return "start the search on a machine of the cluster, and give auto or HOST:PORT"
-
-
 SEARCH: tuple[Rule, ...] = (
-    *(Needs(name, _on_ray, "--backend ray") for name in ("address", "resources_per_trial", "limit_gpu_memory")),
+    *CLUSTER,
+    *(Needs(name, _on_ray, "--backend ray") for name in ("resources_per_trial", "limit_gpu_memory")),
     Check("device", _cluster_device),
-    Check("address", _cluster_address),
     Needs("limit_gpu_memory", _parts_a_gpu, "a part of a GPU, as in --resources-per-trial gpu=0.5"),
     Range("trials", _at_least(1), "1 or more"),
     Range("jobs", _at_least(1), "1 or more"),
