@@ -120,7 +120,11 @@ class Convert:  # more than 12 fields: a flag each
     """Decode every tiled JPEG and its source, and compare the pixels (slower). By default only the structure of the
     data is checked."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that read and check images, or auto for one per core."""
+    """Number of threads that read and check images, or auto for one per core; on a Ray cluster, of a shard's task."""
+    backend: Literal["local", "ray"] = "local"
+    """Where shards are written: on this machine, or on a Ray cluster whose nodes share a folder."""
+    address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
+    """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
     max_pixels: int = MAX_PIXELS
     """Refuse images with more pixels than this, from their header, before anything is decoded."""
     on_error: Literal["skip", "fail"] = "skip"

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from fastimg.loaders.containers.description import FORMAT
 from fastimg.loaders.containers.tars.shards import index_path
 
 JOURNAL_FORMAT = "fastimg conversion"
+ATTEMPTS = ".attempts"  # the folder in which tasks on a cluster write, each in a folder of its own
 
 SPLIT = "(?:train|val|test)"
 _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|fcol|ffld|ftil|beton))|dataset\.json|convert\.json)"
@@ -154,7 +156,11 @@ def _parts_in_a_row(shards: list[Finished]) -> Counter[str]:
 
 def state_of(folder: Path) -> DestinationState:
     """What `folder` holds. A journal that was not written completely does not count."""
-    names = {entry.name for entry in os.scandir(folder)} - {".convert.json.part", CACHE} if folder.exists() else set()
+    names = (
+        {entry.name for entry in os.scandir(folder)} - {".convert.json.part", ATTEMPTS, CACHE}
+        if folder.exists()
+        else set()
+    )
     if not names:
         return DestinationState.EMPTY
     if "dataset.json" in names and _format(folder / "dataset.json") == FORMAT:
@@ -185,6 +191,7 @@ def clear(folder: Path, keep: Collection[str] = ()) -> None:
     for name in sorted(names, key=lambda name: (name != "dataset.json", name == "convert.json", name)):
         if not (folder / name).is_dir():
             (folder / name).unlink()
+    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
     sync_folder(folder)
 
 

@@ -70,6 +70,7 @@ SECTIONS: Mapping[str, Sections] = {
             *("raw_fraction", "originals", "compare", "max_pixels"),
         ),
         "run": ("workers", "on_error", "json"),
+        "on a Ray cluster": ("backend", "address"),
     },
     "inspect": {
         "data": ("split", "classes", "headers_only", "max_pixels", "workers"),
