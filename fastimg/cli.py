@@ -178,6 +178,11 @@ def _suggest(settings: searching.Suggest, console: Console) -> int:
 def _train(settings: config.Train, _console: Console) -> int:
     if ending.first_rank():
         terminal.say(terminal.console(), f"starting    fastimg {__version__}; importing torch takes a few seconds")
+    if settings.backend == "ray":
+        from fastimg.train.nodes.launch import train_on_cluster
+
+        _imported()
+        return _signal_code(train_on_cluster(settings, terminal.console()).signal)
     from fastimg.train.loop import train
 
     _imported()

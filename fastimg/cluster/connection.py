@@ -57,6 +57,16 @@ def room(nodes: Sequence[Mapping[str, float]], amounts: Mapping[str, float]) -> 
     return sum(map(fitting, nodes))
 
 
+def usual(nodes: Sequence[Mapping[str, float]], device: str) -> dict[str, float]:
+    """What a trial or a rank takes if nothing is said: a GPU with its share of the cores; else the cores of a node."""
+    with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1] if device != "cpu" else []
+    if with_gpus:
+        cores = min(node.get("CPU", 0) // node["GPU"] for node in with_gpus)
+        return {"GPU": 1, "CPU": max(1, int(cores))}
+    counts = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+    return {"CPU": min(counts, default=1)}
+
+
 def node_name() -> str:
     """How people and Ray call the node that this actor or task is on."""
     import ray

@@ -107,8 +107,9 @@ _ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torc
 def start(device: str, numa_binding: Literal["auto", "off"] = "off") -> Iterator[Ranks]:
     """Choose the device and join the process group that torchrun announced, if any: NCCL on GPUs, gloo on CPUs.
 
-    A group that exists already, as Ray Train's, is used and left as it is. With `numa_binding` a rank on a GPU first moves to cores beside it: threads and pinned memory come later. A rank
-    that fails leaves without destroying the process group, which could wait for ranks that wait for this one.
+    A group that exists already, as Ray Train's, is used and left as it is. With `numa_binding` a rank on a GPU first
+    moves to cores beside it: threads and pinned memory come later. A rank that fails leaves without destroying the
+    process group, which could wait for ranks that wait for this one.
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))

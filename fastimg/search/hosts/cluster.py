@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fastimg.cluster.connection import alive, end_earlier, joined, namespace_of, room
+from fastimg.cluster.connection import alive, end_earlier, joined, namespace_of, room, usual
 from fastimg.cluster.shared_places import SharedPlaces, shared_places
 from fastimg.config.values.trial_resources import written
 from fastimg.errors import UsageError, reason_of
@@ -65,16 +65,6 @@ def connected(asked: ClusterRequest) -> Iterator["RayHosts"]:
         end_earlier(ray, _COMMAND, prefix)
         with shared_places(_COMMAND, (asked.data,), asked.folder) as places:
             yield RayHosts(ray, count, amounts, asked.memory, prefix, places)
-
-
-def usual(nodes: Sequence[Mapping[str, float]], device: str) -> dict[str, float]:
-    """What a trial takes if nothing is said: a GPU with its share of the cores; without GPUs the cores of a node."""
-    with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1] if device != "cpu" else []
-    if with_gpus:
-        cores = min(node.get("CPU", 0) // node["GPU"] for node in with_gpus)
-        return {"GPU": 1, "CPU": max(1, int(cores))}
-    counts = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
-    return {"CPU": min(counts, default=1)}
 
 
 class RayHosts:
