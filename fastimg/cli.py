@@ -42,6 +42,7 @@ _COMMANDS: dict[str, type] = {
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
+    "cluster": config.Cluster,
 }
 _START = (
     ("fastimg demo", "try everything on images that come with it"),
@@ -351,6 +352,14 @@ def _recipe(settings: config.Recipe, _console: Console) -> int:
     return 0
 
 
+def _cluster(_settings: config.Cluster, _console: Console) -> int:
+    """`fastimg cluster example`."""
+    from .cluster.example import EXAMPLE
+
+    print(EXAMPLE, end="")
+    return 0
+
+
 _RUN: Mapping[str, Callable[[Any, Console], int]] = {
     "demo": _demo,
     "convert": _convert,
@@ -366,6 +375,7 @@ _RUN: Mapping[str, Callable[[Any, Console], int]] = {
     "bench": _bench,
     "doctor": _doctor,
     "recipe": _recipe,
+    "cluster": _cluster,
 }
 
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
+    "cluster": config.Cluster,
 }
 IN_YAML = {"augmentation", "kornia", "shared"}
 POSITIONAL = {"folder", "src", "dst", "more", "data", "checkpoint", "sources", "action"}

@@ -30,8 +30,8 @@ MAX_FAILURES = 3
 _GOES_ON = "start the same command with --resume auto, and the run goes on"
 _ROOM = 600.0  # seconds to wait for the cluster to have room
 _LOOK = 0.2  # seconds between looks at what the ranks say
-_HEAD_LOOK = 2.0  # seconds between looks at the cluster's head
-_HEAD_LOST = 15.0  # seconds for which it may be away: Ray ends this process after 60
+_HEAD_LOOK = 1.0  # seconds between looks at the cluster's head
+HEAD_SECONDS = 15.0  # seconds for which it may be away: Ray ends this process after 60
 _ANSWER = 5.0  # seconds in which the head accepts a connection
 
 
@@ -141,6 +141,9 @@ class _Launch:
                     f"{written(self._amounts)} each for {round(_ROOM / 60)} minutes; {_GOES_ON}"
                 )
             if waited < _LOOK:
+                from ray.autoscaler import sdk
+
+                sdk.request_resources(bundles=[dict(self._amounts)] * fewest)
                 say(self._console, f"ray         waiting for room for {plural(fewest, 'rank')}")
             time.sleep(_LOOK)
 
@@ -208,7 +211,7 @@ class _Launch:
             socket.create_connection((host, int(port)), _ANSWER).close()
         except OSError as error:
             self._head_there = False
-            if now - self._head_seen > _HEAD_LOST:
+            if now - self._head_seen > HEAD_SECONDS:
                 raise UserError(
                     f"train --backend ray: the head of the cluster, {self._head}, is lost ({reason_of(error)}); when "
                     f"there is one again, {_GOES_ON}"
