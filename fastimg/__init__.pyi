@@ -45,6 +45,8 @@ def convert(
     originals: Literal["keep", "drop", "refuse"] | None = None,
     compare: bool = False,
     workers: str | int = "auto",
+    backend: Literal["local", "ray"] = "local",
+    address: str | None = None,
     max_pixels: int = 89478485,
     on_error: Literal["skip", "fail"] = "skip",
     resume: bool = False,

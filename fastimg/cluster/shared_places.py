@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastimg import __version__
 
+ATTEMPTS = ".attempts"  # the folder in which tasks write, each in a folder of its own
 _ENTRIES = 100  # of a source that are looked for on each node
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -215,3 +216,22 @@ def _on_node(places: SharedPlaces, work: Work, common: Any, item: Any) -> Iterat
 
 def _map_on_node(function: Callable[[Any], Any], part: tuple[int, list[Any]]) -> Iterator[list[Any]]:
     yield [function(item) for item in part[1]]
+
+
+class TaskCount:
+    """Samples that a task has done and not yet told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self, count: int = 1) -> None:
+        """Some more."""
+        with self._lock:
+            self._count += count
+
+    def take(self) -> int:
+        """How many there are since the last call."""
+        with self._lock:
+            count, self._count = self._count, 0
+        return count

@@ -372,6 +372,10 @@ class Embed:  # more than 12 fields: a flag each
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Where to cache embeddings while they are computed, and for later runs. Default: .fastimg in a converted dataset
     if it is writable, else the user's cache directory."""
+    backend: Literal["local", "ray"] = "local"
+    """Where embeddings are computed: on this machine, or on a Ray cluster whose nodes share a folder."""
+    address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
+    """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
     overwrite: bool = False
     """Replace the embeddings in OUT."""
     json: bool = False

@@ -621,6 +621,12 @@ def _cluster_address(config: Any) -> str | None:
     return "start this command on a machine of the cluster, and give auto or HOST:PORT"
 
 
+def _cluster_device(config: Any) -> str | None:
+    if not _on_ray(config) or config.device in ("auto", "cpu", "cuda"):
+        return None
+    return "Ray chooses the GPU; give auto, cpu or cuda"
+
+
 # Of every command with --backend and --address.
 CLUSTER: tuple[Rule, ...] = (Needs("address", _on_ray, "--backend ray"), Check("address", _cluster_address))
 
@@ -637,12 +643,6 @@ def _elastic(config: Train) -> str | None:
     return None
 
 
-def _workers_device(config: Train) -> str | None:
-    if not _on_ray(config) or config.device in ("auto", "cpu", "cuda"):
-        return None
-    return "Ray chooses the GPU of a rank; give auto, cpu or cuda"
-
-
 _WORKERS: tuple[Rule, ...] = (
     *CLUSTER,
     *(
@@ -654,7 +654,7 @@ _WORKERS: tuple[Rule, ...] = (
     Range("max_failures", _at_least(0), "0 or more"),
     Check("resources_per_worker", _worker_resources),
     Check("elastic", _elastic),
-    Check("device", _workers_device),
+    Check("device", _cluster_device),
 )
 
 TRAIN: tuple[Rule, ...] = (*AUGMENTATION, *_TEXT, *_PAIRS, *LOADER, *_EFFECTS, *_VALUES, *_PRECEDENCE, *_WORKERS)
@@ -695,6 +695,8 @@ PREDICT: tuple[Rule, ...] = (
 
 EMBED: tuple[Rule, ...] = (
     *_READING,
+    *CLUSTER,
+    Check("device", _cluster_device),
     Idle("img_size", reads_text, "on texts", "leave it out"),
     Idle("max_length", lambda c: not reads_text(c), "on images", "leave it out"),
     Idle("pretrained", reads_text, lambda c: f"with {c.arch}, which comes with its weights", "leave it out"),
@@ -722,12 +724,6 @@ BENCH: tuple[Rule, ...] = (
 def _parts_a_gpu(config: Search) -> bool:
     amounts = trial_resources.parse(config.resources_per_trial or "cpu=1")
     return amounts.get("GPU", 1) < 1
-
-
-def _cluster_device(config: Search) -> str | None:
-    if not _on_ray(config) or config.device in ("auto", "cpu", "cuda"):
-        return None
-    return "Ray chooses the GPU of a trial; give auto, cpu or cuda"
 
 
 SEARCH: tuple[Rule, ...] = (

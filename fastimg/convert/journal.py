@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from fastimg.cluster.shared_places import ATTEMPTS
 from fastimg.convert.annotations.facts import FieldFacts
 from fastimg.convert.recompression.facts import RecompressionFacts
 from fastimg.data.derived import CACHE
@@ -29,7 +30,6 @@ from fastimg.loaders.containers.description import FORMAT
 from fastimg.loaders.containers.tars.shards import index_path
 
 JOURNAL_FORMAT = "fastimg conversion"
-ATTEMPTS = ".attempts"  # the folder in which tasks on a cluster write, each in a folder of its own
 
 SPLIT = "(?:train|val|test)"
 _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|fcol|ffld|ftil|beton))|dataset\.json|convert\.json)"

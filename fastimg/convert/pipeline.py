@@ -159,7 +159,8 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
         )
     if config.images is not None and not any(annotations_in(src) == "COCO" for src in request.sources):
         raise UsageError(f"--images {config.images} has no effect: no source is COCO's annotations; leave it out")
-    with listing(ray, request.sources, partial(say, console)) as mapped:
+    asked = 1 if config.workers == "auto" else request.workers
+    with listing(ray, request.sources, asked, partial(say, console)) as mapped:
         listed = (
             read_source(src, columns, request.dst, config.classes, config.images, mapped) for src in request.sources
         )

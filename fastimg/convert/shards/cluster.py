@@ -7,7 +7,6 @@ that converts moves it to its place and writes the journal. So nothing that a lo
 import logging
 import shutil
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,18 +17,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastimg.cluster.connection import alive, room
-from fastimg.cluster.shared_places import shared_places
-from fastimg.cluster.tasks import ClusterTasks
+from fastimg.cluster.shared_places import ATTEMPTS, shared_places
+from fastimg.cluster.tasks import ClusterTasks, TaskCount
 from fastimg.convert.image_preparation import prepared_in_order
-from fastimg.convert.journal import ATTEMPTS, Finished
+from fastimg.convert.journal import Finished
 from fastimg.convert.plan import Shard
 from fastimg.convert.sources.folders import waiting_mapped
 from fastimg.convert.sources.samples import Entries, Source
 from fastimg.convert.sources.streams import SpoolReader
 from fastimg.convert.writers import TarStore
 from fastimg.errors import UsageError
-from fastimg.loaders.containers.atomic import sync_folder
-from fastimg.loaders.containers.tars.shards import index_path
+from fastimg.loaders.containers.tars.shards import move_shard
 from fastimg.loaders.folders.folder import Mapped
 from fastimg.loaders.folders.ignored import Ignored
 from fastimg.wording import plural
@@ -85,18 +83,23 @@ class ShardTasks:
         common = NodeWork(shards=replace(work, source=listed), attempts=self._attempts)
         items = (replace(shard, entries=Entries(shard.entries)) for shard in todo)  # without the entries of others
         for _, made in self._tasks.results(_write_on_node, common, items, lambda shard: f"{shard.name}.tar", tick):
-            _move(made, self._folder)
+            if made.finished.name:
+                move_shard(made.folder / made.finished.name, self._folder)
+            shutil.rmtree(made.folder, ignore_errors=True)
             yield made.finished
 
 
 @contextmanager
-def listing(ray: Any, sources: Sequence[Path], say: Callable[[str], object]) -> Iterator[Mapped]:
-    """How the folders of a source are listed: by tasks on a cluster, or here, if `ray` is None."""
+def listing(ray: Any, sources: Sequence[Path], cores: int, say: Callable[[str], object]) -> Iterator[Mapped]:
+    """How the folders of a source are listed: by tasks of so many cores on a cluster, or here, if `ray` is None.
+
+    Raises UsageError where no node has these cores.
+    """
     if ray is None:
         yield waiting_mapped
         return
     with shared_places("conversion", [path for path in sources if path.exists()], None) as places:
-        tasks = ClusterTasks(ray, places, {"CPU": 1.0}, say, "run this again")
+        tasks = ClusterTasks(ray, places, {"CPU": float(cores)}, say, "run this again")
         yield partial(tasks.mapped, what="the listing")
 
 
@@ -127,22 +130,12 @@ def shard_tasks(
         yield ShardTasks(tasks, folder, attempts), cores
 
 
-def _move(made: NodeShard, folder: Path) -> None:
-    """Give a shard its place: the index first, the tar last."""
-    if made.finished.name:
-        tar = made.folder / made.finished.name
-        for file in (index_path(tar), tar):
-            file.replace(folder / file.name)
-        sync_folder(folder)
-    shutil.rmtree(made.folder, ignore_errors=True)
-
-
 def _write_on_node(common: NodeWork, shard: Shard) -> Iterator[int | NodeShard]:
     """The task: its progress, then the shard."""
     logging.getLogger("PIL").addHandler(logging.NullHandler())
     folder = Path(tempfile.mkdtemp(prefix=f"{shard.name}-", dir=common.attempts))
     work = common.shards
-    count = _Count()
+    count = TaskCount()
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
@@ -155,22 +148,3 @@ def _write_on_node(common: NodeWork, shard: Shard) -> Iterator[int | NodeShard]:
             wait([written], _PROGRESS)
             yield count.take()
         yield NodeShard(written.result(), folder)
-
-
-class _Count:
-    """Samples that are done and not yet told."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def add(self) -> None:
-        """One more."""
-        with self._lock:
-            self._count += 1
-
-    def take(self) -> int:
-        """How many there are since the last call."""
-        with self._lock:
-            count, self._count = self._count, 0
-        return count

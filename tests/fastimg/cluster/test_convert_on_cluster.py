@@ -135,6 +135,7 @@ def test_what_cannot_be(cluster, image_folder, tmp_path, change, error, words):
 
 def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image_folder, tmp_path, said, monkeypatch):
     monkeypatch.setattr(tasks, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(tasks, "_REFRESH", 0.2)
     first = start_cluster(1)
     dst = tmp_path / "there"
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fastimg.cluster.connection import room
+from fastimg.cluster.connection import room, usual
 from fastimg.cluster.shared_places import shared_places
 from fastimg.config.values.trial_resources import parse, written
 from fastimg.errors import UsageError
 from fastimg.search.hosts import node
-from fastimg.search.hosts.cluster import usual
 from fastimg.search.hosts.node import TrialNode
 from fastimg.search.hosts.process import ProcessEnd
 from fastimg.search.messages import Arrived, Ended, HostFault, Reported, TrialJob, TrialVerdict, TrialWork

@@ -181,7 +181,7 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
         ),
         (
             ("--trials", 1, "--backend", "ray", "--device", "cuda:1"),
-            "Ray chooses the GPU of a trial; give auto, cpu or",
+            "Ray chooses the GPU; give auto, cpu or",
         ),
         (("--trials", 1, "--backend", "ray", "--limit-gpu-memory"), "has no effect without a part of a GPU, as in"),
         (("--time", "soon"), "--time soon: give a time"),
