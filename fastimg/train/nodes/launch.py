@@ -250,5 +250,5 @@ def _reason(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None)
     if not failures:
         return f"its workers could not be started ({reason_of(getattr(error, 'controller_failure', error))})"
-    ranks = ", ".join(map(str, sorted(failures)))
-    return f"rank {ranks} failed ({reason_of(failures[min(failures)])})"
+    ranks = ("ranks " if len(failures) > 1 else "rank ") + ", ".join(map(str, sorted(failures)))
+    return f"{ranks} failed ({reason_of(failures[min(failures)])})"
