@@ -29,6 +29,7 @@ from .rank import RankJob, train_rank
 MAX_FAILURES = 3
 _GOES_ON = "start the same command with --resume auto, and the run goes on"
 _ROOM = 600.0  # seconds to wait for the cluster to have room
+_ENDING = 30.0  # seconds in which a group ends of which a rank has failed
 _LOOK = 0.2  # seconds between looks at what the ranks say
 _HEAD_LOOK = 1.0  # seconds between looks at the cluster's head
 HEAD_SECONDS = 15.0  # seconds for which it may be away: Ray ends this process after 60
@@ -185,7 +186,9 @@ class _Launch:
             if interrupt.signal and not told:
                 told = interrupt.signal
                 self._ray.get(self._board.stop.remote(told))
-            self._raise_fault()
+            if self._ray.get(self._board.fault.remote()) is not None:
+                attempt.thread.join(_ENDING)  # the rank has failed: Ray Train ends the others
+                break
         self._print()
         self._raise_fault()
         return attempt
@@ -197,7 +200,6 @@ class _Launch:
     def _raise_fault(self) -> None:
         fault = self._ray.get(self._board.fault.remote())
         if fault is not None:
-            self._print()
             raise (UsageError if fault.exit_code == UsageError.exit_code else UserError)(fault.words)
 
     def _head_answers(self) -> bool:

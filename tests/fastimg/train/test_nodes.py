@@ -70,8 +70,7 @@ def test_the_board_keeps_lines_in_order_and_the_first_fault():
 
 
 def test_why_a_group_ended():
-    class Lost(Exception):
-        worker_failures = {1: RuntimeError("Connection closed by peer\nmore"), 2: ValueError("x")}
-
-    assert launch._reason(Lost()) == "ranks 1, 2 failed (Connection closed by peer)"
+    lost = Exception("lost")
+    lost.worker_failures = {1: RuntimeError("Connection closed by peer\nmore"), 2: ValueError("x")}
+    assert launch._reason(lost) == "ranks 1, 2 failed (Connection closed by peer)"
     assert launch._reason(TimeoutError("no room")) == "its workers could not be started (no room)"
