@@ -163,8 +163,9 @@ def epoch(samples: int, shards: int, nodes: int, window: int, seed: int = 0) -> 
     for ids in order_in_parts(samples, size, window, seed):
         of = ids // size
         base = int(of.min())
-        for shard in (np.flatnonzero(np.bincount(of - base)) + base).tolist():
-            places = np.flatnonzero(of == shard) + place
+        found = [base] if base == of.max() else (np.flatnonzero(np.bincount(of - base)) + base).tolist()
+        for shard in found:
+            places = np.arange(place, place + len(ids)) if len(found) == 1 else np.flatnonzero(of == shard) + place
             if first[shard] < 0:
                 first[shard] = places[0]
             last[shard] = places[-1]
@@ -206,7 +207,7 @@ def order_in_parts(n: int, size: int, window: int, seed: int, epoch: int = 0) ->
     held = np.empty(0, np.uint64)
     for turn, block in enumerate(sequence.tolist()):
         ids = np.arange(block * size, min((block + 1) * size, n), dtype=np.int64)
-        key = _moved(places[np.full(len(ids), block)], hashes(seed, epoch, ids, _SAMPLES), n, window)
+        key = _moved(places[block : block + 1], hashes(seed, epoch, ids, _SAMPLES), n, window)
         held = np.concatenate([held, (key << bits) | ids.astype(np.uint64)])
         held.sort()
         done = len(held)

@@ -408,7 +408,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Print an example of a file for `ray up`, which starts a Ray cluster for --backend ray."""
+    """Print an example of a file for `ray up`, which starts a Ray cluster."""
 
     action: Positional[Literal["example"]]
     """example: print the file, with comments; what has to be adapted is marked."""

@@ -33,7 +33,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "train-crop-size": ("train-size", "train-resolution", "crop-size"),
     "val-crop-size": ("val-size", "test-size", "eval-crop-size", "test-input-size"),
     "val-resize-size": ("resize-size", "resize", "val-resize"),
-    "workers": ("num-workers", "dataloader-num-workers", "nworkers", "nw", "n-workers", "num-threads"),
+    "workers": ("dataloader-num-workers", "nworkers", "nw", "n-workers", "num-threads"),
     "prefetch": ("prefetch-factor", "dataloader-prefetch-factor"),
     "epochs": ("max-epochs", "num-epochs", "num-train-epochs", "n-epochs", "epoch", "ep"),
     "duration": ("max-steps", "max-duration", "total-steps", "num-steps", "iterations", "max-iters"),

@@ -645,10 +645,8 @@ def _elastic(config: Train) -> str | None:
 
 _WORKERS: tuple[Rule, ...] = (
     *CLUSTER,
-    *(
-        Needs(name, _on_ray, "--backend ray")
-        for name in ("num_workers", "resources_per_worker", "elastic", "max_failures")
-    ),
+    *(Needs(name, _on_ray, "--backend ray") for name in ("resources_per_worker", "elastic", "max_failures")),
+    Needs("num_workers", _on_ray, "--backend ray, where it is the number of ranks (threads are --workers)"),
     Excludes("num_workers", "elastic"),
     Range("num_workers", _at_least(1), "1 or more"),
     Range("max_failures", _at_least(0), "0 or more"),
