@@ -33,4 +33,4 @@ def test_the_formulas_bound_what_is_simulated(simulate, window):
     found = simulate.epoch(400_000, 40, 64, window)
     assert found["at_once"] <= found["at_once_formula"] <= found["at_once"] + 2
     assert found["longest_stay"] <= found["longest_stay_formula"]
-    assert 0.9 * found["nodes_per_shard_formula"] <= found["nodes_per_shard"] <= found["nodes_per_shard_formula"]
+    assert 0.7 * found["nodes_per_shard_formula"] <= found["nodes_per_shard"] <= found["nodes_per_shard_formula"]
