@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +119,7 @@ def _encode_on_node(common: NodeEncoding, item: list[NodeRows]) -> Iterator[int 
     part = replace(opened.part, indices=np.concatenate([each.ids for each in item]))
     with opened.encoding.rows(part, count.add) as rows:
         for each in item:
-            made.append(write_cache_shard(folder, each.number, each.digests, rows))
+            made.append(write_cache_shard(folder, each.number, each.digests, list(islice(rows, len(each.ids)))))
             yield count.take()
     yield NodeArrays(made, folder)
 

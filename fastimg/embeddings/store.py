@@ -13,8 +13,9 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,12 +60,11 @@ class ShardPlan(NamedTuple):
     ids: npt.NDArray[np.int64]
 
 
-def write_cache_shard(folder: Path, number: int, digests: npt.NDArray[np.void], made: Iterator[Made]) -> CacheShard:
-    """Write a shard of the next arrays that `made` yields, one for each digest [N]. Raises OSError."""
+def write_cache_shard(folder: Path, number: int, digests: npt.NDArray[np.void], made: Sequence[Made]) -> CacheShard:
+    """Write a shard of these arrays, one for each digest [N]. Raises OSError."""
     arrays: dict[str, bytes] = {}
     failed: dict[str, str] = {}
-    for digest in (each.tobytes().hex() for each in digests):
-        array = next(made)
+    for digest, array in zip((each.tobytes().hex() for each in digests), made, strict=True):
         if isinstance(array, str):
             failed[digest] = array
         else:
@@ -196,8 +196,9 @@ class ArrayCache:
                     line = ""
                     if turn < len(mine):
                         number, ids = mine[turn]
+                        arrays = list(islice(made, len(ids)))
                         with self._writing():
-                            shard = write_cache_shard(self.folder, number, digests[ids], made)
+                            shard = write_cache_shard(self.folder, number, digests[ids], arrays)
                         line = msgspec.json.encode(shard).decode()
                     lines = [text for text in ranks.gather(line) if text]
                     if ranks.first:

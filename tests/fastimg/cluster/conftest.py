@@ -8,7 +8,12 @@ import pytest
 
 CORES = len(os.sched_getaffinity(0))
 SMALL = {"object_store_memory": 100 << 20, "num_gpus": 0}
-SOON = {"health_check_period_ms": 200, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
+SOON = {
+    "health_check_period_ms": 200,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+    "worker_niceness": 0,  # else tasks get what other programs leave of the cores
+}
 
 
 @pytest.fixture(scope="package")
