@@ -107,7 +107,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "split-ratio",
     ),
     "val-split": ("validation-set", "eval-split", "test-split"),
-    "loader": ("backend", "dataloader", "loader-backend"),
+    "loader": ("dataloader", "loader-backend"),
     "topk": ("top-k", "k"),
     "max-size": ("resize-to", "max-side", "longest-side"),
     "overwrite": ("force", "exist-ok", "overwrite-output-dir"),
