@@ -173,6 +173,7 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         "--profile",
         "--nproc-per-node",
         "--text-column",
+        "--field",
     }
 
 
