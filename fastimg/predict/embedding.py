@@ -73,6 +73,8 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         for dataset in datasets.values():
             stack.callback(dataset.close)
         model, preprocessing = _model(config, next(iter(datasets.values())), stated)
+        if cluster and preprocessing.field is not None:
+            raise UsageError("--backend ray: a model of the bands of a field runs on one machine; leave it out")
         if origin and ranks.first:
             say(err, f"weights: {origin}")
         model.module.to(ranks.device)
@@ -160,7 +162,7 @@ def _open_on_node(config: Embed, stated: Stated, device: str, cores: int, split:
     if model.text is not None:
         keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, Console(quiet=True))
         part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
-    return OpenedEncoding(part, encoding)
+    return OpenedEncoding(replace(part, dataset=banded(part.dataset, preprocessing)), encoding)
 
 
 def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Preprocessing]:
