@@ -58,7 +58,7 @@ def room(nodes: Sequence[Mapping[str, float]], amounts: Mapping[str, float]) -> 
 
 
 def usual(nodes: Sequence[Mapping[str, float]], device: str) -> dict[str, float]:
-    """What a process that runs a model takes: a GPU with its share of the cores; without GPUs the cores of a node."""
+    """What a trial or a rank takes if nothing is said: a GPU with its share of the cores; else the cores of a node."""
     with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1] if device != "cpu" else []
     if with_gpus:
         cores = min(node.get("CPU", 0) // node["GPU"] for node in with_gpus)

@@ -15,6 +15,7 @@ from .training import Augmenting, Inputs, Train
 
 __all__ = [
     "Augmenting",
+    "Cluster",
     "Convert",
     "Demo",
     "Embed",
@@ -425,3 +426,11 @@ class Recipe:
     """The recipe to show."""
     json: bool = False
     """Print it as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Print an example of a file for `ray up`, which starts a Ray cluster."""
+
+    action: Positional[Literal["example"]]
+    """example: print the file, with comments; what has to be adapted is marked."""
