@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fastimg.config.commands import Convert
+from fastimg.convert.delivery.destination_url import staged
 from fastimg.convert.delivery.store_destination import NotDelivered
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
@@ -209,11 +210,12 @@ class TestDestinations:
             ({"src": Path("s3://bucket/photos")}, "convert s3://bucket/photos: a source is read from this machine"),
             ({"dst": Path("D")}, "--cache-dir has no effect without a URL as DST"),
             ({"storage_option": ("secret_access_key=x",)}, "give it in the environment"),
+            ({"backend": "ray"}, "--backend ray: writes to a folder that all nodes share, not to a URL"),
         ],
     )
-    def test_that_cannot_be(self, flags, run, change, sentence):
+    def test_that_cannot_be(self, flags, change, sentence):
         with pytest.raises(UsageError, match=sentence):
-            run(replace(flags, **change))
+            staged(replace(flags, **change))
 
     def test_a_web_server(self, flags, run):
         with pytest.raises(DataError, match="http://host/D: a web server is only read"):
