@@ -140,9 +140,15 @@ def _source(request: Request, base: Base | None) -> Source:
         raise UsageError(
             f"--classes {config.classes} has no effect: {given} is not a folder of class folders; leave it out"
         )
-    if config.images is not None and not any(annotations_in(src) == "COCO" for src in request.sources):
+    layouts = {annotations_in(src) for src in request.sources} if config.images or config.masks else set()
+    if config.images is not None and "COCO" not in layouts:
         raise UsageError(f"--images {config.images} has no effect: no source is COCO's annotations; leave it out")
-    listed = (read_source(src, columns, request.dst, config.classes, config.images) for src in request.sources)
+    if config.masks is not None and not layouts & {"COCO", "YOLO"}:
+        raise UsageError(
+            f"--masks {config.masks} has no effect: no source has COCO's or YOLO's outlines of objects; leave it out"
+        )
+    masks = config.masks is not None
+    listed = (read_source(src, columns, request.dst, config.classes, config.images, masks) for src in request.sources)
     source = combine(list(listed))
     if config.labels_are_classes and not source.from_table:
         source.close()

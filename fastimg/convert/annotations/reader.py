@@ -1,8 +1,8 @@
 """Reads samples with their fields: the values that a listing found, or the files that it names, as they are stored.
 
-An entry keeps the values of its fields as JSON, under `GIVEN` in its further columns: a list, or for a file its `path`
-and `bytes`. So everything that determines a sample is part of the listing, and of its fingerprint. Numbers are columns
-of their own, and stay in the sample's note.
+An entry keeps the values of its fields as JSON, under `GIVEN` in its further columns: a list, for a file its `path`
+and `bytes`, or for a mask the outlines that it is drawn of. So everything that determines a sample is part of the
+listing, and of its fingerprint. Numbers are columns of their own, and stay in the sample's note.
 """
 
 import io
@@ -25,9 +25,12 @@ from fastimg.loaders.folders.bands import read_bands
 from fastimg.wording import plural
 
 from .geometry import boxes_of, numbers_of, orientation_of, points_of, turned, turned_boxes
-from .masks import mask_png, mask_size
+from .masks import encoded_mask, mask_png, mask_size
+from .segmentations import Outline, drawn_mask
 
 GIVEN = "__fields__"  # key in an entry's further columns: the values of its fields by name
+OUTLINES = "outlines"  # key in the value of a mask that is drawn: Outline, of each object
+RELATIVE = "relative"  # key beside it: whether points are shares of the image
 SIZE = "__size__"  # key beside these values: the (width, height) that they are for, if the source states it
 
 Given = dict[str, Any]
@@ -44,6 +47,11 @@ class AnnotationFrame(NamedTuple):
     def orientation(self) -> int:
         """The EXIF orientation by which they must be turned. Raises ValueError if they are for another size."""
         return orientation_of(self.header, self.stated, self.usually_upright)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) of what they are for. Raises ValueError as `orientation` does."""
+        return self.header.size if self.orientation == 1 else (self.header.width, self.header.height)
 
 
 def file_value(root: Path, path: str) -> Given:
@@ -129,6 +137,8 @@ class FieldsReader:
         return data
 
     def _file(self, schema: StoredField, value: Given, frame: AnnotationFrame) -> bytes:
+        if OUTLINES in value:
+            return _drawn(schema, value, frame)
         data = self._content(value)
         try:
             if schema.geometry == "mask":
@@ -156,8 +166,7 @@ class FieldsReader:
         if isinstance(value, dict):
             value = np.load(io.BytesIO(self._content(value)), allow_pickle=False).tolist()
         if schema.geometry == "box":
-            size = header.size if frame.orientation == 1 else (header.width, header.height)
-            boxes = boxes_of(value, self._styles.get(schema.name, "box"), size)
+            boxes = boxes_of(value, self._styles.get(schema.name, "box"), frame.size)
             return turned_boxes(boxes, header, frame.orientation).astype(np.float32)
         if schema.geometry == "keypoint":
             several = schema.kind == "ragged" and schema.shape != (2,)  # each item has as many points
@@ -168,6 +177,13 @@ class FieldsReader:
         if np.dtype(schema.dtype).kind in "iu":
             return _shaped(_whole(value, schema), schema)
         return _shaped(_floats(value, schema), schema)
+
+
+def _drawn(schema: StoredField, value: Given, frame: AnnotationFrame) -> bytes:
+    """The mask of the outlines of a sample, with as many bits as its classes need beside 255. Raises ValueError."""
+    dtype = np.uint8 if len(schema.classes) <= 255 else np.uint16
+    outlines = [Outline(*each) for each in value[OUTLINES]]
+    return encoded_mask(drawn_mask(outlines, frame.size, dtype, value[RELATIVE]), frame.orientation)
 
 
 def _shaped(array: npt.NDArray[Any], schema: StoredField) -> npt.NDArray[Any]:

@@ -36,18 +36,23 @@ def is_class_folder(src: Path) -> bool:
 
 
 def read_source(
-    src: Path, columns: Columns, spool: Path, classes: Level | None = None, images: Path | None = None
+    src: Path,
+    columns: Columns,
+    spool: Path,
+    classes: Level | None = None,
+    images: Path | None = None,
+    masks: bool = False,
 ) -> Source:
     """List the samples of `src` without decoding them. `spool` is the folder for a temporary file, if one is needed.
 
     `classes` tells which level of a class folder names the classes, `images` where the images of COCO's annotations
-    are. Other sources ignore them.
+    are, `masks` whether COCO's and YOLO's outlines are drawn as masks. Other sources ignore them.
     Raises DataError, UsageError.
     """
     text = str(src)
     if (annotated := annotations_in(src)) is not None:
         _refuse_columns(columns, f"{src} holds {annotated} annotations and has no columns")
-        return _read_annotations(src, annotated, images)
+        return _read_annotations(src, annotated, images, masks)
     if text.partition(":")[0] in NAMED and not os.path.exists(src):
         _refuse_columns(columns, f"{text} has no columns")
         return read_named(text, spool)
@@ -106,14 +111,14 @@ def annotations_in(src: Path) -> Annotations | None:
     return next((name for name, found in layouts if found), None)
 
 
-def _read_annotations(src: Path, kind: Annotations, images: Path | None) -> Source:
+def _read_annotations(src: Path, kind: Annotations, images: Path | None, masks: bool) -> Source:
     match kind:
         case "COCO":
-            return read_coco_folder(src, images) if src.is_dir() else read_coco(src, images)
+            return read_coco_folder(src, images, masks) if src.is_dir() else read_coco(src, images, masks)
         case "VOC":
             return read_voc(src)
         case "YOLO":
-            return read_yolo(src)
+            return read_yolo(src, masks)
         case "mask":
             return read_mask_folders(src)
 
