@@ -29,6 +29,7 @@ from .masks import encoded_mask, mask_png, mask_size
 from .segmentations import Outline, drawn_mask
 
 GIVEN = "__fields__"  # key in an entry's further columns: the values of its fields by name
+INSIDE = "inside"  # key in the value of a file: that its bytes come with the sample, not from `path`
 OUTLINES = "outlines"  # key in the value of a mask that is drawn: Outline, of each object
 RELATIVE = "relative"  # key beside it: whether points are shares of the image
 SIZE = "__size__"  # key beside these values: the (width, height) that they are for, if the source states it
@@ -98,7 +99,7 @@ class FieldsReader:
                 continue
             try:
                 if isinstance(value, dict) and schema.kind in ("image", "bytes"):
-                    fields[schema.member] = self._file(schema, value, frame)
+                    fields[schema.member] = self._file(schema, value, frame, original.fields)
                 else:
                     array = self._array(schema, value, frame)
                     fields[schema.member] = packed_npy(array)
@@ -136,10 +137,10 @@ class FieldsReader:
             raise ValueError(f"{value['path']}: changed after the source was listed")
         return data
 
-    def _file(self, schema: StoredField, value: Given, frame: AnnotationFrame) -> bytes:
+    def _file(self, schema: StoredField, value: Given, frame: AnnotationFrame, inside: Mapping[str, bytes]) -> bytes:
         if OUTLINES in value:
             return _drawn(schema, value, frame)
-        data = self._content(value)
+        data = inside[schema.member] if INSIDE in value else self._content(value)
         try:
             if schema.geometry == "mask":
                 its_frame = frame._replace(stated=mask_size(data))

@@ -2,7 +2,7 @@
 
 An image is a struct of `bytes` and `path`, or a value of a column of bytes. A label is an integer with names in the
 metadata of the schema (ClassLabel), or any label that a manifest may have. Other columns of bytes or images become
-fields of the sample; all remaining columns go into its note.
+members of the sample, and columns that --field names its fields; all remaining columns go into its note.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastimg.convert.annotations.cells import check_fields_of
 from fastimg.errors import UsageError
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
@@ -48,6 +49,7 @@ class ParquetLayout(NamedTuple):
     classes: tuple[str, ...] | None  # names of a ClassLabel
     fields: frozenset[str]  # other columns of bytes or images
     targets: frozenset[str]  # columns that --target names
+    asked: frozenset[str]  # columns that --field names
 
 
 class ImageRow(NamedTuple):
@@ -61,6 +63,7 @@ class ImageRow(NamedTuple):
     extra: Row
     fields: dict[str, bytes]
     targets: Row  # the columns that --target names, as they are
+    cells: Row  # those that --field names
 
 
 def holds_images(file: Path, columns: Columns) -> bool:
@@ -105,7 +108,9 @@ def read_layout(file: Path, columns: Columns) -> ParquetLayout:
         )
     check_targets(file, names, columns.targets, taken)
     targets = frozenset(target.name for target in columns.targets)
-    rest = [field for field in schema if field.name not in taken]
+    asked = frozenset(field.name for field in columns.fields)
+    check_fields_of(file, names, columns.fields, [*taken, *targets])
+    rest = [field for field in schema if field.name not in taken and field.name not in asked]
     key = next((field.name for field in rest if field.name == "path"), None)
     if key and not (pa.types.is_string(schema.field(key).type) or pa.types.is_large_string(schema.field(key).type)):
         raise DataError(f"{file}: the column 'path' beside {image!r} is not text and cannot name the images; rename it")
@@ -121,7 +126,7 @@ def read_layout(file: Path, columns: Columns) -> ParquetLayout:
     classes = _class_names(features.get(label or ""))
     if label is not None and not pa.types.is_integer(schema.field(label).type):
         classes = None
-    return ParquetLayout(frozenset(names), image, key, label, split, classes, frozenset(fields), targets)
+    return ParquetLayout(frozenset(names), image, key, label, split, classes, frozenset(fields), targets, asked)
 
 
 def _image_column(schema: pa.Schema, columns: Columns) -> str | None:
@@ -134,6 +139,7 @@ def _image_column(schema: pa.Schema, columns: Columns) -> str | None:
                 return name
     features = _features(schema)
     images = [name for name in holding if _is_image(schema.field(name).type) or _kind(features.get(name)) == "Image"]
+    images = [name for name in images if all(name != field.name for field in columns.fields)]
     return images[0] if len(images) == 1 else None
 
 
@@ -165,6 +171,14 @@ def named_columns(file: Path, columns: Iterable[str]) -> dict[str, tuple[str, ..
     """The class names of those columns whose numbers have names in the schema of a file."""
     schema = pq.read_schema(file)
     return {name: names for name in columns if (names := class_names(schema, name))}
+
+
+def named_lists(file: Path, columns: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The class names of those columns whose lists of numbers have names in the schema of a file."""
+    features = _features(pq.read_schema(file))
+    listed = {name: features.get(name) for name in columns}
+    items = {name: each.get("feature") for name, each in listed.items() if isinstance(each, dict)}
+    return {name: names for name, item in items.items() if (names := _class_names(item))}
 
 
 def target_rows(files: Iterable[Path], layout: ParquetLayout) -> Rows:
@@ -242,6 +256,7 @@ def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: La
         value = row.pop(layout.label)
         label = labels.read(where, value) if labels else _label(where, layout, value)
     split = None if layout.split is None else split_of(where, row.pop(layout.split))
+    cells = {name: row.pop(name) for name in layout.asked}
     fields: dict[str, bytes] = {}
     for name, value in row.items():
         if name not in layout.fields:
@@ -253,7 +268,7 @@ def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: La
                 fields[_field_name(name, content, path) if isinstance(value, dict) else name] = content
     noted = {name: plain(where, name, value) for name, value in extra.items()}
     targets = {name: extra[name] for name in layout.targets}
-    return ImageRow(number, key or None, image, label, split, noted, fields, targets)
+    return ImageRow(number, key or None, image, label, split, noted, fields, targets, cells)
 
 
 def _picture(name: str, value: Any) -> tuple[bytes, str, Row]:

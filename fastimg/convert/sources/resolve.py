@@ -60,7 +60,6 @@ def read_source(
         parquets = find_parquets(src)
         if parquets and not (src / "dataset.json").exists():
             _refuse_separation(columns, src)
-            _refuse_fields(columns, src)
             source = read_parquets(src, parquets, columns, spool)
             files = [file for files in parquets.values() for file in files]
             return replace(source, ignored=strays(src, files, "parquet files"))
@@ -85,7 +84,6 @@ def read_source(
         from .image_parquets import holds_images  # brings pyarrow
 
         if holds_images(src, columns):
-            _refuse_fields(columns, src)
             return read_parquets(src, {"train": [src]}, columns, spool)
     if columns.fields and columns.text is not None:
         raise UsageError(f"{src}: --field goes with images alone, and --text-column names texts; leave one of them out")
@@ -148,11 +146,6 @@ def _refuse_separation(columns: Columns, src: Path) -> None:
         raise UsageError(f"--delimiter: no character separates the columns of {src}; leave it out")
     if columns.no_header:
         raise UsageError(f"--no-header: the columns of {src} have names; leave it out")
-
-
-def _refuse_fields(columns: Columns, src: Path) -> None:
-    if columns.fields:
-        raise UsageError(f"--field: {src} holds the images themselves; give a manifest with their paths")
 
 
 def _refuse_columns(columns: Columns, reason: str) -> None:
