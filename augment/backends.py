@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from . import lines, reference
-from .deep import augment_deep
+from .deep import augment_deep, takes
 from .plan import Plan
 from .policy import Policy
 
@@ -30,10 +30,11 @@ def apply(
 ) -> torch.Tensor:
     """uint8 images [B, C, H, W] with any strides, or [B, H, W, C] -> the model's input [B, C, H, W], channels-last.
 
-    uint16 images of 16 bits are moved, normalised and erased, and nothing else, by plain torch (`deep`).
+    uint16 images of 16 bits, and bands [B, C, H, W] of uint8, uint16 or float32 with a policy of C means, are moved,
+    normalised and erased, and nothing else, by plain torch (`deep`).
 
-    C is 3, or 1 for gray images and a policy with one mean. The compiled backends augment gray images as three equal
-    channels, of which they return one; the reference shows that this is the same.
+    C is 3, 1 for gray images and a policy with one mean, or that of bands. The compiled backends augment gray images as
+    three equal channels, of which they return one; the reference shows that this is the same.
 
     The result has type `dtype`; float32, bfloat16 and float16 are normalised, uint8 is not. `policy` defaults to the
     plan's own. With `plan` None, for evaluation, images are only normalised, by `policy`. Every backend returns the
@@ -51,14 +52,14 @@ def apply(
     policy = policy or (None if plan is None else plan.policy)
     if policy is None:
         raise ValueError("a policy is required when there is no plan: it holds the normalisation")
-    images = _channels_first(images, policy.channels)
+    images = _channels_first(images, policy)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     if plan is not None and len(plan) != len(images):
         raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if out is not None:
         _check_out(out, images, dtype)
-    if images.dtype == torch.uint16:
+    if takes(images, policy):
         deep = augment_deep(plan, images, policy, dtype)
         return deep if out is None else out.copy_(deep)
     kind = backend or backend_of(images.device)
@@ -73,16 +74,18 @@ def apply(
     return _one_stage(kind, plan, images, policy, dtype, out)
 
 
-def _channels_first(images: torch.Tensor, channels: int) -> torch.Tensor:
-    """Images as [B, C, H, W]. Raises ValueError for those that are not uint8, or have other channels."""
+def _channels_first(images: torch.Tensor, policy: Policy) -> torch.Tensor:
+    """Images as [B, C, H, W]. Raises ValueError for other types than those of `apply`, and for other channels."""
+    channels = policy.channels
     if images.dim() == 4 and images.shape[1] != channels and images.shape[3] == channels:
         images = images.permute(0, 3, 1, 2)
-    levels = images.dtype in (torch.uint8, torch.uint16)
+    levels = images.dtype in (torch.uint8, torch.uint16) or (images.dtype == torch.float32 and policy.as_stored)
     if not levels or images.dim() != 4 or images.shape[1] != channels or 0 in images.shape:
         raise ValueError(
             f"images must be uint8 [B, {channels}, H, W] or [B, H, W, {channels}], with at least one image and one "
             f"pixel; got {images.dtype} {list(images.shape)}"
             + (f": the policy's mean is for {channels}" if images.dim() == 4 and channels not in images.shape else "")
+            + ("; bands of float32 take a policy with as_stored=True" if channels not in (1, 3) and not levels else "")
         )
     return images
 

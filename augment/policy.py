@@ -10,7 +10,7 @@ from .named import can_be_gray, parse
 
 Range = tuple[float, float]
 Triple = tuple[float, float, float]
-Channels = tuple[float, ...]  # a number for each channel: three, or one
+Channels = tuple[float, ...]  # a number for each channel: three, one, or those of bands
 
 OPERATIONS = (
     *("hflip", "vflip", "rotate", "brightness", "contrast", "saturation", "hue", "trivial", "grayscale", "blur"),
@@ -31,7 +31,9 @@ _OTHER_NAMES = {
 }
 
 
-_LATER_FIELDS = frozenset({"hue", "named", "grayscale", "blur", "solarize"})
+_LATER_FIELDS = frozenset({"hue", "named", "grayscale", "blur", "solarize", "as_stored"})
+# What looks levels up in tables of 8 bits, or needs statistics of them.
+CHANGES_LEVELS = ("brightness", "contrast", "saturation", "hue", "trivial", "named", "grayscale", "blur", "solarize")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -51,7 +53,9 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
 
     Normalisation is part of the policy: (x / 255 - mean) / std per channel. With one mean and one std the images are
     gray, [B, 1, H, W]: they are augmented as images of three equal channels would be. `trivial` is then "gray", which
-    leaves the operation Color out, and a policy's name ends with -gray. Erasing (Zhong et al. 2020) follows it, as
+    leaves the operation Color out, and a policy's name ends with -gray. With other numbers of means images are bands,
+    [B, C, H, W]: they are moved, normalised, erased and mixed, and nothing changes their levels. With `as_stored`, mean
+    and std are in the units of the values as they are stored, (x - mean) / std. Erasing (Zhong et al. 2020) follows, as
     in torchvision: a rectangle with a fraction `erase_scale` of the image's area and sides in `erase_ratio` becomes
     `erase_value`. Mixing comes last.
 
@@ -79,6 +83,7 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     cutmix: float = 0.0
     mean: Channels = (0.485, 0.456, 0.406)
     std: Channels = (0.229, 0.224, 0.225)
+    as_stored: bool = False
 
     def __post_init__(self) -> None:
         for name in ("hflip", "vflip", "grayscale", "blur", "solarize", "erase"):
@@ -102,13 +107,13 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
                 raise ValueError(f"{name} must be the alpha of a Beta distribution, or 0 to turn it off; got {alpha}")
         if isinstance(self.erase_value, str) or not all(math.isfinite(v) for v in self.erase_values):
             raise ValueError(
-                "erase_value must be one number, or three, in the normalised image, where 0 is the mean colour; "
-                f"got {self.erase_value!r}"
+                "erase_value must be one number, or one for each channel, in the normalised image, where 0 is the mean "
+                f"colour; got {self.erase_value!r}"
             )
         for name, values in (("mean", self.mean), ("std", self.std), ("erase_value", self.erase_values)):
-            if len(values) != self.channels or self.channels not in (1, 3):
+            if len(values) != self.channels or not values:
                 raise ValueError(
-                    f"{name} must be three numbers, for red, green and blue, or one where mean is one; got {values}"
+                    f"{name} must have a number for each channel, as mean has {self.channels}; got {values}"
                 )
         self._check_colours()
         if not all(math.isfinite(m) for m in self.mean):
@@ -128,6 +133,12 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
             raise ValueError(f'trivial must be True, False or "gray"; got {self.trivial!r}')
         if self.channels == 3:
             return
+        if self.channels != 1:
+            if name := self.changes_levels:
+                raise ValueError(
+                    f"{name} changes levels of RGB or gray images, and these have {self.channels} bands: leave it out"
+                )
+            return
         changed = {"saturation": self.saturation != (1.0, 1.0), "hue": self.hue, "grayscale": self.grayscale}
         for name in (name for name, asked in changed.items() if asked):
             raise ValueError(f"{name} changes colours, which images of one channel do not have: leave it out")
@@ -141,8 +152,14 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
 
     @property
     def channels(self) -> int:
-        """The number of channels of the images: 3, or 1."""
+        """The number of channels of the images: 3, 1, or that of bands."""
         return len(self.mean)
+
+    @property
+    def changes_levels(self) -> str:
+        """The first operation that changes levels, rather than moving them; empty where there is none."""
+        plain = {field.name: field.default for field in fields(self)}
+        return next((name for name in CHANGES_LEVELS if getattr(self, name) != plain[name]), "")
 
     @property
     def tripled(self) -> "Policy":

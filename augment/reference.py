@@ -27,12 +27,17 @@ def augment(plan: Plan | None, images: torch.Tensor, table: torch.Tensor) -> tor
     return erase(sized.box, normalise(images, table), table)
 
 
-def warp(affine: torch.Tensor, images: torch.Tensor, fill: tuple[int, int, int] = (0, 0, 0)) -> torch.Tensor:
-    """Resample images [B, C, H, W] by inverse Q16 affines int32 [B, 6]: nearest, `fill` outside, as in Pillow."""
+def warp(affine: torch.Tensor, images: torch.Tensor, fill: tuple[int, int, int] | None = (0, 0, 0)) -> torch.Tensor:
+    """Resample images [B, C, H, W] by inverse Q16 affines int32 [B, 6]: nearest, `fill` outside, as in Pillow.
+
+    A `fill` of None is 0 in any number of channels.
+    """
     channels = images.shape[1]
     source, inside = sources(affine, *images.shape[2:])
     source = source.flatten(1)[:, None]
     taken = images.flatten(2).gather(2, source.expand(-1, channels, -1)).view(images.shape)
+    if fill is None:
+        return torch.where(inside[:, None], taken, 0)
     colour = torch.tensor(fill[:channels], dtype=images.dtype).view(-1, 1, 1)
     return torch.where(inside[:, None], taken, to_device(colour, images.device))
 
@@ -156,11 +161,11 @@ def mix_chains(mix: ChainMix, images: torch.Tensor, run: Callable[[Plan, torch.T
 def normalisation_table(policy: Policy, dtype: torch.dtype, count: int = 256) -> torch.Tensor:
     """The output value for every channel and level, and for erased pixels: [C * 256 + C], rounded once to `dtype`.
 
-    There are `count` levels, 65536 of images of 16 bits. (x / 255 - mean) / std in float64, then the policy's
-    `erase_value` per channel. For uint8, the levels themselves, then the levels closest to the erase values before
-    normalisation.
+    There are `count` levels, 65536 of images of 16 bits. (x / 255 - mean) / std in float64, or (x - mean) / std of
+    values `as_stored`, then the policy's `erase_value` per channel. For uint8, the levels themselves, then the levels
+    closest to the erase values before normalisation.
     """
-    levels = torch.arange(count, dtype=torch.float64) / (count - 1)
+    levels = torch.arange(count, dtype=torch.float64) / (1 if policy.as_stored else max(count - 1, 1))
     mean = torch.tensor(policy.mean, dtype=torch.float64)[:, None]
     std = torch.tensor(policy.std, dtype=torch.float64)[:, None]
     erased = torch.tensor(policy.erase_values, dtype=torch.float64)

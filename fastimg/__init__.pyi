@@ -99,6 +99,8 @@ def train(
     drop_path: float | None = None,
     ghost_bn: int | None = None,
     in_chans: int | None = None,
+    image_field: str | None = None,
+    depth: int | None = None,
     blurpool: bool = False,
     model_kwargs: Mapping[str, Any] | Sequence[str] = (),
     classes: Literal["top", "leaf"] | None = None,

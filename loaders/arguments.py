@@ -129,9 +129,7 @@ def _decoder(
         raise TypeError("Loader: crop and views were given; each View has a crop of its own, so leave crop out")
     if not isinstance(views, Sequence):
         raise TypeError(f"Loader: views={views!r}; give a list of Views (an earlier `views=2` is now `crop_epochs=2`)")
-    if bits != 8:
-        raise TypeError(f"Loader: depth={bits!r} goes with one crop of each image; leave out depth, or views")
-    return ViewDecoder(tuple(views), most, channels=kept)
+    return ViewDecoder(tuple(views), most, channels=kept, depth=bits)
 
 
 def _crop(crop: Crop | Size, order: Order) -> Crop:

@@ -207,6 +207,12 @@ def decode_deep(data: bytes | memoryview, header: Header, channels: int) -> Deep
     return upright(pixels, header.orientation)
 
 
+def as_deep(part: tuple[Pixels, Box]) -> tuple[DeepPixels, Box]:
+    """What lies in a box of pixels of 8 bits, as 16 bits: white stays white. And where the box then lies."""
+    pixels, (x, y, width, height) = part
+    return pixels[y : y + height, x : x + width] * np.uint16(257), (0, 0, width, height)
+
+
 def _deep_tiff(data: bytes | memoryview) -> DeepPixels:
     """The pixels [H, W, C] of a TIFF of several channels of 16 bits."""
     bands = read_bands(bytes(data), ".tif")

@@ -5,7 +5,7 @@ need it or leave it without effect.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from fastimg.augment.named import can_be_gray, parse
@@ -43,6 +43,8 @@ IMAGE_FIELDS = (
         "crop_pct",
         "interpolation",
         "in_chans",
+        "image_field",
+        "depth",
         "mean",
         "std",
         "progressive",
@@ -54,6 +56,9 @@ IMAGE_FIELDS = (
     "resident",
 )
 
+
+# Augmentation that looks levels up in tables of 8 bits, or needs statistics of them.
+CHANGES_LEVELS = ("aa", *JITTER, "hue", "grayscale_prob", "gaussian_blur_prob", "solarize_prob")
 
 _SECRETS = ("secret", "token", "password", "access_key", "account_key", "sas")  # in names of options
 
@@ -86,14 +91,6 @@ def _are_views(text: str) -> bool:
     return text == "off" or (text.isascii() and text.isdigit() and int(text) >= 1)
 
 
-def _are_shares(values: Collection[float]) -> bool:
-    return all(map(_is_share, values))
-
-
-def _are_shares_above_zero(values: Collection[float]) -> bool:
-    return all(map(_is_share_above_zero, values))
-
-
 def _is_pos_weight(text: str) -> bool:
     try:
         return text == "balanced" or _is_above_zero(float(text))
@@ -103,7 +100,7 @@ def _is_pos_weight(text: str) -> bool:
 
 def _gray(config: Train) -> str | None:
     """What does not go with images of one channel."""
-    if config.in_chans != 1:
+    if config.in_chans != 1 or _sees_deep(config):
         return None
     if config.loader in RGB_ONLY or config.resident:
         where = "--resident keeps" if config.resident else f"--loader {config.loader} makes"
@@ -127,6 +124,64 @@ def _gray(config: Train) -> str | None:
         remedy = f"use --aa {policy}-gray" if can_be_gray(policy) else "use --aa trivial-gray or rand-m9-gray"
         return f"--aa {policy} has the operation {coloured[0]}, and gray images have no colours; {remedy}"
     return None
+
+
+def _sees_deep(config: Any) -> bool:
+    """Whether the model sees bands, or images of 16 bits."""
+    return getattr(config, "image_field", None) is not None or getattr(config, "depth", None) == 16
+
+
+def _deep(what: str, given: Callable[[Train], bool], field: str) -> Check:
+    """What does not go with images of 16 bits (`field` depth), or with bands (image_field): `what` they are."""
+
+    def check(config: Train) -> str | None:
+        if not given(config):
+            return None
+        if config.loader not in ("auto", "native") or config.resident or config.decode == "gpu":
+            flag = "--resident" if config.resident else "--decode gpu" if config.decode == "gpu" else ""
+            return f"{what} are read by fastimg's own loader alone; leave {flag or f'--loader {config.loader}'} out"
+        chosen = augmentation.effective(config, plain(config))
+        for name in CHANGES_LEVELS:
+            if chosen[name]:
+                said = f"--{name.replace('_', '-')}" + (f" {chosen['aa']}" if name == "aa" else "")
+                said = "--color-jitter" if config.color_jitter and name in JITTER else said
+                return f"{said} changes levels of 8 bits, and {what} have others; leave it out"
+        return "Kornia's augmentations take RGB images of 8 bits; leave them out" if chosen["kornia"] else None
+
+    return Check(field, check)
+
+
+def _bands_alone(config: Train) -> str | None:
+    """What reads images beside, or in place of, the field."""
+    if config.image_field is None:
+        return None
+    if config.depth is not None:
+        return f"its values have the type that they are stored in; leave --depth {config.depth} out"
+    if config.text_arch is not None:
+        return "--text-arch reads texts beside images, not beside arrays; leave one of them out"
+    if config.teacher is not None:
+        return "--teacher sees images; leave one of them out"
+    return None
+
+
+def _channel_count(config: Train) -> str | None:
+    if config.in_chans is None or config.image_field is not None or config.in_chans in (1, 3):
+        return None
+    return "give 1 for gray or 3 for RGB; of other bands name their field with --image-field"
+
+
+def _means(config: Train) -> str | None:
+    values = config.mean
+    if values is None or all(map(math.isfinite if config.image_field is not None else _is_share, values)):
+        return None
+    return "give finite numbers" if config.image_field is not None else "give shares of white, from 0 to 1"
+
+
+def _deviations(config: Train) -> str | None:
+    values = config.std
+    if values is None or all(map(_is_above_zero if config.image_field is not None else _is_share_above_zero, values)):
+        return None
+    return "give numbers above 0" if config.image_field is not None else "give shares of white, above 0 and up to 1"
 
 
 def _loads_with(backend: str) -> Callable[[Any], bool]:
@@ -396,6 +451,9 @@ AUGMENTATION: tuple[Rule, ...] = (
     Check("aa", augmentation.check_policy),
     Check("augmentation", _list),
     Check("in_chans", _gray),
+    _deep("images of 16 bits", lambda config: config.depth == 16, "depth"),
+    _deep("bands", lambda config: config.image_field is not None, "image_field"),
+    Check("image_field", _bands_alone),
     Idle("alternating_flip", _is_unmirrored, "with --hflip 0"),
     Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries
 )
@@ -481,6 +539,8 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("order_window", lambda c: order(c) != "quasi-random", lambda c: f"with --order {order(c)}"),
     Idle("dct_scaling", lambda c: c.decode == "gpu", "with --decode gpu"),
     Idle("dct_scaling", lambda c: c.no_aug, "with --no-aug"),
+    Idle("dct_scaling", lambda c: c.image_field is not None, "with --image-field"),
+    Idle("dct_scaling", lambda c: c.depth == 16, "with --depth 16"),
     Excludes("pretrained", "weights"),
     Idle("lr_base_size", lambda c: c.lr == "auto", "with --lr auto"),
     Idle("lr_base_size", _finds_rate, "with --lr find, which measures with the run's own batch"),
@@ -563,9 +623,11 @@ _VALUES: tuple[Rule, ...] = (
     Range("decay_epochs", lambda epochs: epochs > 0, "a number above 0"),
     Range("decay_rate", _is_share_above_zero, "a number above 0 and up to 1"),
     Range("drop_path", _is_share_below_one, "a rate from 0 up to, not including, 1"),
-    Range("in_chans", lambda count: count in (1, 3), "1 for gray or 3 for RGB; other bands are read as fields"),
-    Range("mean", _are_shares, "shares of white, from 0 to 1"),
-    Range("std", _are_shares_above_zero, "shares of white, above 0 and up to 1"),
+    Range("in_chans", _at_least(1), "1 for gray or 3 for RGB; of other bands name their field with --image-field"),
+    Check("in_chans", _channel_count),
+    Range("depth", lambda bits: bits in (8, 16), "8, or 16 for images of 16 bits"),
+    Check("mean", _means),
+    Check("std", _deviations),
     *(
         Range(name, _is_size, "a size from 1 to 16384 pixels")
         for name in ("img_size", "train_crop_size", "val_crop_size", "val_resize_size")

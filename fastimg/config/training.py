@@ -76,7 +76,13 @@ class Inputs:  # more than 12 fields: a flag each
     """Compute batch-norm statistics over groups of this many images, a divisor of the batch (ghost batch norm)."""
     in_chans: int | None = None
     """Channels of the images that the model sees: 1 for gray, which is decoded faster and takes a third of the memory,
-    or 3 for RGB. Published and given weights are folded as timm folds them. Default: what --weights state, else 3."""
+    or 3 for RGB; with --image-field, its bands. Published and given weights are folded as timm folds them. Default:
+    those of --image-field, else what --weights state, else 3."""
+    image_field: Annotated[str | None, arg(metavar="NAME")] = None
+    """Train on the arrays [C, H, W] of this field (`fastimg convert --field NAME:bands`), of uint8, uint16 or float32,
+    in place of the images. Default: what --weights state."""
+    depth: Annotated[int | None, arg(metavar="{8,16}")] = None
+    """Bits of a channel: 16 keeps all levels of 16-bit PNG and TIFF images. Default: what --weights state, else 8."""
     blurpool: bool = False
     """Blur before max pooling and before strided convolutions with at least 16 channels (BlurPool)."""
     model_kwargs: tuple[str, ...] = ()
@@ -161,9 +167,10 @@ class Inputs:  # more than 12 fields: a flag each
     interpolation: Literal["bilinear", "bicubic"] | None = None
     """Filter of the antialiased resize. Default: the model's own."""
     mean: tuple[float, ...] | None = None
-    """Mean of each input channel, 0 to 1. Default: the model's own; of one channel, the mean of its three."""
+    """Mean of each input channel, 0 to 1, or of --image-field in the units of its values. Default: the model's own; of
+    one channel, the mean of its three; of --image-field and --depth 16, measured on up to 1,000 training samples."""
     std: tuple[float, ...] | None = None
-    """Standard deviation of each input channel. Default: the model's own; of one channel, the mean of its three."""
+    """Standard deviation of each input channel, in the same units. Default: as for --mean."""
     progressive: Annotated[str | None, arg(metavar="A:B")] = None
     """Progressive resizing: grow training crops from A to B pixels in steps of 32, as in 160:192; see
     --progressive-epochs."""

@@ -29,7 +29,7 @@ from fastimg.convert.sources.samples import Original, Source, SourceEntry
 from fastimg.loaders.containers.betons.kinds import jpeg_fault
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import Header, Pixels, decode, read_header
-from fastimg.loaders.errors import ImageError
+from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.folders.formats import image_extensions
 from fastimg.loaders.jpeg.rewriting.markers import Reason
 from fastimg.loaders.jpeg.rewriting.orient import upright_jpeg
@@ -283,6 +283,10 @@ class Prepare:
         schemas = self._source.stored_fields
         if smaller == size or not any(schema.geometry for schema in schemas):
             return original
+        if (bands := next((each.name for each in schemas if each.geometry == "bands"), None)) is not None:
+            raise DataError(
+                f"the field {bands!r} holds bands, which --max-size does not shrink with their images; leave it out"
+            )
         return original._replace(fields=shrunk_fields(original.fields, schemas, size, smaller))
 
     def _extension(self, header: Header, suffix: str) -> str:

@@ -152,7 +152,7 @@ def _fields(description: dict[str, Any]) -> list[dict[str, Any]]:
 
 def field_line(stated: Mapping[str, Any]) -> str:
     """A field in words."""
-    shape = f" {stated['shape']}" if stated.get("shape") else ""
+    shape = f" {stated['shape']}".replace(", 0, 0]", ", H, W]") if stated.get("shape") else ""
     what = f"{stated.get('geometry') or stated['kind']}{shape}"
     parts = [f"{what} of {stated['dtype']}" if "dtype" in stated else what]
     if "longest" in stated:

@@ -22,8 +22,8 @@ def order_note(config: Augmenting) -> str:
     return f"augmentation: whatever the list's order, it happens as {', '.join(said.sorted)}"
 
 
-def policy_of(config: Augmenting, mean: tuple[float, ...], std: tuple[float, ...]) -> Policy:
-    """The policy of an effective configuration."""
+def policy_of(config: Augmenting, mean: tuple[float, ...], std: tuple[float, ...], as_stored: bool = False) -> Policy:
+    """The policy of an effective configuration. With `as_stored`, mean and std are in the units of the values."""
     return Policy(
         hflip=config.hflip or 0.0,
         hflip_alternates=config.alternating_flip,
@@ -43,6 +43,7 @@ def policy_of(config: Augmenting, mean: tuple[float, ...], std: tuple[float, ...
         cutmix=config.cutmix or 0.0,
         mean=mean,
         std=std,
+        as_stored=as_stored,
     )
 
 

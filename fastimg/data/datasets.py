@@ -12,13 +12,24 @@ from fastimg.config.flag_types import parse_workers
 from fastimg.config.training import Augmenting
 from fastimg.config.values.folds import Fold
 from fastimg.errors import UsageError, UserError, printable
-from fastimg.loaders import CenterCrop, Dataset, RandomCrop, RandomResizedCrop, list_splits, open_dataset
+from fastimg.loaders import (
+    CenterCrop,
+    DataError,
+    Dataset,
+    FilesDataset,
+    RandomCrop,
+    RandomResizedCrop,
+    list_splits,
+    open_dataset,
+)
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
 from fastimg.loaders.backends.settings import RGB_ONLY, Backend, Reading
+from fastimg.loaders.containers.bands import BandsDataset
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop, Interpolation
 from fastimg.loaders.decode import MAX_PIXELS
+from fastimg.loaders.folders.bands import is_bands
 from fastimg.loaders.folders.folder import Level
 from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.wording import plural
@@ -233,18 +244,64 @@ def build_loader(
     backend: Backend = "native",
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: Scaling = False,
-    channels: int = 3,
+    seen: "Preprocessing | None" = None,
 ) -> "BatchSource":
-    """The loader of a part: of its images in memory, if they are kept there."""
+    """The loader of a part: of its images in memory, if they are kept there; of bands or 16 bits, where `seen` says so.
+
+    Raises UsageError for a loader that does not make what is seen, and DataError for data without the bands.
+    """
     if part.held is not None:
         from fastimg.loaders.backends.resident import ResidentLoader  # it imports torch
 
         return ResidentLoader(part.held, crop, config)
-    if channels != 3 and (backend in RGB_ONLY or decode == "gpu"):
-        flag = "--decode gpu" if decode == "gpu" else f"--loader {backend}"
-        raise UsageError(f"{flag}: makes only RGB images, and the model sees gray ones; leave it out")
+    channels, depth = (3, 8) if seen is None else (seen.channels, seen.depth)
+    flag = "--decode gpu" if decode == "gpu" else f"--loader {backend}"
     most = MAX_PIXELS if max_pixels is None else max_pixels
-    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling, channels)
+    if seen is not None and seen.is_deep:
+        if backend != "native" or decode == "gpu":
+            what = "images of 16 bits" if depth == 16 else "bands"
+            raise UsageError(f"{flag}: does not read {what}, which the model sees; leave it out")
+        if seen.field is not None:
+            return _bands_loader(part, crop, config, device, most, seen)
+    if channels != 3 and (backend in RGB_ONLY or decode == "gpu"):
+        raise UsageError(f"{flag}: makes only RGB images, and the model sees gray ones; leave it out")
+    return open_source(
+        backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling, channels, depth
+    )
+
+
+def _bands_loader(
+    part: DatasetPart,
+    crop: Crop,
+    config: "LoaderConfig",
+    device: "torch.device",
+    max_pixels: int,
+    seen: "Preprocessing",
+) -> "BatchSource":
+    """The loader of a field of a dataset, or of files of bands."""
+    from fastimg.loaders import Loader  # it imports torch
+    from fastimg.loaders.decoders.bands import BandsDecoder
+
+    decoder = BandsDecoder(crop, seen.channels, seen.dtype, max_pixels)
+    return Loader(banded(part.dataset, seen), decoder, config, device, part.indices)
+
+
+def banded(dataset: Dataset, seen: "Preprocessing") -> Dataset:
+    """The dataset as a model sees it: with the arrays of a field as content, where that is what it reads.
+
+    Files of bands are what they are. Raises DataError for data without the field, or with another number of bands.
+    """
+    if seen.field is None or isinstance(dataset, BandsDataset):
+        return dataset
+    if isinstance(dataset, FilesDataset) and all(is_bands(file.name) for file in dataset.files()):
+        return dataset
+    made = BandsDataset(dataset, seen.field)
+    if (made.schema.shape[0], made.schema.dtype) != (seen.channels, seen.dtype):
+        raise DataError(
+            f"{dataset.name}: the field {seen.field!r} has {plural(made.schema.shape[0], 'band')} of "
+            f"{made.schema.dtype}, and the model reads {seen.channels} of {seen.dtype}; give other data"
+        )
+    return made
 
 
 def display_name(path: Path) -> str:

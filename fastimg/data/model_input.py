@@ -19,10 +19,12 @@ def model_input(
 ) -> torch.Tensor:
     """`apply`, with Kornia's augmentations between the pixel operations and normalisation; `mix` comes after it.
 
-    uint8 images [B, 3, H, W] -> [B, 3, H, W] in `dtype`. What Kornia makes is rounded to 8 bits, so that normalisation
-    is the table that it always is. Tokens [B, L] stay what they are; embeddings are cast.
+    uint8 images [B, 3, H, W] -> [B, 3, H, W] in `dtype`; so images of 16 bits, and bands with their policy. What Kornia
+    makes is rounded to 8 bits, so that normalisation is the table that it always is. Tokens [B, L] stay what they are;
+    embeddings are cast.
     """
-    if images.dtype != torch.uint8:
+    pixels = images.dtype in (torch.uint8, torch.uint16) or (images.dtype == torch.float32 and policy.as_stored)
+    if not pixels:
         return images.to(dtype) if images.is_floating_point() else images
     if plan is None:
         return apply(None, images, policy, dtype)

@@ -244,6 +244,8 @@ def pixels_of(
         "decode": "gpu" if decode == "gpu" else "cpu",
         "most pixels": max_pixels or MAX_PIXELS,
         "scaled": False,  # whether crops may be decoded at reduced size
+        **({} if preprocessing.dtype == "uint8" else {"dtype": preprocessing.dtype}),
+        **({} if preprocessing.field is None else {"field": preprocessing.field}),
     }
 
 

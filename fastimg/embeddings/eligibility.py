@@ -47,6 +47,8 @@ def _example(model: Model, preprocessing: Preprocessing) -> torch.Tensor:
 
 def _reason(config: Train, model: Model, preprocessing: Preprocessing) -> str:
     """Why embeddings cannot be cached; empty if they can."""
+    if preprocessing.field is not None:
+        return f"embeddings are kept by the images' content, and the model reads the field {preprocessing.field!r}"
     if config.strategy == "fsdp":
         return "--strategy fsdp has nothing to shard when only the classifier trains"
     if chosen_backend(config.loader) == "synthetic":

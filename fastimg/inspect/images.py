@@ -170,6 +170,8 @@ def _augmentation(config: Inspect) -> tuple[Train, Crop]:
     resize = file.val_resize_size or 0
     interpolation = file.interpolation or "bilinear"
     mean, std = (_GRAY_MEAN, _GRAY_STD) if file.in_chans == 1 else (_MEAN, _STD)
+    if file.image_field is not None:  # the pictures are of the images beside it
+        file = replace(file, mean=None, std=None)
     merged = replace(merged, mean=file.mean or mean, std=file.std or std)
     if merged.no_aug:
         resize = resize if resize >= size else round(size / 0.875)

@@ -24,6 +24,7 @@ from timm.data.config import resolve_model_data_config
 from timm.models._manipulate import adapt_input_conv
 from torch import nn
 
+from fastimg.augment import Policy
 from fastimg.config.training import HF_PREFIX
 from fastimg.errors import UsageError, UserError, nearest, reason_of
 from fastimg.wording import plural
@@ -39,9 +40,15 @@ OWN_PREFIX = "fastimg/"
 OWN = {"fastimg/airnet": airnet.AirNet}
 
 
+PixelType = Literal["uint8", "uint16", "float32"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How images become the model's input. Sizes are in pixels; mean and std are for channels in 0..1."""
+    """How images become the model's input. Sizes are in pixels.
+
+    mean and std are for channels in 0..1; where a `field` of arrays is read in place of images, for its values.
+    """
 
     train_size: int
     val_size: int
@@ -49,14 +56,36 @@ class Preprocessing:
     interpolation: Literal["bilinear", "bicubic"]
     mean: tuple[float, ...]  # a number for each channel
     std: tuple[float, ...]
+    field: str | None = None  # bands that are read in place of images
+    dtype: PixelType = "uint8"  # of the levels: uint16 of images of 16 bits
 
     @property
     def channels(self) -> int:
-        """Channels of the images: 3 for RGB, 1 for gray."""
+        """Channels of the images: 3 for RGB, 1 for gray, others of bands."""
         return len(self.mean)
 
+    @property
+    def depth(self) -> int:
+        """Bits of an image's channel, to which it is decoded."""
+        return 16 if self.dtype == "uint16" and self.field is None else 8
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether what is read is anything but an image of 8 bits: bands, or 16 bits."""
+        return self.field is not None or self.dtype != "uint8"
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that only normalises."""
+        return Policy(mean=self.mean, std=self.std, as_stored=self.field is not None)
+
+    def blank(self, batch: int, size: int, device: torch.device) -> torch.Tensor:
+        """Blank images [batch, C, size, size] as the loader gives them: channels-last, of their type."""
+        shape = (batch, size, size, self.channels)
+        return torch.zeros(shape, dtype=getattr(torch, self.dtype), device=device).permute(0, 3, 1, 2)
+
     def of(self, channels: int) -> "Preprocessing":
-        """The same for images of so many channels, 1 or 3: for one, each mean is that of the three."""
+        """The same for images of so many channels: where that changes, each mean is the mean of all."""
         if channels == self.channels:
             return self
         mean, std = ((sum(values) / len(values),) * channels for values in (self.mean, self.std))
@@ -230,7 +259,7 @@ def _folded(model: Model, tensors: dict[str, torch.Tensor], weights: Path) -> di
         if name not in tensors or name not in own or tensors[name].shape[1:] == own[name].shape[1:]:
             continue
         theirs = int(tensors[name].shape[1])
-        if channels == 3 or theirs % 3:
+        if channels == 3 or (theirs != 3 and (channels != 1 or theirs % 3)):
             raise UserError(
                 f"--weights {weights}: they read images of {plural(theirs, 'channel')}, which cannot be folded to "
                 f"{channels}; add --in-chans {theirs}, or give weights for RGB"

@@ -18,12 +18,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fastimg.augment import Policy
 from fastimg.config import intent
 from fastimg.config.commands import Embed, Train
 from fastimg.config.rule_tables import EMBED
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import DatasetPart, build_loader, center_crop, check_classes, worker_count
+from fastimg.data.datasets import DatasetPart, banded, build_loader, center_crop, check_classes, worker_count
 from fastimg.data.derived import cache_root
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import why_not
@@ -82,6 +81,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
             part = DatasetPart(dataset, None, name)
             if model.text is not None:
                 part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
+            part = replace(part, dataset=banded(part.dataset, preprocessing))
             arrays, _, made[name] = keeper.arrays(part, encoding)
             stack.callback(arrays.close)
             if config.on_error == "fail" and (fault := arrays.first_fault()):
@@ -107,7 +107,8 @@ def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Prep
     torch.manual_seed(0)
     classes = max(1, len(dataset.classes))
     kwargs = parse_kwargs(config.model_kwargs)
-    check_kwargs(kwargs, config.img_size, "--img-size")
+    own = stated.kwargs.get("in_chans")  # of a checkpoint of bands
+    check_kwargs({k: v for k, v in kwargs.items() if (k, v) != ("in_chans", own)}, config.img_size, "--img-size")
     model = build(
         config.arch or intent.ARCH,
         classes,
@@ -143,13 +144,13 @@ def _encoding(
     def open_(part: DatasetPart) -> BatchSource:
         if model.text is not None:
             return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, ranks.device)
-        return build_loader(part, crop, settings, config.max_pixels, ranks.device, channels=preprocessing.channels)
+        return build_loader(part, crop, settings, config.max_pixels, ranks.device, seen=preprocessing)
 
     return Encoding(
         model=model,
         ranks=ranks,
         precision=precision,
-        policy=Policy(mean=preprocessing.mean, std=preprocessing.std),
+        policy=preprocessing.policy,
         dtype={"fp16": "float16", "fp32": "float32"}[config.dtype],
         reads=pixels_of(crop, preprocessing, "native", "cpu", config.max_pixels),
         open_=open_,

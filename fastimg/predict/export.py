@@ -79,6 +79,12 @@ def export(config: Export, out: Console) -> int:
             f"--with-preprocessing: {config.checkpoint} reads texts, and its tokenizer is written next to the file; "
             "leave it out"
         )
+    seen = card.preprocessing
+    if config.with_preprocessing and seen.is_deep:
+        raise UsageError(
+            f"--with-preprocessing: {config.checkpoint} reads {'bands' if seen.field else 'images of 16 bits'}, which "
+            "the caller resizes and crops; leave it out"
+        )
     subject = subjects.of(model, card, config.with_preprocessing)
     _check_beside(file, subject)
     if config.check_data is not None:

@@ -5,9 +5,10 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 
@@ -20,7 +21,7 @@ from fastimg.loaders.containers.content import Content, samples_of
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.decode import decode
 from fastimg.loaders.runtime.scratch import Scratch
-from fastimg.models.registry import Model
+from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.tokenizer import TextDecoder
 from fastimg.wording import plural
 
@@ -138,9 +139,9 @@ def _samples(engine: inference.Inference, data: Path | None, form: Form) -> Iter
     with contextlib.ExitStack() as stack:
         if data is not None:
             dataset, origin = open_data(data, engine.model)
-        elif form.whole:
+        elif form.whole or engine.card.preprocessing.is_deep:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            names = _write_noise(folder, engine.card.preprocessing.val_resize)
+            names = _write_noise(folder, engine.card.preprocessing)
             dataset = FilesDataset(folder, names)
             origin = "noise images of several sizes"
         elif engine.model.text is None:
@@ -158,9 +159,9 @@ def _samples(engine: inference.Inference, data: Path | None, form: Form) -> Iter
             loader = array_loader(part, TextDecoder(engine.model.text.tokenizer), settings, engine.device)
         else:
             crop = center_crop(engine.card.preprocessing)
-            backend: Backend = "synthetic" if data is None and not form.whole else "native"
-            channels = engine.card.preprocessing.channels
-            loader = build_loader(part, crop, settings, None, engine.device, backend, channels=channels)
+            seen = engine.card.preprocessing
+            backend: Backend = "synthetic" if data is None and not form.whole and not seen.is_deep else "native"
+            loader = build_loader(part, crop, settings, None, engine.device, backend, seen=seen)
         stack.callback(loader.close)
         yield loader, origin
 
@@ -187,16 +188,32 @@ def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
     return dataset, f"{origin} ({split})"
 
 
-def _write_noise(folder: Path, resize: int) -> list[str]:
-    """Write images with sides from a third to three times the `resize` size. Returns their names."""
+def _write_noise(folder: Path, seen: Preprocessing) -> list[str]:
+    """Write what the model reads, with sides from a third to three times its resize size. Returns the files' names."""
     rng = np.random.default_rng(0)
     names = []
     for i in range(NOISE):
-        height, width = rng.integers(max(1, resize // 3), 3 * resize, 2)
+        height, width = rng.integers(max(1, seen.val_resize // 3), 3 * seen.val_resize, 2)
+        if seen.field is not None:
+            names.append(f"{i}.npy")
+            np.save(folder / names[-1], _noise_bands(rng, seen, height, width))
+            continue
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        if seen.is_deep:
+            pixels = rng.integers(0, 1 << 16, (height, width), dtype=np.uint16)
         names.append(f"{i}.png")
         Image.fromarray(pixels).save(folder / names[-1], compress_level=1)
     return names
+
+
+def _noise_bands(rng: np.random.Generator, seen: Preprocessing, height: int, width: int) -> npt.NDArray[Any]:
+    """Normal noise [C, height, width] of the mean and standard deviation that the model takes for granted."""
+    mean, std = (np.array(values)[:, None, None] for values in (seen.mean, seen.std))
+    values = rng.standard_normal((seen.channels, height, width)) * std + mean
+    if seen.dtype != "float32":
+        values = np.rint(values).clip(0, np.iinfo(seen.dtype).max)
+    noise: npt.NDArray[Any] = values.astype(seen.dtype)
+    return noise
 
 
 def _random_texts(length: int) -> list[str]:

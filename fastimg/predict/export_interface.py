@@ -86,7 +86,10 @@ def _names(card: Card, inputs: Iterable[str]) -> tuple[str, ...]:
 
 
 class Pixels(nn.Module):
-    """uint8 images [N, C, H, W] -> logits float32 [N, classes]: normalisation, the model, the checkpoint's outputs."""
+    """Images [N, C, H, W] -> logits float32 [N, classes]: normalisation, the model, the checkpoint's outputs.
+
+    The images are uint8; of 16 bits uint16, and bands of their own type.
+    """
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -96,13 +99,18 @@ class Pixels(nn.Module):
         self.model = model
         self.own = OwnOutputs(card)
         for name, values in (("mean", card.preprocessing.mean), ("std", card.preprocessing.std)):
-            levels = torch.tensor(values, dtype=torch.float64) * 255
+            levels = torch.tensor(values, dtype=torch.float64) * _white(card.preprocessing)
             self.register_buffer(name, levels.float().view(1, -1, 1, 1))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """See the class."""
         outputs: torch.Tensor | tuple[torch.Tensor, ...] = self.own(self.model((images.float() - self.mean) / self.std))
         return outputs
+
+
+def _white(p: Preprocessing) -> int:
+    """The level of white, which mean and std are shares of; 1 for bands, whose units they have."""
+    return 1 if p.field is not None else 65535 if p.dtype == "uint16" else 255
 
 
 class AnySize(nn.Module):
@@ -171,7 +179,7 @@ def _images(model: Model, card: Card) -> Subject:
     return Subject(
         module=Pixels(model.module, card).eval(),
         outputs=_names(card, ("images",)),
-        examples={"images": torch.zeros(2, p.channels, p.val_size, p.val_size, dtype=torch.uint8)},
+        examples={"images": p.blank(2, p.val_size, torch.device("cpu")).contiguous()},
         axes={"images": {0: "batch"}},
         feed=lambda images: (images,),
         metadata=_metadata(card, _steps(p, "by the caller")),
@@ -200,11 +208,30 @@ def _normalisation(p: Preprocessing) -> str:
     return f"normalisation (mean {mean}, std {std})"
 
 
+_DIFFERENCE = "at most 2 of 255, resized by ONNX Runtime, or by Pillow across first and then down"
+
+
+def _decoding(p: Preprocessing) -> str:
+    if p.field is not None:
+        return f"an array of {p.channels} bands of {p.dtype} ({p.field}), as it is stored"
+    if p.is_deep:
+        return "EXIF orientation applied; levels of 16 bits, those of 8 bits times 257; alpha dropped; the first frame"
+    return (
+        "EXIF orientation applied; RGB of 8 bits: gray repeated, palettes looked up, alpha dropped, CMYK by Pillow, of "
+        "16 bits the high byte; the first frame"
+    )
+
+
+def _rounding(p: Preprocessing) -> str:
+    if not p.is_deep:
+        return "across first, then down, rounded to uint8 after each pass, as torchvision's resize of uint8 tensors"
+    return f"in float32, as torchvision's resize of floats{'' if p.dtype == 'float32' else ', rounded at the end'}"
+
+
 def _steps(p: Preprocessing, where: Literal["inside", "by the caller"]) -> dict[str, object]:
     """What `predict` does to an image, with all roundings. `where` says who resizes and crops it."""
     return {
-        "decode": "EXIF orientation applied; RGB of 8 bits: gray repeated, palettes looked up, alpha dropped, CMYK by "
-        "Pillow, of 16 bits the high byte; the first frame",
+        "decode": _decoding(p),
         "resize_and_crop": where,
         "resize": p.val_resize,
         "resize_rule": "shorter side to `resize`, longer side to int(resize * longer / shorter), truncated; small "
@@ -212,9 +239,8 @@ def _steps(p: Preprocessing, where: Literal["inside", "by the caller"]) -> dict[
         "interpolation": p.interpolation,
         "antialias": True,
         "resize_filter": f"{_FILTERS[p.interpolation]}, widened by the scale where the image is made smaller, over "
-        "pixel centres; across first, then down, rounded to uint8 after each pass, as torchvision's resize of uint8 "
-        "tensors",
-        "resize_difference": "at most 2 of 255, resized by ONNX Runtime, or by Pillow across first and then down",
+        f"pixel centres; {_rounding(p)}",
+        **({} if p.is_deep else {"resize_difference": _DIFFERENCE}),
         "crop": p.val_size,
         "crop_rule": "top = round((height - crop) / 2), left = round((width - crop) / 2), halves to even",
         "padding": "none: the resized image is never smaller than the crop",

@@ -71,7 +71,7 @@ class Inference:
             return array_loader(part, TextDecoder(self.model.text.tokenizer), settings, self.device)
         preprocessing = self.card.preprocessing
         crop = center_crop(preprocessing)
-        loader = build_loader(part, crop, settings, max_pixels, self.device, backend, channels=preprocessing.channels)
+        loader = build_loader(part, crop, settings, max_pixels, self.device, backend, seen=preprocessing)
         return loader if texts is None else PairedLoader(loader, texts, self.device)
 
     def text_rows(self, texts: Dataset, has_image: npt.NDArray[np.bool_]) -> TextRows:
@@ -151,5 +151,4 @@ def load(path: Path, device: torch.device, precision: Precision, tta: bool = Fal
     model.module.to(device)
     if model.convolutional:
         model.module.to(memory_format=torch.channels_last)
-    policy = Policy(mean=card.preprocessing.mean, std=card.preprocessing.std)
-    return Inference(model, card, policy, precision, device, tta)
+    return Inference(model, card, card.preprocessing.policy, precision, device, tta)

@@ -29,6 +29,7 @@ from fastimg.loaders import Batch, BatchSource, Dataset, FilesDataset, list_spli
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
+from fastimg.loaders.folders.bands import is_bands
 from fastimg.loaders.folders.formats import undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
 from fastimg.loaders.folders.walk import find_images, find_texts
@@ -138,13 +139,15 @@ def predict(config: Predict, out: Console, err: Console) -> int:
 
 
 def find_files(
-    sources: tuple[Path, ...], content: Content = "images", undecodable: bool = False
+    sources: tuple[Path, ...], content: Content = "images", undecodable: bool = False, bands: bool = False
 ) -> tuple[list[Path], list[str]]:
     """The given files, and the images or texts in the given folders; and messages about other files there.
 
     Missing files stay in the list, to be reported later. With `undecodable`, so do images in formats that cannot be
-    decoded here. Raises UserError for an empty folder.
+    decoded here. With `bands`, they are .npy and TIFF files. Raises UserError for an empty folder.
     """
+    if bands:
+        return _find_bands(sources), []
     files: list[Path] = []
     notes: list[str] = []
     for source in sources:
@@ -161,6 +164,19 @@ def find_files(
         else:
             files.append(source)
     return files, notes
+
+
+def _find_bands(sources: tuple[Path, ...]) -> list[Path]:
+    """The given files of bands, and those in the given folders. Raises UserError."""
+    files: list[Path] = []
+    for source in sources:
+        if not source.is_dir() and not is_bands(source.name):
+            raise UserError(f"{source}: the checkpoint reads bands; give .npy or TIFF files, or folders of them")
+        found = sorted(path for path in source.rglob("*") if is_bands(path.name)) if source.is_dir() else [source]
+        if not found:
+            raise UserError(f"{source}: no .npy or TIFF files in this folder; give another folder, or files")
+        files += found
+    return files
 
 
 def classify(config: Predict, err: Console) -> list[Answer]:
@@ -181,7 +197,8 @@ def classify(config: Predict, err: Console) -> list[Answer]:
             raise UsageError(f"--text: {config.checkpoint} reads images, not texts; give image files instead")
         datasets: list[Named] = _pairs(config, engine) if pair else []
         if config.sources and not pair:
-            paths, notes = find_files(config.sources, content, undecodable=True)
+            bands = engine.card.preprocessing.field is not None
+            paths, notes = find_files(config.sources, content, undecodable=True, bands=bands)
             for note in notes:
                 say(err, note)
             files = [str(path) for path in paths]

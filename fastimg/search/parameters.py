@@ -55,6 +55,15 @@ class Parameter:
         numbers = [self.low + index * step for index in range(count)]
         return tuple(int(number) if self.kind == "integer" else float(f"{number:.12g}") for number in numbers)
 
+    def at(self, share: float) -> Any:
+        """The value at a share of the range or of the choices, from 0 to below 1; by orders of magnitude with log."""
+        if (values := self.values) is not None:
+            return values[int(share * len(values))]
+        if not self.log:
+            return self.low + share * (self.high - self.low)
+        value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        return min(max(round(value), int(self.low)), int(self.high)) if self.kind == "integer" else value
+
     @property
     def corners(self) -> tuple[Any, ...]:
         """What is checked against the rules: the ends of a range, or every choice."""

@@ -83,6 +83,12 @@ def request(asked: Search) -> SearchRequest:
             f"--in-chans {base.in_chans}: a search by stages compares encoders of RGB images; give --param, to search "
             "values of flags, or leave it out"
         )
+    if not texts and (base.image_field is not None or base.depth == 16):
+        flag = f"--depth {base.depth}" if base.depth == 16 else f"--image-field {base.image_field}"
+        raise UsageError(
+            f"{flag}: a search by stages compares encoders of RGB images of 8 bits; give --param, to search values of "
+            "flags, or leave it out"
+        )
     parameters = read(texts, base)
     if parameters and asked.sampler == "grid":
         list(combinations(parameters))  # refuses a range without steps

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fastimg.augment import Policy
 from fastimg.config.intent import BATCH
 from fastimg.data.datasets import worker_count
 from fastimg.data.model_input import model_input
@@ -76,9 +75,7 @@ def model_speed(model: Model, device: str = "auto", seconds: float = 0.5, clock:
         batch = BATCH["cuda"] if ranks.device.type == "cuda" else _ALONE
         inputs = torch.zeros(batch, _TOKENS, dtype=torch.int32, device=ranks.device)
         if model.text is None:
-            pixels = torch.zeros(batch, p.channels, p.val_size, p.val_size, dtype=torch.uint8, device=ranks.device)
-            pixels = pixels.to(memory_format=torch.channels_last)
-            inputs = model_input(None, pixels, Policy(mean=p.mean, std=p.std), precision.input_dtype)
+            inputs = model_input(None, p.blank(batch, p.val_size, ranks.device), p.policy, precision.input_dtype)
 
         def taken() -> float:
             """Seconds of a batch."""

@@ -32,6 +32,8 @@ _REPORTED = "reported"
 _PARTIAL = "cut"  # the record of a trial that the clock ended: it goes on when there is more time
 _REASON = "reason"
 _SECONDS = "seconds"
+_QUEUED = "fixed_params"  # Optuna's: what a trial that was queued will try
+_SPREAD = 8  # first trials of tpe, a power of two, which spread evenly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class SearchStudy:
         self._plan = plan
         self._optuna = library()
         self._open: dict[int, optuna.Trial] = {}  # by our number
-        self._grid = list(combinations(plan.parameters)) if plan.sampler == "grid" else []
+        self._fixed = _fixed(plan)
         directions = ["maximize" if largest else "minimize" for largest in plan.largest]
         with quiet():
             try:
@@ -97,7 +99,8 @@ class SearchStudy:
                 reported = trial.user_attrs.get(_REPORTED, {}) | {
                     str(k): v for k, v in trial.intermediate_values.items()
                 }
-                self._queue(trial.params, number, reported, trial.user_attrs.get(_PARTIAL))
+                drawn = trial.system_attrs.get(_QUEUED, {}) | trial.params  # params fill one by one
+                self._queue(drawn, number, reported, trial.user_attrs.get(_PARTIAL))
             self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
         return self.waiting
 
@@ -141,8 +144,8 @@ class SearchStudy:
 
     def ask(self) -> Draw:
         """What the next trial tries: what was interrupted, or something new."""
-        if not self.waiting and self._grid:
-            self._study.enqueue_trial(self._grid[self.begun], {_NUMBER: self.begun, _REPORTED: {}})
+        if not self.waiting and self.begun < len(self._fixed):
+            self._study.enqueue_trial(self._fixed[self.begun], {_NUMBER: self.begun, _REPORTED: {}})
         queued = bool(self.waiting)
         number = self.begun
         with quiet():
@@ -285,10 +288,31 @@ def _sampler(optuna: Any, plan: StudyPlan, number: int) -> Any:
     digest = hashlib.blake2b(f"{plan.seed} {number}".encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little")
     if plan.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        return optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=_SPREAD, multivariate=True, constant_liar=True
+        )
     if plan.sampler == "gp":
         return optuna.samplers.GPSampler(seed=seed)
     return optuna.samplers.RandomSampler(seed=seed)  # of a grid everything is queued
+
+
+def _fixed(plan: StudyPlan) -> list[dict[str, Any]]:
+    """What the first trials try, whatever they come to: a grid's combinations, or for TPE a scrambled Sobol sequence.
+
+    Points of the sequence are spread evenly over all parameters at once, where random ones leave gaps. The few trials
+    that TPE begins with show more of the space so (docs/search.md has what it comes to).
+    """
+    if plan.sampler == "grid":
+        return list(combinations(plan.parameters))
+    if plan.sampler != "tpe":
+        return []
+    from torch.quasirandom import SobolEngine
+
+    points = SobolEngine(len(plan.parameters), scramble=True, seed=plan.seed).draw(_SPREAD).tolist()
+    drawn = [
+        {each.name: each.at(share) for each, share in zip(plan.parameters, point, strict=True)} for point in points
+    ]
+    return list({_key(values): values for values in drawn}.values())  # of a few choices, each once
 
 
 def _pruner(optuna: Any, name: str) -> Any:

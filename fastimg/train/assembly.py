@@ -155,7 +155,8 @@ def _model_input(blueprint: Blueprint, ranks: Ranks) -> ModelInput:
     kornia = None
     if config.kornia:
         kornia = kornia_pass.build(config.kornia, preprocessing.train_size, ranks.device)
-    policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std)
+    as_stored = preprocessing.field is not None
+    policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std, as_stored)
     return ModelInput(preprocessing=preprocessing, policy=policy, kornia=kornia)
 
 

@@ -4,7 +4,7 @@ import json
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from rich.console import Console
@@ -33,6 +33,7 @@ from fastimg.errors import UsageError
 from fastimg.loaders import BatchSource, LoaderConfig
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.arrays import ArrayDataset
+from fastimg.loaders.containers.bands import bands_of
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
@@ -46,7 +47,16 @@ from fastimg.models.input_size import check_input
 from fastimg.models.networks import airnet
 from fastimg.models.ranks import Ranks
 from fastimg.models.recompute import checkpoint_blocks
-from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, freeze, parse_kwargs
+from fastimg.models.registry import (
+    OWN_PREFIX,
+    Model,
+    PixelType,
+    Preprocessing,
+    build,
+    check_kwargs,
+    freeze,
+    parse_kwargs,
+)
 from fastimg.models.tokenizer import TextDecoder
 from fastimg.system.terminal import say
 from fastimg.train.choices.stated_weights import Stated
@@ -121,11 +131,41 @@ def check_content(config: Train, data: Path, part: DatasetPart) -> None:
         raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a timm model")
 
 
+def with_channels(
+    config: Train, data: Path, part: DatasetPart, val_part: DatasetPart | None
+) -> tuple[Train, PixelType]:
+    """`config` with the bands of --image-field as its channels, and the type of the pixels that the model sees.
+
+    Raises UsageError and DataError for a field that a model cannot read, or of other bands than --in-chans.
+    """
+    if config.image_field is None:
+        return config, "uint16" if config.depth == 16 else "uint8"
+    schema = bands_of(part.dataset, config.image_field)
+    count = schema.shape[0]
+    if config.in_chans not in (None, count):
+        raise UsageError(
+            f"--in-chans {config.in_chans}: the field {config.image_field!r} of {data} has {plural(count, 'band')}; "
+            "leave it out"
+        )
+    other = None if val_part is None else bands_of(val_part.dataset, config.image_field)
+    if other is not None and (other.shape[0], other.dtype) != (count, schema.dtype):
+        raise UsageError(
+            f"--image-field {config.image_field}: has {plural(count, 'band')} of {schema.dtype} for training and "
+            f"{other.shape[0]} of {other.dtype} for validation; convert the data again"
+        )
+    return replace(config, in_chans=count), cast(PixelType, schema.dtype)
+
+
 def build_model(
-    config: Train, ranks: Ranks, classes: tuple[str, ...], stated: Stated | None = None
+    config: Train,
+    ranks: Ranks,
+    classes: tuple[str, ...],
+    stated: Stated | None = None,
+    dtype: PixelType = "uint8",
 ) -> tuple[Model, Preprocessing]:
     """The model and the preprocessing of its images; `classes` name its outputs, `stated` comes from its weights.
 
+    Its pixels are of `dtype`, as `with_channels` says.
     Raises UsageError and UserError.
     """
     stated = stated or Stated()
@@ -147,6 +187,8 @@ def build_model(
         )
     if config.in_chans not in (None, 3):
         kwargs["in_chans"] = config.in_chans
+    if dtype != "uint8" and arch.startswith(OWN_PREFIX):
+        raise UsageError(f"--arch {arch}: reads images of 8 bits; choose one of timm's models")
     torch.manual_seed(config.seed)
     alone = config.text_arch is None
     with ranks.first_goes_first():  # rank 0 may download weights for all
@@ -167,6 +209,7 @@ def build_model(
             text=stated.text,
         )
         reader = None if alone else pairs.text_side(config, stated)
+    model = replace(model, preprocessing=replace(model.preprocessing, field=config.image_field, dtype=dtype))
     preprocessing = _sizes(config, model, num_classes) if model.text is None else model.preprocessing
     if reader is not None:
         model = pairs.joined(config, model, reader, num_classes, classes, stated)
@@ -289,5 +332,4 @@ def open_loader(
         return array_loader(part, tokens, settings, device)
     backend = chosen_backend(config.loader)
     decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
-    channels = model.preprocessing.channels
-    return build_loader(part, crop, settings, config.max_pixels, device, backend, decode, scaling, channels)
+    return build_loader(part, crop, settings, config.max_pixels, device, backend, decode, scaling, model.preprocessing)

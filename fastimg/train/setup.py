@@ -47,7 +47,8 @@ from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
-from .opening import build_model, check_content, open_data, whiten
+from .normalisation import normalised
+from .opening import build_model, check_content, open_data, whiten, with_channels
 from .parts import Parts, embedded, labelled, resident, tokenised, with_text_embeddings
 from .run import Run
 from .tasks.selection import ChosenTargets
@@ -169,7 +170,11 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     config = opened.checked.config
     part = opened.part
     val_part = opened.val_part
-    model, preprocessing = build_model(config, ranks, opened.targets.tasks.output_names, opened.checked.stated)
+    config, dtype = with_channels(config, opened.path, part, val_part)
+    stated = opened.checked.stated
+    model, preprocessing = build_model(config, ranks, opened.targets.tasks.output_names, stated, dtype)
+    resumed = opened.directory if opened.resuming else None
+    preprocessing = normalised(config, stated, model, preprocessing, ranks, part, resumed, console)
     precision = _precision(opened, model, ranks)
     trained_on = _provenance(config, opened) if ranks.first and not config.dry_run else ()
     keeper = Keeper(cache_root(opened.path, config.cache_dir), ranks, worker_count(config.workers, ranks), console)
@@ -179,7 +184,6 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
         part = pairs.with_texts(model, keeper, part, opened.path, stack, config.dry_run)
         val_part = val_part and pairs.with_texts(model, keeper, val_part, opened.path, stack, config.dry_run)
     own = model.pair.image if model.pair else model  # what sees the images, or reads the texts
-    resumed = opened.directory if opened.resuming else None
     config, left_out = with_batch(with_rate(config, resumed, console), resumed, ranks, console)
     choice, why_not = caching.choose(config, own, preprocessing)
     config = replace(config, cache_embeddings=choice)
@@ -351,6 +355,7 @@ def _compile_decoder(run: Run, console: Console) -> None:
         or setup.config.resident
         or data.embedding is not None
         or setup.model.text is not None
+        or setup.input.preprocessing.is_deep
     ):
         return
     dataset = data.loader.dataset

@@ -17,7 +17,7 @@ from fastimg.models.blocks import repeated
 from fastimg.models.compilation import Compilation, ahead, compile_modules
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks, wrap
-from fastimg.models.registry import fixed, train_mode
+from fastimg.models.registry import Preprocessing, fixed, train_mode
 
 from .augment_stream import AugmentStream
 from .run import Run, learning
@@ -90,9 +90,9 @@ def warm_augmentation(run: Run, say: Callable[[str], None]) -> None:
     stream = AugmentStream(device, "step")
     began = time.perf_counter()
     for size in sizes:
-        augment(run, _blank(size, preprocessing.channels, device, len(setup.data.loader.dataset)), stream, seed=0)
+        augment(run, _blank(size, preprocessing, device, len(setup.data.loader.dataset)), stream, seed=0)
     if setup.data.val_loader is not None:
-        levels = _blank(preprocessing.val_size, preprocessing.channels, device, 1).inputs
+        levels = _blank(preprocessing.val_size, preprocessing, device, 1).inputs
         model_input(None, levels, setup.input.policy, setup.precision.input_dtype)
     seconds = time.perf_counter() - began
     if seconds >= _LONG:
@@ -101,10 +101,10 @@ def warm_augmentation(run: Run, say: Callable[[str], None]) -> None:
         say(f"compiled    augmentation for images of {words} pixels in {seconds:.1f} s")
 
 
-def _blank(size: int, channels: int, device: torch.device, samples: int) -> Batch:
+def _blank(size: int, preprocessing: Preprocessing, device: torch.device, samples: int) -> Batch:
     """A blank batch, with ids of a dataset that has so many samples."""
     return Batch(
-        inputs=torch.zeros((_WARM, size, size, channels), dtype=torch.uint8, device=device).permute(0, 3, 1, 2),
+        inputs=preprocessing.blank(_WARM, size, device),
         targets=torch.zeros(_WARM, dtype=torch.int64, device=device),
         ids=torch.arange(_WARM) % samples,
         weight=torch.ones(_WARM, device=device),
@@ -150,9 +150,7 @@ def passes(run: Run) -> list[Callable[[], None]]:
             return torch.zeros((setup.batch_size, *embedding), dtype=dtype, device=device)
         if text is not None:
             return torch.zeros((setup.batch_size, size), dtype=torch.int32, device=device)
-        shape = (setup.batch_size, size, size, preprocessing.channels)
-        levels = torch.zeros(shape, dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
-        return model_input(None, levels, setup.input.policy, dtype)
+        return model_input(None, preprocessing.blank(setup.batch_size, size, device), setup.input.policy, dtype)
 
     def training(size: int) -> None:
         with setup.precision.autocast():

@@ -72,8 +72,9 @@ def open_source(
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: Scaling = False,
     channels: int = 3,
+    depth: int = 8,
 ) -> "BatchSource":
-    """A loader of this backend for a dataset; `decode` and `dct_scaling` apply only to the native one.
+    """A loader of this backend for a dataset; `decode`, `dct_scaling` and `depth` apply only to the native one.
 
     Raises MissingBackend, DataError for data that the backend cannot read, and ValueError for one channel of a backend
     that makes only RGB.
@@ -90,7 +91,7 @@ def open_source(
             from fastimg.loaders.decoders.images import ImageDecoder
             from fastimg.loaders.loader import Loader
 
-            images = ImageDecoder(crop, max_pixels, dct_scaling, channels=channels)
+            images = ImageDecoder(crop, max_pixels, dct_scaling, channels=channels, depth=depth)
             return Loader(dataset, _on_gpu(images, device) if decode == "gpu" else images, config, device, indices)
         case "torch":
             from .torch_loader import TorchLoader

@@ -6,12 +6,14 @@ of one shape is an ndarray field, a number is float or int, and anything else is
 after the other, without a header, or the encoded image. `SplitFields` reads the values of a split by its sample ids.
 
 Boxes, key points and masks are those of the upright image: xyxy and xy in its pixels, (0, 0) being the corner of the
-first one. Bands are an array [C, H, W] of the image's height and width.
+first one. Bands are an array [C, H, W] of the image's height and width. Where these differ between samples, the shape
+is stated as [C, 0, 0], and a .beton has the array as an .npy file in bytes.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -32,6 +34,7 @@ ABSENT = "__absent__"  # key in the note of a .beton's sample: the members that 
 POSITION = np.dtype([("offset", "<u8"), ("size", "<u4"), ("shard", "<u4")])  # of a value; offset 0 where it is missing
 
 _NPY = b"\x93NUMPY\x01\x00"
+_SHAPE = re.compile(rb"'shape': \(([0-9]+), ([0-9]+), ([0-9]+)\)")  # of three dimensions
 _NPY_HEAD = 10  # bytes: the magic, the version, and the length of the description
 
 
@@ -81,11 +84,17 @@ class StoredField:
         odd = (made.geometry == "box" and made.shape != (4,)) or (made.geometry == "bands" and len(made.shape) != 3)
         if made.geometry not in (None, *GEOMETRIES) or odd:
             raise ValueError(f"geometry {made.geometry!r} of field {made.name!r}")
-        if not all(type(size) is int and size > 0 for size in made.shape) or type(made.longest) is not int:
+        sizes = made.shape[:1] if made.varies else made.shape
+        if not all(type(size) is int and size > 0 for size in sizes) or type(made.longest) is not int:
             raise ValueError(f"shape {made.shape!r} of field {made.name!r}")
         if not all(isinstance(name, str) for name in made.classes):
             raise ValueError(f"classes of field {made.name!r}")
         return made
+
+    @property
+    def varies(self) -> bool:
+        """Whether height and width of its bands differ between samples."""
+        return self.geometry == "bands" and self.shape[1:] == (0, 0)
 
     @property
     def member(self) -> str:
@@ -117,7 +126,18 @@ def unpacked_npy(schema: StoredField, data: bytes) -> npt.NDArray[Any]:
     start = _NPY_HEAD + int.from_bytes(data[8:10], "little")
     if data[:8] != _NPY or not data.startswith(_layout(schema.dtype)[1], _NPY_HEAD):
         raise ValueError(f"not an .npy file of {schema.dtype}")
+    if schema.varies:
+        schema = replace(schema, shape=_shape_of(schema, data[_NPY_HEAD:start]))
     return unpacked_items(schema, data[start:])
+
+
+def _shape_of(schema: StoredField, description: bytes) -> tuple[int, ...]:
+    """The shape that the description in an .npy file states. Raises ValueError if it is not one of these bands."""
+    found = _SHAPE.search(description)
+    shape = tuple(map(int, found.groups())) if found else ()
+    if not shape or shape[0] != schema.shape[0] or 0 in shape:
+        raise ValueError(f"{list(shape)} is not [{schema.shape[0]}, height, width]")
+    return shape
 
 
 @cache
@@ -204,7 +224,8 @@ class SplitFields:
         if schema.kind in ("image", "bytes"):
             return data
         try:
-            return unpacked_items(schema, data) if self._of_beton else unpacked_npy(schema, data)
+            plain = self._of_beton and not schema.varies
+            return unpacked_items(schema, data) if plain else unpacked_npy(schema, data)
         except ValueError as error:
             raise ShardError(
                 f"{dataset}: {name} of sample {index}: {error}; copy it again, or convert again with overwrite=True"

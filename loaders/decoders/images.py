@@ -14,6 +14,7 @@ from fastimg.loaders.decode import (
     MAX_PIXELS,
     Header,
     Pixels,
+    as_deep,
     check_channels,
     check_depth,
     decode_box,
@@ -165,8 +166,7 @@ class ImageDecoder(Decoder):
         deep = decode_deep(data, header, self.channels)
         box = window.box
         if deep is None:
-            pixels, (x, y, width, height) = decode_box(data, header, box, scratch, self.channels)
-            deep, box = pixels[y : y + height, x : x + width] * np.uint16(257), (0, 0, width, height)
+            deep, box = as_deep(decode_box(data, header, box, scratch, self.channels))
         fill = fill_of(self.crop)
         beyond = None if fill is None else 257 * fill
         resample_deep(deep, window._replace(box=box), self.crop.interpolation, out, beyond)

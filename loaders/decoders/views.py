@@ -3,21 +3,33 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.crop import Crop, Size, View, fill_of, shape_of
-from fastimg.loaders.decode import MAX_PIXELS, Pixels, check_channels, decode_boxes, in_gray, read_header
+from fastimg.loaders.crop import Crop, Size, View, Window, fill_of, shape_of
+from fastimg.loaders.decode import (
+    MAX_PIXELS,
+    Header,
+    Pixels,
+    as_deep,
+    check_channels,
+    check_depth,
+    decode_boxes,
+    decode_deep,
+    in_gray,
+    read_header,
+)
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.union import UnionQueue
+from fastimg.loaders.jpeg.rewriting.splice import Box
 from fastimg.loaders.random import uniforms
-from fastimg.loaders.resample import resample
+from fastimg.loaders.resample import resample, resample_deep
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .images import ImageDecoder
@@ -25,14 +37,16 @@ from .images import ImageDecoder
 
 @dataclass(frozen=True)
 class ViewDecoder(Decoder):
-    """Encoded image -> uint8 pixels of several crops, decoded once: `batch.views`, `batch.views_of(name)`.
+    """Encoded image -> pixels of several crops, decoded once: `batch.views`, `batch.views_of(name)`.
+
+    They are uint8, or uint16 with `depth` 16.
 
     The crops are numbered through the list, from 0: the n of the first View, then the next's. Each has draws of its
     own, which depend on its number and on nothing of the other crops; number 0 has those of `ImageDecoder`. Each has
     the pixels, bit for bit, that an `ImageDecoder` with its crop alone makes of its draws, whatever the format. If a
     crop of an image cannot be decoded, the sample has weight 0, and all its views are zeros.
 
-    Raises ValueError for no views, and for two of the same name.
+    Raises ValueError for no views, for two of the same name, and as ImageDecoder for channels and a depth.
     """
 
     views: tuple[View, ...]
@@ -40,6 +54,7 @@ class ViewDecoder(Decoder):
     dct_scaling: Scaling = False  # a tiled JPEG's crops of at least twice the size are decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3  # of all crops: 3 for RGB, 1 for gray
+    depth: int = 8  # bits of a channel
     crops: tuple[Crop, ...] = field(init=False)  # by number
     parts: tuple[slice, ...] = field(init=False)  # of an image's draws: each crop's
 
@@ -48,6 +63,9 @@ class ViewDecoder(Decoder):
 
     def __post_init__(self) -> None:
         check_channels(self.channels)
+        check_depth(self.depth)
+        if self.depth == 16 and self.dct_scaling:
+            raise ValueError("dct_scaling is for JPEGs, which have 8 bits; leave it out, or depth=16")
         views = tuple(self.views)
         if not views:
             raise ValueError("views is an empty list; give one View or more, or `crop` for one crop of each image")
@@ -72,7 +90,7 @@ class ViewDecoder(Decoder):
     def fields(self) -> tuple[Field, ...]:
         """`inputs`, which holds the first View, and one for each further View."""
         return tuple(
-            Field(name, (view.n, *shape_of(view.rule()), self.channels), np.dtype(np.uint8), apart=True)
+            Field(name, (view.n, *shape_of(view.rule()), self.channels), np.dtype(f"uint{self.depth}"), apart=True)
             for name, view in self._stored()
         )
 
@@ -103,7 +121,7 @@ class ViewDecoder(Decoder):
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """See `Decoder`: groups of samples, whose tiled JPEGs are decoded in one call."""
-        if not self.compiled or type(self).fill_row is not ViewDecoder.fill_row:
+        if not self.compiled or self.depth == 16 or type(self).fill_row is not ViewDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
         numbers = draws.tolist()
@@ -119,6 +137,9 @@ class ViewDecoder(Decoder):
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
         outs = self._outs({name: array[None] for name, array in row.items()})
+        if self.depth == 16:
+            self._decode(data, self._split(draws), [out[0] for out in outs], scratch)
+            return
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)
         self._queue_or_decode(data, self._split(draws), 0, outs, queue, scratch)
@@ -175,9 +196,33 @@ class ViewDecoder(Decoder):
         for window in windows:
             if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
                 raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+        if self.depth == 16:
+            self._decode_deep(data, header, windows, outs, scratch)
+            return
         parts = decode_boxes(data, header, [window.box for window in windows], scratch, self.channels)
         for (pixels, box), window, crop, out in zip(parts, windows, self.crops, outs, strict=True):
             resample(pixels, window._replace(box=box), crop.interpolation, out, fill_of(crop))
+
+    def _decode_deep(
+        self,
+        data: bytes | memoryview,
+        header: Header,
+        windows: Sequence[Window],
+        outs: Sequence[npt.NDArray[Any]],
+        scratch: Scratch,
+    ) -> None:
+        """The crops of 16 bits of an image that is decoded once; those of one that has 8 are scaled."""
+        deep = decode_deep(data, header, self.channels)
+        boxes = [window.box for window in windows]
+        parts: Iterator[tuple[npt.NDArray[Any], Box]]
+        if deep is not None:
+            parts = ((deep, box) for box in boxes)
+        else:
+            parts = map(as_deep, decode_boxes(data, header, boxes, scratch, self.channels))
+        for (pixels, box), window, crop, out in zip(parts, windows, self.crops, outs, strict=True):
+            fill = fill_of(crop)
+            beyond = None if fill is None else 257 * fill
+            resample_deep(pixels, window._replace(box=box), crop.interpolation, out, beyond)
 
     def _decode_alone(
         self, data: bytes | memoryview, draws: Sequence[Sequence[float]], outs: Sequence[Pixels], scratch: Scratch
@@ -202,4 +247,7 @@ class ViewDecoder(Decoder):
         """See `Decoder`."""
         sizes = ", ".join(f"{view.n} x {'x'.join(map(str, shape_of(view.rule())))}" for view in self.views)
         scaling = ", tiled ones DCT-scaled where crops are large" if self.dct_scaling else ""
-        return f"JPEGs decoded on the CPU{in_gray(self.channels)}, views {sizes}{scaling}"
+        deep = " with 16 bits" if self.depth == 16 else ""
+        return (
+            f"{'images' if deep else 'JPEGs'} decoded on the CPU{in_gray(self.channels)}{deep}, views {sizes}{scaling}"
+        )

@@ -22,6 +22,11 @@ def is_tiff(name: str) -> bool:
     return name.lower().endswith(_EXTENSIONS)
 
 
+def is_bands(name: str) -> bool:
+    """Whether a file of this name may hold bands."""
+    return is_tiff(name) or name.lower().endswith(".npy")
+
+
 def read_bands(content: bytes | Path, name: str) -> npt.NDArray[Any]:
     """The array [C, H, W] in a TIFF or .npy file, of the type in which it is stored.
 

@@ -103,9 +103,9 @@ def test_mixing_and_evaluation():
         ({"named": "rand-m9"}, "rand-m9 has the operation Color, .*: use rand-m9-gray"),
         ({"named": "auto"}, "auto has the operation Color, .*: choose another policy"),
         ({"named": "auto-gray"}, "auto-gray: auto has pairs of operations, which go together; rand or augmix"),
-        ({"erase_value": (0.0, 0.0, 0.0)}, "erase_value must be three numbers, .* or one where mean is one"),
-        ({"std": (0.1, 0.1, 0.1)}, "std must be three numbers, .* or one where mean is one"),
-        ({"mean": (0.1, 0.1), "std": (0.1, 0.1)}, "mean must be three numbers"),
+        ({"erase_value": (0.0, 0.0, 0.0)}, "erase_value must have a number for each channel, as mean has 1; got"),
+        ({"std": (0.1, 0.1, 0.1)}, "std must have a number for each channel, as mean has 1; got"),
+        ({"mean": (), "std": ()}, "mean must have a number for each channel"),
         ({"trivial": "grey"}, 'trivial must be True, False or "gray"'),
     ],
 )

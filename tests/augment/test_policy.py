@@ -31,8 +31,8 @@ def test_invalid_standard_deviations(std):
 
 @pytest.mark.parametrize("name", ["mean", "std"])
 def test_three_channels(name):
-    for values in ((0.5,), (0.5, 0.5), (0.5,) * 4):
-        with pytest.raises(ValueError, match="three numbers"):
+    for values in ((0.5,), (0.5, 0.5), (0.5,) * 4):  # the other one has three
+        with pytest.raises(ValueError, match="must have a number for each channel"):
             Policy(**{name: values})
 
 
@@ -58,9 +58,9 @@ def test_it_is_a_value():
         ("saturation", (0.5,), "saturation must be two numbers"),
         ("erase_scale", (0.1, 1.1), "erase_scale must be two numbers, fractions"),
         ("erase_ratio", (0.0, 1.0), "erase_ratio must be two numbers, ratios of height to width, above 0"),
-        ("erase_value", "random", "erase_value must be one number, or three"),
-        ("erase_value", float("nan"), "erase_value must be one number, or three"),
-        ("erase_value", (1.0, 2.0), "erase_value must be three numbers"),
+        ("erase_value", "random", "erase_value must be one number, or one for each channel"),
+        ("erase_value", float("nan"), "erase_value must be one number, or one for each channel"),
+        ("erase_value", (1.0, 2.0), "erase_value must have a number for each channel"),
         ("mixup", -0.1, "mixup must be the alpha of a Beta distribution, or 0 to turn it off; got -0.1"),
         ("cutmix", float("nan"), "cutmix must be the alpha"),
         ("cutmix", float("inf"), "cutmix must be the alpha"),

@@ -13,10 +13,21 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from fastimg.loaders import CenterCrop, ImageDecoder, ImageError, Letterbox, Loader, RandomCrop, RandomResizedCrop, View
+from fastimg.loaders import (
+    CenterCrop,
+    ImageDecoder,
+    ImageError,
+    Letterbox,
+    Loader,
+    RandomCrop,
+    RandomResizedCrop,
+    View,
+    ViewDecoder,
+)
 from fastimg.loaders.crop import shape_of
 from fastimg.loaders.decode import decode
 from fastimg.loaders.folders.deep_png import read_deep_png
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
@@ -150,14 +161,36 @@ def test_batches_of_both_depths_in_one_folder(folder):
         assert (batch.inputs.int() / 257 - other.inputs.int()).abs().max() < 3
     with Loader(folder, depth=16, fields=[], **given_) as loader:
         assert next(iter(loader)).boxes_of_crop.shape == (3, 4)
-    with pytest.raises(TypeError, match="depth=16 goes with one crop of each image; leave out depth, or views"):
-        Loader(folder, depth=16, views=[View(crop=8)], batch_size=2)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_have_the_pixels_of_their_crops_alone(folder, channels):
+    """Files of 16 bits, with and without colours, and a JPEG; the third view is padded."""
+    tiled = tile((folder / "one" / "c.jpg").read_bytes()).jpeg
+    (folder / "one" / "d.jpg").write_bytes(tiled)
+    given_ = {"batch_size": 4, "order": "sequential", "workers": 1, "depth": 16, "channels": channels}
+    views = [View(crop=12, n=2, scale=(0.2, 0.6)), View(crop=Letterbox(size=20), name="boxed")]
+    with Loader(folder, views=views, **given_) as loader:
+        batch = next(iter(loader))
+        assert loader.unreadable == {} and [view.dtype for view in batch.views] == [torch.uint16] * 3
+        seen = [view.int() for view in batch.views]
+        assert "with 16 bits, views 2 x 12x12, 1 x 20x20" in loader.describe()
+    for number, crop in ((0, RandomResizedCrop(size=12, scale=(0.2, 0.6))), (2, Letterbox(size=20))):
+        with Loader(folder, crop=crop, **given_) as alone:
+            assert torch.equal(next(iter(alone)).inputs.int(), seen[number])
+    assert not torch.equal(seen[0], seen[1])
+    decoder = ViewDecoder((View(crop=12),), depth=16)
+    row = {field.name: np.zeros(field.shape, field.dtype) for field in decoder.fields}
+    decoder.fill_row(memoryview(tiled), (0.5,) * decoder.crops[0].draws, row, Scratch())
+    assert (row["inputs"][0] == filled(tiled, decoder.crops[0], (0.5,) * decoder.crops[0].draws)).all()
 
 
 def test_what_cannot_be_read_with_16_bits(tmp_path):
     for depth in (1, 12, 32, "16"):
         with pytest.raises(ValueError, match=r"depth=.*: give 8, or 16 for images of 16 bits"):
             ImageDecoder(CenterCrop(size=8, resize=8), depth=depth)
+    with pytest.raises(ValueError, match="dct_scaling is for JPEGs"):
+        ViewDecoder((View(crop=8),), depth=16, dct_scaling=True)
     with pytest.raises(ValueError, match="dct_scaling is for JPEGs"):
         ImageDecoder(CenterCrop(size=8, resize=8), depth=16, dct_scaling=True)
     floats = saved(np.zeros((9, 9), np.float32), "tiff")

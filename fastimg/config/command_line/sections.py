@@ -18,6 +18,7 @@ SECTIONS: Mapping[str, Sections] = {
             *("arch", "text_arch", "combiner"),
             *("pretrained", "weights", "num_classes", "freeze", "freeze_epochs", "head", "head_hidden"),
             *("head_init", "cache_embeddings", "cache_dtype", "cache_dir", "drop_path", "ghost_bn", "in_chans"),
+            *("image_field", "depth"),
             "blurpool",
             "model_kwargs",
         ),

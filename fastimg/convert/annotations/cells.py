@@ -145,9 +145,10 @@ class FieldCells:
             if tally.missing == tally.rows:
                 raise DataError(f"{where}: every row is empty; fill it in, or leave out --field {field.name}")
             schema = self._schema(field, tally)
-            if 0 in schema.shape or (schema.kind == "array" and not schema.shape):
+            if (0 in schema.shape and not schema.varies) or (schema.kind == "array" and not schema.shape):
                 raise DataError(f"{where}: its arrays have no elements; leave out --field {field.name}")
             shape = f" {list(schema.shape)}" if schema.shape else ""
+            shape = f" [{schema.shape[0]}, H, W], of several sizes," if schema.varies else shape
             parts = [f"{schema.kind}{shape}" + (f" of {schema.dtype}" if schema.kind in _TYPED else "")]
             parts += [plural(len(schema.classes), "class")] if schema.classes else []
             parts += [f"missing in {tally.missing:,} of {plural(tally.rows, 'row')}"] if tally.missing else []
@@ -249,9 +250,11 @@ class FieldCells:
             raise ValueError(f"holds {bands.dtype}; give one of {', '.join(DTYPES)}")
         if tally.shape is None:
             tally.shape, tally.dtype = bands.shape, bands.dtype.name
-        if (bands.shape, bands.dtype.name) != (tally.shape, tally.dtype):
-            first = f"{tally.dtype} {list(tally.shape)}"
+        if (len(bands), bands.dtype.name) != (tally.shape[0], tally.dtype):
+            first = f"{tally.dtype} {list(tally.shape)}" if tally.shape[1] else f"{tally.shape[0]} of {tally.dtype}"
             raise ValueError(f"holds {bands.dtype} {list(bands.shape)}, and the first row's {first} [C, H, W]")
+        if bands.shape != tally.shape:
+            tally.shape = (len(bands), 0, 0)
         return value
 
     def _array_file(self, field: AskedField, cell: str, tally: _CellTally) -> dict[str, Any]:

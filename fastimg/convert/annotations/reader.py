@@ -158,6 +158,8 @@ class FieldsReader:
             raise ValueError(f"{width} x {height} pixels; the image has {header.size[0]} x {header.size[1]}{turned}")
         if bands.dtype.name != schema.dtype:
             raise ValueError(f"of {bands.dtype}, not {schema.dtype}")
+        if schema.varies and len(bands) == schema.shape[0]:
+            return bands
         return _shaped(bands, schema)
 
     def _array(self, schema: StoredField, value: Any, frame: AnnotationFrame) -> npt.NDArray[Any]:

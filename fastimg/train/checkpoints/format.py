@@ -63,6 +63,10 @@ class Card:
             del fields["targets"]
         if self.pair is None:
             del fields["pair"]
+        if self.preprocessing.field is None:  # as in checkpoints of earlier versions
+            del fields["preprocessing"]["field"]
+        if self.preprocessing.dtype == "uint8":
+            del fields["preprocessing"]["dtype"]
         for record in fields["trained_on"] or ():
             if record["fold"] is None:  # as in checkpoints of earlier versions
                 del record["fold"]

@@ -47,6 +47,8 @@ _BASE = 256  # the batch that a learning rate is for, as timm has it
 def scales(config: Train) -> Scaling:
     """Whether training crops may be decoded smaller than they are, and how."""
     scaling = "dct_scaling" not in IGNORED_SETTINGS[chosen_backend(config.loader)] and not config.resident
+    if config.image_field is not None or config.depth == 16:  # no JPEGs
+        return False
     if not scaling or config.dct_scaling == "off" or config.decode == "gpu" or plain(config):
         return False
     return "low" if config.dct_scaling == "low" else True
@@ -64,8 +66,10 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
         )
     for name, given in (("--mean", config.mean), ("--std", config.std)):
         if given is not None and len(given) != own.channels:
+            what = "images have" if own.field is None else f"the field {own.field!r} has"
+            unit = "channel" if own.field is None else "band"
             raise UsageError(
-                f"{name} {' '.join(f'{value:g}' for value in given)}: images have {plural(own.channels, 'channel')}; "
+                f"{name} {' '.join(f'{value:g}' for value in given)}: {what} {plural(own.channels, unit)}; "
                 "give a number for each"
             )
     train_size = config.train_crop_size or size or own.train_size
@@ -90,6 +94,8 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
         interpolation=config.interpolation or own.interpolation,
         mean=config.mean or own.mean,
         std=config.std or own.std,
+        field=own.field,
+        dtype=own.dtype,
     )
 
 
@@ -127,10 +133,7 @@ def resolve(
         val_resize_size=pre.val_resize,
         img_size=None,
         crop_pct=None,
-        interpolation=pre.interpolation,
-        in_chans=pre.channels,
-        mean=pre.mean,
-        std=pre.std,
+        **_pixels(pre),
         **augmenting,
         loader=chosen_backend(config.loader),
         prefetch=config.prefetch or slots_for(ranks.device.type),
@@ -172,6 +175,18 @@ def resolve(
         patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
+
+
+def _pixels(pre: Preprocessing) -> dict[str, Any]:
+    """What is read of images, and how it becomes the model's input."""
+    return {
+        "interpolation": pre.interpolation,
+        "in_chans": pre.channels,
+        "image_field": pre.field,
+        "depth": 16 if pre.depth == 16 else None,
+        "mean": pre.mean,
+        "std": pre.std,
+    }
 
 
 def _held_out(config: Train, validation: DatasetPart | None) -> float | None:

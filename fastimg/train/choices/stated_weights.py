@@ -69,6 +69,14 @@ def adopted(config: _Config) -> tuple[_Config, Stated, str]:
     if isinstance(config, Train) and (channels := taken.pop("in_chans", 3)) != 3 and config.in_chans is None:
         parts.append(f"--in-chans {channels}")
         changes["in_chans"] = channels
+    if isinstance(config, Train) and stated.preprocessing is not None and config.image_field is None:
+        field, depth = stated.preprocessing.field, stated.preprocessing.depth
+        if field is not None:
+            parts.append(f"--image-field {field}")
+            changes["image_field"] = field
+        elif depth == 16 and config.depth is None:
+            parts.append(f"--depth {depth}")
+            changes["depth"] = depth
     parts += [f"--model-kwargs {' '.join(map(_pair, taken.items()))}"] if taken else []
     blurpool = stated.blurpool and not getattr(config, "blurpool", False)
     parts += ["--blurpool"] if blurpool else []

@@ -77,10 +77,16 @@ def load(config: Train, tasks: Tasks, student: Preprocessing, precision: Precisi
         preprocessing = card.preprocessing
     else:
         model, preprocessing = _by_name(config, len(classes), student.channels)
+        preprocessing = replace(preprocessing, dtype=student.dtype)
     if preprocessing.channels != student.channels:
         raise UsageError(
             f"--teacher {config.teacher}: sees images of {plural(preprocessing.channels, 'channel')}, and its pupil of "
             f"{student.channels}; give one that sees the same"
+        )
+    if preprocessing.dtype != student.dtype or preprocessing.field != student.field:
+        raise UsageError(
+            f"--teacher {config.teacher}: sees pixels of {preprocessing.dtype}, and its pupil of {student.dtype}; give "
+            "one that sees the same"
         )
     module = model.module.to(ranks.device).eval().requires_grad_(False)
     if config.channels_last and model.convolutional:

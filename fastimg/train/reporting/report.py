@@ -116,7 +116,11 @@ def shown(path: Path) -> str:
 
 
 def _channels(config: Train) -> str:
-    """How gray images are seen; RGB is not mentioned."""
+    """How gray images, bands and images of 16 bits are seen; RGB of 8 bits is not mentioned."""
+    if config.image_field is not None:
+        return f"{plural(config.in_chans or 0, 'band')} of the field {config.image_field!r}; "
+    if config.depth == 16:
+        return f"{plural(config.in_chans or 0, 'channel')} of 16 bits; "
     if config.in_chans != 1:
         return ""
     return "1 channel (gray); " if config.no_aug else "1 channel (gray), augmented as three equal ones; "

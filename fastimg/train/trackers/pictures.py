@@ -13,10 +13,15 @@ _SAMPLES, _ROWS, _EPOCHS = 36, 8, 5
 
 
 def draw(run: Run) -> list[Path]:
-    """Draw them into the run's directory; none for texts, embeddings and random pixels. Raises what drawing raises."""
+    """Draw them into the run's directory; none for texts, embeddings, bands and random pixels.
+
+    Raises what drawing raises.
+    """
     setup = run.setup
     config = setup.config
     if setup.model.text is not None or setup.data.embedding is not None or config.loader == "synthetic":
+        return []
+    if config.image_field is not None:
         return []
     dataset = setup.data.loader.dataset
     indices = setup.data.loader.indices

@@ -79,7 +79,7 @@ def beton_field(field: StoredField) -> BetonField:
     """What holds a field of samples in a .beton: int, float or ndarray; bytes for items without a header, and files."""
     if field.kind == "number":
         return BetonField("float" if np.dtype(field.dtype).kind == "f" else "int")
-    if field.kind == "array":
+    if field.kind == "array" and not field.varies:
         return BetonField("ndarray", np.dtype(field.dtype).newbyteorder("<"), field.shape)
     return BetonField("bytes")
 

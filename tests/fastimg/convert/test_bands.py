@@ -1,5 +1,6 @@
 """Bands beside images: TIFF and .npy files of several channels, stored as they are, and cut as their image is."""
 
+import contextlib
 import json
 import re
 
@@ -91,7 +92,6 @@ def test_letterboxes_and_floats(tmp_path, cli):
             r"row 8: .* '9.tif' holds uint16 \[5, 30, 24\], and the first row's uint16 \[4",
         ),
         (some(9).astype(np.float32), r"holds float32 \[4, 30, 24\], and the first row's uint16"),
-        (some(9)[:, :20], r"holds uint16 \[4, 20, 24\], and the first row's"),
         (some(9).astype(np.complex64), r"complex64 \[4, 30, 24\] is no image of bands; give numbers, \[C, H, W\]"),
         (np.stack([some(9)] * 2), r"has the axes .*, and bands are one of them, beside Y and X"),
         (None, "cannot be read by tifffile"),
@@ -113,6 +113,35 @@ def test_bands_of_another_size_than_their_image(table, tmp_path, cli):
     Image.new("RGB", (40, 40)).save(tmp_path / "3.png")
     ran = cli("convert", table, tmp_path / "D", "--field", "bands:bands", "--on-error", "fail")
     assert ran.code == 1 and "bands: 24 x 30 pixels; the image has 40 x 40" in " ".join(ran.err.split())
+
+
+@pytest.mark.parametrize("form", ["tar", "beton"])
+def test_bands_of_several_sizes(form, table, tmp_path, cli):
+    small = some(9)[:, :20, :17]
+    Image.new("RGB", (17, 20)).save(tmp_path / "9.png")
+    np.save(tmp_path / "9.npy", small)
+    with table.open("a") as file:
+        file.write("9.png,1,9.npy\n")
+    ran = cli("convert", table, tmp_path / "D", "--field", "bands:bands", "--format", form, "--no-shuffle")
+    assert ran.code == 0, ran.err
+    assert "bands [4, H, W] of uint16" in ran.out
+    assert cli("verify", tmp_path / "D", "--deep").code == 0
+    with contextlib.closing(open_dataset(tmp_path / "D", "train")) as dataset:
+        assert [dataset.read_field("bands", index).shape[1:] for index in (0, 6)] == [SIZE, (20, 17)]
+        assert (dataset.read_field("bands", 6) == small).all()
+        with Loader(dataset, crop=CenterCrop(size=16, resize=16), fields=["bands"], batch_size=7, workers=1) as loader:
+            assert next(iter(loader)).fields["bands"].shape == (7, 4, 16, 16)
+    again = tmp_path / "again"
+    assert cli("convert", tmp_path / "D", again, "--format", "tar" if form == "beton" else "beton").code == 0
+    with contextlib.closing(open_dataset(again, "train")) as dataset:
+        assert sorted(dataset.read_field("bands", index).shape[1] for index in range(7)) == [20] + [30] * 6
+
+
+def test_bands_are_not_shrunk(table, tmp_path, cli):
+    ran = cli("convert", table, tmp_path / "D", "--field", "bands:bands", "--max-size", "20")
+    assert ran.code == 1 and "the field 'bands' holds bands, which --max-size does not shrink" in " ".join(
+        ran.err.split()
+    )
 
 
 def test_tifffile_is_named_where_it_is_missing(table, tmp_path, cli, monkeypatch):

@@ -101,3 +101,21 @@ def test_a_grid_has_every_combination():
 def test_a_grid_needs_steps():
     with pytest.raises(UsageError, match=r"--sampler grid: .*lr=log:0.0001:0.1 has no steps"):
         list(combinations(read(["lr=log:1e-4:1e-1"], Train())))
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "expected"),
+    [
+        ("lr=log:1e-4:1e-1", 0.0, 1e-4),
+        ("lr=log:1e-4:1e-1", 1 / 3, 1e-3),
+        ("smoothing=0:0.2", 0.25, 0.05),
+        ("wd=0:0.2:0.05", 0.99, 0.2),
+        ("epochs=5:20", 0.999, 20),
+        ("batch_size=log:int:16:256", 0.5, 64),
+        ("aa=none,trivial,rand-m9", 0.34, "trivial"),
+    ],
+)
+def test_a_share_of_a_range(text: str, share: float, expected: object) -> None:
+    value = one(text).at(share)
+    assert value == (pytest.approx(expected) if isinstance(expected, float) else expected)
+    assert type(value) is type(expected)

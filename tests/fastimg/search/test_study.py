@@ -66,6 +66,14 @@ def test_the_same_seed_draws_the_same_trials(tmp_path):
     assert len({str(each) for each in first}) == 13
 
 
+def test_the_first_trials_of_tpe_spread_evenly(open_study):
+    """Of eight points of a Sobol sequence each eighth of a range has one, and of two choices each has four."""
+    found = [record.parameters for record in search(open_study(), 8, [])]
+    assert sorted(int((math.log10(each["lr"]) + 4) / 3 * 8) for each in found) == list(range(8))
+    assert sorted(int(each["smoothing"] / 0.2 * 8) for each in found) == list(range(8))
+    assert [each["aa"] for each in found].count("trivial") == 4
+
+
 def test_a_search_that_is_killed_anywhere_is_the_search_that_was_not(tmp_path, monkeypatch):
     """Before every single write: no trial is lost, none that was told runs twice, and the draws are the same."""
     whole = search(SearchStudy(tmp_path, optuna.storages.InMemoryStorage(), plan()), 4, [])

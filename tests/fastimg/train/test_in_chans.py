@@ -20,6 +20,9 @@ from fastimg.models.registry import Preprocessing
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints.format import load_model
 
+THREE = Preprocessing(
+    train_size=8, val_size=8, val_resize=9, interpolation="bilinear", mean=(0.2, 0.4, 0.6), std=(0.1, 0.2, 0.3)
+)
 FLAGS = ("--img-size", "32", "--workers", "1", "--no-amp", "-b", "8", "--epochs", "1", "--lr", "1e-3")
 
 
@@ -90,7 +93,7 @@ def test_first_convolutions_are_folded_as_timm_folds_them(rgb, trained, tmp_path
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"in_chans": 0}, "--in-chans 0: give 1 for gray or 3 for RGB; other bands are read as fields"),
+        ({"in_chans": 0}, "--in-chans 0: give 1 for gray or 3 for RGB; of other bands name their field"),
         ({"in_chans": 5}, "--in-chans 5: give 1 for gray or 3 for RGB"),
         ({"saturation": (0.5, 1.5)}, "--in-chans 1: --saturation changes colours, which gray images do not have"),
         ({"color_jitter": (0.4, 0.4, 0.4)}, "--in-chans 1: --color-jitter with a third number above 0 changes"),
@@ -131,13 +134,10 @@ def test_a_loader_that_makes_only_rgb_is_refused_for_a_gray_checkpoint(trained):
         settings = LoaderConfig(batch_size=4)
         crop = CenterCrop(size=8, resize=8)
         with pytest.raises(UsageError, match="--loader dali: makes only RGB images, and the model sees gray ones"):
-            build_loader(part, crop, settings, None, torch.device("cpu"), "dali", channels=1)
+            build_loader(part, crop, settings, None, torch.device("cpu"), "dali", seen=THREE.of(1))
 
 
 def test_preprocessing_of_one_channel_has_the_mean_of_three():
-    three = Preprocessing(
-        train_size=8, val_size=8, val_resize=9, interpolation="bilinear", mean=(0.2, 0.4, 0.6), std=(0.1, 0.2, 0.3)
-    )
-    one = three.of(1)
+    one = THREE.of(1)
     assert (one.mean, one.std) == (pytest.approx((0.4,)), pytest.approx((0.2,)))
-    assert (three.of(3), one.of(1), one.channels) == (three, one, 1)
+    assert (THREE.of(3), one.of(1), one.channels) == (THREE, one, 1)

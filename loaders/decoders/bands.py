@@ -1,0 +1,93 @@
+"""The decoder of bands: an array [C, H, W] -> window of the crop -> resize in floating point -> row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.batch import Field
+from fastimg.loaders.containers.bands import TYPES, BandsDataset
+from fastimg.loaders.crop import Crop, Size, fill_of, shape_of, sized
+from fastimg.loaders.decode import MAX_PIXELS
+from fastimg.loaders.decoder import Decoder, Row, SampleReader
+from fastimg.loaders.errors import ImageError
+from fastimg.loaders.folders.bands import read_bands
+from fastimg.loaders.resample import resample_deep
+from fastimg.loaders.runtime.scratch import Scratch
+
+from .images import ImageDecoder
+
+
+@dataclass(frozen=True)
+class BandsDecoder(Decoder):
+    """Bands [C, H, W] -> `inputs` [H, W, C] of their own type: cropped and resized, with the draws of images.
+
+    It reads a `BandsDataset`, or .npy and TIFF files. Crops that have to be resized are resized in float32 by torch's
+    antialiased kernels, as torchvision's v2 resizes floats, and rounded where the type is one of whole numbers; a box
+    that keeps its size keeps its values. Beyond the image there are zeros where the crop fills.
+
+    bands: C. dtype: uint8, uint16 or float32; ValueError for others.
+    """
+
+    crop: Crop
+    bands: int
+    dtype: str
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        if self.dtype not in TYPES:
+            raise ValueError(f"dtype={self.dtype!r}: give one of {', '.join(TYPES)}")
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Only `inputs`."""
+        return (Field("inputs", (*shape_of(self.crop), self.bands), np.dtype(self.dtype)),)
+
+    def sized(self, size: Size) -> Self:
+        """See `Decoder`."""
+        return replace(self, crop=sized(self.crop, size))
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """See `Decoder`: the numbers that an image draws."""
+        return ImageDecoder(self.crop).draw(seed, epoch, ids)
+
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """See `Decoder`: the content of an .npy or TIFF file."""
+        name = ".npy" if bytes(data[:6]) == b"\x93NUMPY" else ".tif"
+        self._cut(read_bands(bytes(data), name), draws, row["inputs"])
+
+    def _read_row(self, reader: SampleReader, index: int, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        if isinstance(reader.dataset, BandsDataset):  # without packing it
+            self._cut(reader.timed(reader.dataset.read_array, index), draws, row["inputs"])
+        else:
+            super()._read_row(reader, index, draws, row, scratch)
+
+    def _cut(self, array: npt.NDArray[Any], draws: Sequence[float], out: npt.NDArray[Any]) -> None:
+        self._check(array)
+        high, wide = array.shape[1:]
+        window = self.crop.window(wide, high, draws)
+        if window.size[0] * window.size[1] > self.max_pixels:
+            raise ImageError(f"{wide} x {high} pixels are too long and thin to resize")
+        resample_deep(array.transpose(1, 2, 0), window, self.crop.interpolation, out, fill_of(self.crop) and 0)
+
+    def _check(self, array: npt.NDArray[Any]) -> None:
+        """Raises ImageError for bands that the model does not read."""
+        count, high, wide = array.shape
+        if count != self.bands:
+            raise ImageError(f"it has {count} bands, and the model reads {self.bands}")
+        if array.dtype.name != self.dtype:
+            raise ImageError(f"its bands are {array.dtype.name}, and the model reads {self.dtype}")
+        if wide * high > self.max_pixels:
+            raise ImageError(f"{wide} x {high} pixels are more than max_pixels={self.max_pixels}")
+        if self.dtype == "float32":
+            finite = np.isfinite(array)
+            if not finite.all():
+                band = int(np.flatnonzero(~finite.reshape(count, -1).all(axis=1))[0])
+                wrong = f"{int((~finite).sum()):,} of its {array.size:,} values"
+                raise ImageError(f"{wrong} are NaN or infinite, the first of them in band {band}, counted from 0")
+
+    def describe(self) -> str:
+        """See `Decoder`."""
+        return f"arrays of {self.bands} bands of {self.dtype}, cut on the CPU"
