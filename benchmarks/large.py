@@ -6,6 +6,9 @@ The photographs are mosaics of FOLDER's (`mosaics.py`): 4:2:0, quality 90. Every
 warm page cache), draws RandomResizedCrop(0.08-1) and a flip per image, and has the same number of threads. Each runs in
 its own process, with interleaved epochs; results are medians of n. DALI reads the files, FFCV its own .beton (jpg at
 quality 90).
+
+With --cold the pages of all files are dropped from the page cache before each epoch. FFCV maps its file, and pages that
+are mapped stay: it is left out.
 """
 
 import argparse
@@ -32,11 +35,13 @@ from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCro
 BASE = "fastimg, low"
 
 
-def shards(work: Workload, scaling: Any, indexed: bool = True) -> Batches:
+def shards(work: Workload, scaling: Any, indexed: bool = True, kept: bool = True) -> Batches:
     """fastimg's loader on tiled tar shards."""
     data = open_dataset(tiled(work.sources))
     if not indexed:
         data.blocks = None
+    if not kept and data.blocks is not None:
+        data.blocks.dc_images = None
     decoder = ImageDecoder(RandomResizedCrop(size=work.size), dct_scaling=scaling)
     loader = Loader(data, decoder, LoaderConfig(batch_size=work.batch_size, workers=work.workers, on_error="fail"))
     return lambda: (batch.inputs[: batch.samples] for batch in loader)
@@ -46,12 +51,24 @@ PEERS: dict[str, Peer] = {
     BASE: Peer(open=partial(shards, scaling="low"), make=make_tiled, about="tiled tar shards, dct_scaling low"),
     "fastimg, auto": Peer(open=partial(shards, scaling=True), about="the same, dct_scaling auto"),
     "fastimg, exact": Peer(open=partial(shards, scaling=False), about="the same, dct_scaling off"),
+    "fastimg, low, not at 1/8": Peer(open=partial(shards, scaling="low", kept=False), about="low, decoded at 1/8"),
+    "fastimg, auto, not at 1/8": Peer(open=partial(shards, scaling=True, kept=False), about="auto, decoded at 1/8"),
     "fastimg, low, no index": Peer(open=partial(shards, scaling="low", indexed=False), about="low, read whole"),
     "fastimg, exact, no index": Peer(open=partial(shards, scaling=False, indexed=False), about="exact, read whole"),
     "fastimg, files": Peer(open=native, about="the files, not tiled, by libjpeg-turbo"),
     "dali": USUAL["dali"],
     "ffcv": USUAL["ffcv"],
 }
+
+
+def drop_pages(folder: Path) -> None:
+    """Drop all files of a folder from the page cache."""
+    os.sync()  # pages that are not written yet stay
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
 
 def main() -> None:
@@ -65,12 +82,15 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each epoch")
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS), metavar="NAME")
     parser.add_argument("--scratch", type=Path, default=None, help="folder for shards; default: the system's")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "large.jsonl")
     args = parser.parse_args()
     console = Console(width=150)
     wanted = {name: peer for name, peer in PEERS.items() if name == BASE or name in args.peers}
+    if args.cold and wanted.pop("ffcv", None) is not None:
+        console.print("ffcv: it maps its file, whose pages cannot be dropped then: left out", highlight=False)
     for name in [name for name, peer in wanted.items() if not peer.installed()]:
         console.print(f"{name}: {wanted.pop(name).module} is not installed; {INSTALL}", highlight=False)
     pictures = [Path(os.path.abspath(args.data / name)) for name in list_images(args.data)]
@@ -97,9 +117,11 @@ def _measure(
     work = Workload(sources=sources, crop="random", batch_size=args.batch_size, size=args.size, workers=args.workers)
     with remotes(wanted, args.workers) as opened:
         make(opened, (sources,), BASE, faults)
-        measured = in_turn(opened, work, args.repeats, BASE, faults)
+        before = partial(drop_pages, scratch) if args.cold else lambda: None
+        measured = in_turn(opened, work, args.repeats, BASE, faults, before=before)
     base = next(one.speed.median for one in measured if one.name == BASE)
     rows = []
+    cache = "cold" if args.cold else "warm"
     for one in measured:
         row: dict[str, Any] = {"loader": one.name, "workers": args.workers}
         ratio = base / one.speed.median
@@ -108,6 +130,7 @@ def _measure(
         record = {
             "benchmark": "large",
             "megapixels": megapixels,
+            "page_cache": cache,
             "images": count,
             "mosaics": len(files),
             "bytes_per_image": round(sum(file.stat().st_size for file in files) / len(files)),
@@ -123,7 +146,9 @@ def _measure(
             "environment": measure.environment(),
         }
         measure.append(args.out, record)
-    measure.show(console, f"{count} crops to {args.size} of mosaics of {megapixels} megapixels", rows)
+    measure.show(
+        console, f"{count} crops to {args.size} of mosaics of {megapixels} megapixels, {cache} page cache", rows
+    )
 
 
 if __name__ == "__main__":

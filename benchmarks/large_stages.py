@@ -1,4 +1,4 @@
-"""Crops of large photographs with and without their index, on one thread: time, bytes read, stages, and pixels.
+"""Crops of large photographs with and without what is kept of them, on one thread: time, bytes read, and pixels.
 
     python benchmarks/large_stages.py --data FOLDER
 
@@ -24,7 +24,7 @@ from rich.console import Console
 
 from fastimg.bench.peers.data import Sources
 from fastimg.loaders import ImageDecoder, RandomResizedCrop, open_dataset
-from fastimg.loaders.containers.derived import block_index
+from fastimg.loaders.containers.derived import block_index, dc_images
 from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders import large
@@ -34,19 +34,15 @@ SCALINGS = {"exact": False, "auto": True, "low": "low"}
 
 
 class Counted:
-    """A dataset whose bytes read are counted, of shards and of the index."""
+    """A dataset whose bytes read are counted, of shards, of the index, and of images at 1/8."""
 
-    def __init__(self, dataset: TarDataset, indexed: bool) -> None:
+    def __init__(self, dataset: TarDataset, way: str) -> None:
         self.dataset = dataset
-        self.blocks = self if indexed else None
-        self.nbytes = self.index_nbytes = 0
+        self.nbytes = self.index_nbytes = self.dc_nbytes = 0
+        self.blocks = None if way == "whole" else CountedIndex(self, dataset.blocks, way == "kept")
 
     def read(self, *args: Any) -> Any:
-        """A sample, or, of the index, some rows."""
-        if len(args) == 3:
-            found = self.dataset.blocks.read(*args)
-            self.index_nbytes += found[0].nbytes + found[1].nbytes
-            return found
+        """A sample."""
         data = self.dataset.read(*args)
         self.nbytes += len(data)
         return data
@@ -62,7 +58,42 @@ class Counted:
         self.dataset.read_ranges(index, ranges, view)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.dataset.blocks, name)
+        return getattr(self.dataset, name)
+
+
+class CountedIndex:
+    """A BlockIndex that counts, with or without images at 1/8."""
+
+    def __init__(self, counted: Counted, blocks: Any, kept: bool) -> None:
+        self._counted = counted
+        self._blocks = blocks
+        self.dc_images = CountedImages(counted, blocks.dc_images) if kept else None
+
+    def read(self, *args: Any) -> Any:
+        """Some rows."""
+        found = self._blocks.read(*args)
+        self._counted.index_nbytes += found[0].nbytes + found[1].nbytes
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._blocks, name)
+
+
+class CountedImages:
+    """DcImages that count."""
+
+    def __init__(self, counted: Counted, images: Any) -> None:
+        self._counted = counted
+        self._images = images
+
+    def read(self, *args: Any) -> Any:
+        """Parts of planes."""
+        sums = self._images.read(*args)
+        self._counted.dc_nbytes += sums.nbytes + len(args[-1])
+        return sums
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._images, name)
 
 
 def main() -> None:
@@ -78,7 +109,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "large.jsonl")
     args = parser.parse_args()
     large.GAP = args.gap
-    block_index.MIN_PIXELS = 1
+    block_index.MIN_PIXELS = dc_images.MIN_PIXELS = 1
     pictures = [Path(os.path.abspath(args.data / name)) for name in list_images(args.data)]
     for megapixels in args.megapixels:
         with tempfile.TemporaryDirectory(dir=args.scratch, prefix="fastimg-large-") as scratch:
@@ -93,42 +124,48 @@ def _measure(args: argparse.Namespace, megapixels: int, folder: Path) -> None:
     assert isinstance(dataset, TarDataset) and dataset.blocks is not None
     ids = np.arange(len(dataset))
     decoders = {name: ImageDecoder(RandomResizedCrop(size=args.size), dct_scaling=s) for name, s in SCALINGS.items()}
-    ways = [(name, indexed) for name in decoders for indexed in (True, False)]
+    ways = [(name, way) for name in decoders for way in ("kept", "indexed", "whole")]
+    ways.remove(("exact", "kept"))  # as indexed
     scratch, pixels = Scratch(), {way: np.zeros((len(ids), args.size, args.size, 3), np.uint8) for way in ways}
-    times: dict[tuple[str, bool], list[float]] = {way: [] for way in ways}
+    times: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
     counts = {way: Counted(dataset, way[1]) for way in ways}
     errors: dict[str, list[float]] = {name: [] for name in decoders}
     for round_ in range(1 + args.repeats):
         draws = decoders["exact"].draw(0, round_, ids)
-        for name, indexed in ways if round_ % 2 else ways[::-1]:
-            way = (name, indexed)
+        for way in ways if round_ % 2 else ways[::-1]:
+            name = way[0]
             rows = {"inputs": pixels[way]}
             began = time.thread_time()
             failures = decoders[name].fill(SampleReader(counts[way]), ids.tolist(), draws, rows, scratch)
             times[way].append(1e6 * (time.thread_time() - began) / len(ids))
             assert not failures
         for name in decoders:
-            if not np.array_equal(pixels[name, True], pixels[name, False]):
-                raise RuntimeError(f"{name}: the pixels with and without the index differ")
-            errors[name].append(float(np.mean((pixels[name, True].astype(float) - pixels["exact", True]) ** 2)))
+            for way in ("kept", "indexed"):
+                if (name, way) in pixels and not np.array_equal(pixels[name, way], pixels[name, "whole"]):
+                    raise RuntimeError(f"{name}: the pixels with and without the index differ")
+            errors[name].append(float(np.mean((pixels[name, "whole"].astype(float) - pixels["exact", "whole"]) ** 2)))
     rows = []
-    for name, indexed in ways:
-        spent = Spread.of(times[name, indexed][1:])
+    for name, kept in ways:
+        spent = Spread.of(times[name, kept][1:])
         error = float(np.mean(errors[name]))
-        row = {"megapixels": megapixels, "decoded": name, "index": indexed}
+        row = {"megapixels": megapixels, "decoded": name, "index": kept != "whole"}
+        row |= {"images_at_an_eighth": kept == "kept"}
         row |= {"psnr": round(10 * np.log10(255**2 / error), 1) if error else None}
         crops = len(ids) * (1 + args.repeats)
-        row |= {"bytes_per_crop": round(counts[name, indexed].nbytes / crops)}
-        row |= {"bytes_of_index_per_crop": round(counts[name, indexed].index_nbytes / crops)}
+        row |= {"bytes_per_crop": round(counts[name, kept].nbytes / crops)}
+        row |= {"bytes_of_index_per_crop": round(counts[name, kept].index_nbytes / crops)}
+        row |= {"bytes_at_an_eighth_per_crop": round(counts[name, kept].dc_nbytes / crops)}
         shared = {"benchmark": "large stages", "mosaics": len(ids), "size": args.size, "gap": args.gap}
         sizes = {
             "bytes_per_image": round(float(dataset.records["size"].mean())),
             "bytes_of_index_per_image": round((folder / "train.ftil").stat().st_size / len(ids)),
+            "bytes_at_an_eighth_per_image": round((folder / "train.fdci").stat().st_size / len(ids)),
         }
         record = {**shared, **row, **spent.fields("cpu_microseconds"), **sizes, "environment": measure.environment()}
         measure.append(args.out, {**record, "data": args.data.resolve().name})
         rows.append(row | spent.columns("us"))
-    title = f"{sizes['bytes_per_image']:,} bytes an image, {sizes['bytes_of_index_per_image']:,} bytes of index"
+    title = f"{sizes['bytes_per_image']:,} bytes an image, {sizes['bytes_of_index_per_image']:,} of index"
+    title += f", {sizes['bytes_at_an_eighth_per_image']:,} of images at 1/8"
     measure.show(Console(width=160), title, rows)
 
 

@@ -38,6 +38,7 @@ _COMMANDS: dict[str, type] = {
     "predict": config.Predict,
     "embed": config.Embed,
     "export": config.Export,
+    "push": config.Push,
     "search": searching.Search,
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,
@@ -220,6 +221,14 @@ def _export(settings: config.Export, _console: Console) -> int:
     return export(settings, terminal.console())
 
 
+def _push(settings: config.Push, _console: Console) -> int:
+    from fastimg.publish.command import push
+
+    _imported()
+    push(settings, terminal.console())
+    return 0
+
+
 def _search(settings: searching.Search, console: Console) -> int:
     from fastimg.search.command import search
 
@@ -270,7 +279,7 @@ def _refuse(command: str, settings: Any) -> None:
         refuse(settings, [rule for rule in rules[command] if isinstance(rule, Range | Excludes)])
     if command == "export":
         _ = settings.chosen_format  # refused where nothing names one
-    if command in ("eval", "predict", "export"):
+    if command in ("eval", "predict", "export", "push"):
         from .train.checkpoints.model_files import find
 
         for run in settings.runs if command == "eval" else (settings.checkpoint,):
@@ -357,6 +366,7 @@ _RUN: Mapping[str, Callable[[Any, Console], int]] = {
     "predict": _predict,
     "embed": _embed,
     "export": _export,
+    "push": _push,
     "search": _search,
     "bench": _bench,
     "doctor": _doctor,

@@ -24,6 +24,8 @@ Rows = Mapping[str, npt.NDArray[Any]]  # by field: [k, *shape], the rows of k sa
 Row = Mapping[str, npt.NDArray[Any]]  # by field: [*shape], the row of one sample; writable even where shape is ()
 Failure = tuple[int, Exception]  # the place in the chunk, and why its row is not filled
 
+DrawCrops = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]  # ids [k] -> the numbers of their crops [k, d]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -120,6 +122,13 @@ class Decoder(ABC):
         A sample that comes again within an epoch, as with a `sampling`, has another number than its id then.
         """
         return np.zeros((len(ids), 0))
+
+    def read_ahead(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
+        """Have the samples `ids` [k] read ahead, as far as this decodes them: by default whole.
+
+        `draw` gives the numbers that `fill` will get with them; None where they are not known yet.
+        """
+        dataset.will_need(ids)
 
     def in_memory(self, dataset: Dataset) -> bool:
         """Whether `fill` only copies from memory; the consumer's own thread calls it then."""

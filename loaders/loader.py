@@ -7,6 +7,7 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Literal, Self
 
@@ -172,7 +173,8 @@ class Loader(Epochs):
             raise RuntimeError("the loader was closed, together with the data that it had opened; create a new one")
         plan = self.begin()
         pool = self._ready_pool()
-        job = pool.begin(self._next)
+        known = plan.again is None  # one that comes again has other crops
+        job = pool.begin(self._next, partial(self._next.draw, self.config.seed, plan.crop_epoch) if known else None)
         self._ring.release()  # the previous iteration may not have been finished
         layout = self._layout(job.decoder)
         for slot in self._slots:  # every time: an interrupt may have stopped this loop halfway

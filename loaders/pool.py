@@ -22,7 +22,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 from fastimg.loaders.runtime.times import Tally
 
-from .decoder import Cancelled, Decoder, SampleReader
+from .decoder import Cancelled, Decoder, DrawCrops, SampleReader
 from .epochs import Faults
 from .errors import DataError, ImageError, WorkerError
 from .ring import Slot
@@ -32,12 +32,14 @@ class Job:
     """One iteration and its decoder. Once it is cancelled, its remaining rows are dropped.
 
     `ahead`: samples to be read ahead. Asking for them takes a system call each, so a thread does it, before its next
-    chunk: at once if a thread is idle, and otherwise while the batches before are still being filled.
+    chunk: at once if a thread is idle, and otherwise while the batches before are still being filled. `draw` gives the
+    numbers of their crops, where these are known.
     """
 
-    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "failure")
+    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure")
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, draw: DrawCrops | None) -> None:
+        self.draw = draw
         self.ahead: deque[npt.NDArray[np.int64]] = deque()
         self.decoder = decoder
         self.blanks = {field.name: field.blank for field in decoder.fields}
@@ -104,11 +106,14 @@ class Pool:
         """Whether its threads are alive."""
         return not self._died and self._process == os.getpid()
 
-    def begin(self, decoder: Decoder) -> Job:
-        """Begin an iteration. One in progress is cancelled: both would fill the same slots."""
+    def begin(self, decoder: Decoder, draw: DrawCrops | None = None) -> Job:
+        """Begin an iteration. One in progress is cancelled: both would fill the same slots.
+
+        `draw` gives the numbers of any samples' crops, where they are known.
+        """
         if self._job is not None:
             self.cancel(self._job)
-        job = Job(decoder)
+        job = Job(decoder, draw)
         self._job = job
         return job
 
@@ -252,7 +257,7 @@ class Pool:
                 ids = job.ahead.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._dataset.will_need(ids)
+            job.decoder.read_ahead(self._dataset, ids, job.draw)
 
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
         slot = chunk.slot

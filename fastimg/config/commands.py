@@ -22,6 +22,7 @@ __all__ = [
     "Inputs",
     "Inspect",
     "Predict",
+    "Push",
     "Recipe",
     "Train",
     "Verify",
@@ -37,7 +38,7 @@ class Convert:  # more than 12 fields: a flag each
     tsv, jsonl or parquet manifest with a label and the path of an image, or a text, in each row; parquet files with
     image bytes (Hugging Face's layout); COCO's annotations (.json, or the folder above annotations/); a folder as YOLO,
     VOC or images/ and masks/ have it; tar shards or .beton files of any origin; torchvision:NAME (CIFAR10, MNIST, ...);
-    sklearn:digits."""
+    sklearn:digits; hf://datasets/USER/NAME[:config][@revision] (the Hugging Face hub)."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The dataset directory to write."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
@@ -284,6 +285,26 @@ class Export:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Push:
+    """Upload a checkpoint to the Hugging Face hub, with a model card made of what the run knows."""
+
+    checkpoint: Positional[Path]
+    """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
+    dst: Positional[Annotated[str, arg(metavar="hub://USER/NAME")]]
+    """The repository. It is made if it is not there; else the files are a new commit."""
+    private: bool = False
+    """Make a new repository private."""
+    revision: Annotated[str | None, arg(metavar="BRANCH")] = None
+    """Commit to this branch, which is made if it is not there. Default: main."""
+    message: str | None = None
+    """The message of the commit."""
+    dry_run: Switch[bool] = False
+    """Print the files and the card, and upload nothing. Needs no network and no token."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inspect(Augmenting):  # more than 12 fields: a flag each
     """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see, or texts."""
 
@@ -329,8 +350,9 @@ class Embed:  # more than 12 fields: a flag each
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
     """The folder to write to."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
-    """Any timm model, a torchvision model as torchvision/NAME, or, for texts, a Hugging Face encoder as hf:NAME or
-    hf:FOLDER. Default: the architecture that --weights states, else resnet50."""
+    """Any timm model (of a repository of the hub: hf-hub:USER/NAME), a torchvision model as torchvision/NAME, or, for
+    texts, a Hugging Face encoder as hf:NAME or hf:FOLDER. Default: the architecture that --weights states, else
+    resnet50."""
     pretrained: bool = False
     """Use the model's published weights (downloaded)."""
     weights: Path | None = None

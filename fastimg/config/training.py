@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from .flag_types import NUMBER, Positional, Switch, YamlOnly, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
+HUB_PREFIX = "hf-hub:"  # and timm's of models in repositories of the hub
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
@@ -27,9 +28,9 @@ class Inputs:  # more than 12 fields: a flag each
     current directory, or else the embedded digits."""
 
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
-    """Any timm model, a torchvision model as torchvision/NAME, fastimg/airnet for 32 x 32 pixels, or, for texts, a
-    Hugging Face encoder as hf:NAME or hf:FOLDER, which comes with its weights. Default: the architecture that --weights
-    states, else resnet50."""
+    """Any timm model (of a repository of the hub: hf-hub:USER/NAME), a torchvision model as torchvision/NAME,
+    fastimg/airnet for 32 x 32 pixels, or, for texts, a Hugging Face encoder as hf:NAME or hf:FOLDER, which comes with
+    its weights. Default: the architecture that --weights states, else resnet50."""
     text_arch: Annotated[str | None, arg(metavar="NAME")] = None
     """For images with texts beside them (`fastimg convert --text-column`): a Hugging Face encoder, hf:NAME or
     hf:FOLDER, that reads the texts; --arch sees the images, and one classifier gets the features of both."""

@@ -176,7 +176,7 @@ class Base:
         names = {"dataset.json"}
         for split, content in self.description["splits"].items():
             shards = [str(shard["name"]) for shard in content["shards"]]
-            names |= {*shards, f"{split}.fidx", f"{split}.fcol", f"{split}.ffld", f"{split}.ftil"}
+            names |= {*shards, f"{split}.fidx", f"{split}.fcol", f"{split}.ffld", f"{split}.ftil", f"{split}.fdci"}
             if self.container == "tar":
                 names |= {index_path(Path(shard)).name for shard in shards}
         return names

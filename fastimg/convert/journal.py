@@ -30,7 +30,8 @@ from fastimg.loaders.containers.tars.shards import index_path
 JOURNAL_FORMAT = "fastimg conversion"
 
 SPLIT = "(?:train|val|test)"
-_NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|fcol|ffld|ftil|beton))|dataset\.json|convert\.json)"
+_DERIVED = "fidx|fcol|ffld|ftil|fdci"
+_NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:{_DERIVED}|beton))|dataset\.json|convert\.json)"
 _MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
 
 

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from fastimg.config.commands import Convert
 from fastimg.convert.annotations.facts import FieldCounter
+from fastimg.convert.hub.reference import as_begun, is_hub
 from fastimg.convert.recompression.facts import RecompressionFacts
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, combine, onto
@@ -148,7 +149,8 @@ def _source(request: Request, base: Base | None) -> Source:
             f"--masks {config.masks} has no effect: no source has COCO's or YOLO's outlines of objects; leave it out"
         )
     masks = config.masks is not None
-    listed = (read_source(src, columns, request.dst, config.classes, config.images, masks) for src in request.sources)
+    sources = [_as_begun(src, request) for src in request.sources]
+    listed = (read_source(src, columns, request.dst, config.classes, config.images, masks) for src in sources)
     source = combine(list(listed))
     if config.labels_are_classes and not source.from_table:
         source.close()
@@ -163,6 +165,17 @@ def _source(request: Request, base: Base | None) -> Source:
     matched = onto(source, Side.of_base(base.classes, base.named, base.targets, base.fields.values()))
     base.refuse_columns(matched.targets, matched.stored_fields)
     return matched
+
+
+def _as_begun(src: Path, request: Request) -> Path:
+    """A source as the conversion that is resumed began to read it: a dataset of the hub at its commit."""
+    if not request.flags.resume or not is_hub(src):
+        return src
+    options = journal_options(request.dst)
+    if options is None and (request.dst / "dataset.json").exists():
+        made = read_made(request.dst)
+        options = [made["options"], *made.get("appended", ())][-1]
+    return as_begun(src, (options or {}).get("source"))
 
 
 def _check_apart(source: Source, dst: Path) -> None:

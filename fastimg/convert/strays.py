@@ -11,7 +11,7 @@ from fastimg.loaders.folders.ignored import Ignored, extension_of
 from fastimg.loaders.folders.walk import relative, walk
 
 _OWN = frozenset({"dataset.json", "convert.json", ".convert.json.part"})  # beside the shards of a conversion
-_INDEXES = (".idx", ".fidx", ".fcol", ".ffld", ".ftil")
+_INDEXES = (".idx", ".fidx", ".fcol", ".ffld", ".ftil", ".fdci")
 
 
 def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:

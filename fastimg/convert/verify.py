@@ -18,7 +18,7 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import Captions, captions_of
 from fastimg.loaders.containers.content import Content, samples_of
-from fastimg.loaders.containers.datasets import index_large
+from fastimg.loaders.containers.datasets import index_large, large_photographs
 from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.foreign import foreign_shards
@@ -136,6 +136,8 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
             for note in (note for note in dataset.notes if note not in printed):
                 say(err, note)
             printed.update(dataset.notes)
+            if kept := large_photographs(dataset):
+                say(err, f"{name}: {kept}")
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
             faults += _target_faults(dataset, split.get("missing", {}) if isinstance(split, dict) else {})
             if isinstance(dataset, WithFields) and dataset.stored is not None:

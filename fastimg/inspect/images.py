@@ -27,6 +27,7 @@ from fastimg.data.datasets import check_classes, display_name, random_crop
 from fastimg.errors import UsageError, UserError, nearest, printable
 from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
 from fastimg.loaders.captions.captions import captions_of
+from fastimg.loaders.containers.datasets import large_photographs
 from fastimg.loaders.crop import Crop, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.terminal import print_table, say
@@ -98,6 +99,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     duplicates: Duplicates
     pictures: list[str] | None  # None: not requested
     fields: list[dict[str, Any]] = dataclass_field(default_factory=list)  # of samples, as dataset.json states them
+    large: dict[str, str] = dataclass_field(default_factory=dict)  # split -> what is kept of large photographs
     missing: dict[str, int] | None = None  # of images with texts beside them: samples that lack an input
     recompressed: dict[str, Any] | None = None  # as dataset.json states it: what `convert --recompress` changed
 
@@ -280,6 +282,7 @@ def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | Non
         duplicates=duplicates(splits),
         pictures=pictures,
         fields=stated_fields(splits),
+        large={facts.split: kept for facts in splits if (kept := large_photographs(facts.dataset))},
     )
 
 
@@ -315,6 +318,8 @@ def _print(result: Inspection, out: Console) -> None:
         rows["recompressed"] = "\n".join(recompression_lines(result.recompressed))
     if result.missing is not None:
         rows["inputs"] = missing_words(result.missing)
+    if result.large:
+        rows["large"] = "\n".join(f"{split}: {kept}" for split, kept in result.large.items())
     if result.pictures is not None:
         rows["pictures"] = ", ".join(result.pictures) or "none: no image can be read"
     for name, value in rows.items():

@@ -1,5 +1,5 @@
 """Models by name: timm's, torchvision's as `torchvision/NAME`, ours as `fastimg/NAME`, Hugging Face's text encoders
-as `hf:NAME`.
+as `hf:NAME`; timm's in repositories of the hub as `hf-hub:USER/NAME`, which checkpoints state by timm's own names.
 
 A model stays pure: precision, data parallelism and freezing are applied from outside.
 """
@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
@@ -25,8 +25,9 @@ from timm.models._manipulate import adapt_input_conv
 from torch import nn
 
 from fastimg.augment import Policy
-from fastimg.config.training import HF_PREFIX
+from fastimg.config.training import HF_PREFIX, HUB_PREFIX
 from fastimg.errors import UsageError, UserError, nearest, reason_of
+from fastimg.system.hub import asking_hub
 from fastimg.wording import plural
 
 from .blocks import blocks
@@ -283,21 +284,15 @@ def _timm(
     head_init: HeadInit,
     size_flag: str,
 ) -> Model:
-    if not timm.is_model(arch):
-        raise UsageError(f"--arch {arch}: timm has no such model{nearest(arch.split('.')[0], timm.list_models())}")
-    try:
-        config = timm.get_pretrained_cfg(arch)
-    except RuntimeError as error:
-        name = arch.split(".")[0]
-        tags = timm.list_pretrained(f"{name}.*")
-        raise UsageError(f"--arch {arch}: {error} It has {', '.join(tags) or f'none: use {name}'}") from error
+    published, config, stated = _on_hub(arch) if arch.startswith(HUB_PREFIX) else (arch, _config(arch), {})
+    kwargs = {**stated, **kwargs}
     given = kwargs
     native_size = 0 if config is None else int(config.input_size[-1])
     if img_size is None and isinstance(kwargs.get("img_size"), int):
         img_size = kwargs["img_size"]
     if img_size is not None and config is not None and config.fixed_input_size and img_size != config.input_size[-1]:
         kwargs = {"img_size": img_size, **kwargs}
-    if pretrained and not timm.is_model_pretrained(arch):
+    if pretrained and published == arch and not timm.is_model_pretrained(arch):
         raise UsageError(f"--pretrained: timm has no weights for {arch}; leave it out, or give --weights FILE")
     try:
         with _reachable_hub() if pretrained else nullcontext():
@@ -335,7 +330,37 @@ def _timm(
     ).of(kwargs.get("in_chans", 3))
     classifier: str | tuple[str, ...] = config.classifier if config is not None and config.classifier else ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    return Model(module, arch, kwargs, names, preprocessing, _convolutional(module), native_size, new_head=new_head)
+    convolutional = _convolutional(module)
+    return Model(module, published, kwargs, names, preprocessing, convolutional, native_size, new_head=new_head)
+
+
+def _config(arch: str) -> timm.models.PretrainedCfg | None:
+    """What timm knows of the published weights of a model. Raises UsageError for an unknown name."""
+    if not timm.is_model(arch):
+        raise UsageError(f"--arch {arch}: timm has no such model{nearest(arch.split('.')[0], timm.list_models())}")
+    try:
+        return timm.get_pretrained_cfg(arch)
+    except RuntimeError as error:
+        name = arch.split(".")[0]
+        tags = timm.list_pretrained(f"{name}.*")
+        raise UsageError(f"--arch {arch}: {error} It has {', '.join(tags) or f'none: use {name}'}") from error
+
+
+def _on_hub(arch: str) -> tuple[str, timm.models.PretrainedCfg, dict[str, Any]]:
+    """timm's name of a model in a repository of the hub, what its weights are, and the arguments it was made with.
+
+    Reads the repository's config.json, from the hub's cache without a network. Raises UsageError and UserError.
+    """
+    try:
+        with asking_hub(f"--arch {arch}"), _reachable_hub():
+            stated, name, arguments = timm.models.load_model_config_from_hf(arch.removeprefix(HUB_PREFIX))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"--arch {arch}: not a model of timm's ({reason_of(error)}); choose another one") from error
+    if not timm.is_model(name):
+        raise UsageError(f"--arch {arch}: this version of timm has no model {name!r}; install a newer one")
+    known = {field.name for field in fields(timm.models.PretrainedCfg)}
+    config = timm.models.PretrainedCfg(**{key: value for key, value in stated.items() if key in known})
+    return name, config, dict(arguments or {})
 
 
 def _cannot_be_built(arch: str, flag: str, size: int, native_size: int, error: Exception) -> UsageError:

@@ -288,9 +288,7 @@ def _sampler(optuna: Any, plan: StudyPlan, number: int) -> Any:
     digest = hashlib.blake2b(f"{plan.seed} {number}".encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little")
     if plan.sampler == "tpe":
-        return optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=_SPREAD, multivariate=True, constant_liar=True
-        )
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=_SPREAD, multivariate=True, constant_liar=True)
     if plan.sampler == "gp":
         return optuna.samplers.GPSampler(seed=seed)
     return optuna.samplers.RandomSampler(seed=seed)  # of a grid everything is queued
@@ -308,7 +306,8 @@ def _fixed(plan: StudyPlan) -> list[dict[str, Any]]:
         return []
     from torch.quasirandom import SobolEngine
 
-    points = SobolEngine(len(plan.parameters), scramble=True, seed=plan.seed).draw(_SPREAD).tolist()
+    engine: Any = SobolEngine  # has no types
+    points = engine(len(plan.parameters), scramble=True, seed=plan.seed).draw(_SPREAD).tolist()
     drawn = [
         {each.name: each.at(share) for each, share in zip(plan.parameters, point, strict=True)} for point in points
     ]

@@ -8,7 +8,7 @@ import timm
 
 from fastimg.config import intent, yaml_file
 from fastimg.config.searching import Suggest
-from fastimg.config.training import HF_PREFIX
+from fastimg.config.training import HF_PREFIX, HUB_PREFIX
 from fastimg.errors import UsageError
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import OWN_PREFIX
@@ -138,7 +138,7 @@ def _asked(config: Suggest, survey: Survey) -> Start:
     if arch is None or reads_text or arch.startswith(OWN_PREFIX):
         return start
     kept = [each for each in kept_images() if arch in (each.arch, each.arch.split(".")[0])]
-    if not kept and timm.is_model(arch) and timm.is_model_pretrained(arch):
+    if not kept and (arch.startswith(HUB_PREFIX) or (timm.is_model(arch) and timm.is_model_pretrained(arch))):
         kept, _ = fetched((arch,))
     if kept:
         return replace(start, arch=kept[0].arch, weights=kept[0].file, why="as asked for, with its published weights")

@@ -26,6 +26,7 @@ NEEDED = {
     "pillow": ("PIL", "11.0"),
     "simplejpeg": ("simplejpeg", "1.8"),
     "safetensors": ("safetensors", "0.5"),
+    "huggingface-hub": ("huggingface_hub", "1.0"),
     "rich": ("rich", "13.7"),
     "shtab": ("shtab", "1.13"),
     "msgspec": ("msgspec", "0.19"),

@@ -4,7 +4,8 @@ Each step returns a frozen value that the next one takes. Until `begin`, nothing
 """
 
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
 from fastimg.errors import UsageError, printable, reason_of
 from fastimg.loaders import DataError, ImageDecoder, ImageError
+from fastimg.loaders.decoders.large import compile_large, will_compile_large
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
 from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.runtime.scratch import Scratch
@@ -365,11 +367,21 @@ def _compile_decoder(run: Run, console: Console) -> None:
     with setup.ranks.first_goes_first(), suppress(DataError, ImageError):  # the loader will report these
         content = dataset.read(0 if indices is None else int(indices[0]), scratch)
         if will_compile(content):
-            say(console, "compiling the decoder of tiled JPEGs, once per machine")
-            began = time.perf_counter()
             row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
-            decoder.fill_row(content, (), row, scratch)
-            say(console, f"compiled    the decoder of tiled JPEGs in {time.perf_counter() - began:.1f} s")
+            with _compiling("the decoder of tiled JPEGs", console):
+                decoder.fill_row(content, (), row, scratch)
+        if will_compile_large(dataset):
+            with _compiling("the decoder of large photographs", console):
+                compile_large(dataset)
+
+
+@contextmanager
+def _compiling(what: str, console: Console) -> Iterator[None]:
+    """Say that something is compiled, and how long it took."""
+    say(console, f"compiling {what}, once per machine")
+    began = time.perf_counter()
+    yield
+    say(console, f"compiled    {what} in {time.perf_counter() - began:.1f} s")
 
 
 def _print_wrapper(run: Run, console: Console) -> None:

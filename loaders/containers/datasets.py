@@ -213,6 +213,12 @@ def index_large(path: Path, split: str) -> None:
         _open_converted(path, split, None).close()
 
 
+def large_photographs(dataset: Dataset) -> str:
+    """What is kept of a dataset's large photographs, in words; empty if nothing is."""
+    blocks = getattr(dataset, "blocks", None)
+    return "" if blocks is None else str(blocks.describe())
+
+
 def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
     description = read_description(path)
     shards = _pick(path, description["splits"], split)["shards"]

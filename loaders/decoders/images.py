@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.batch import Field
+from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop, Interpolation, Size, Window, fill_of, shape_of, sized
 from fastimg.loaders.decode import (
     MAX_PIXELS,
@@ -22,7 +23,7 @@ from fastimg.loaders.decode import (
     in_gray,
     read_header,
 )
-from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
+from fastimg.loaders.decoder import Decoder, DrawCrops, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.tiled import TileQueue
@@ -31,6 +32,7 @@ from fastimg.loaders.resample import paste, resample, resample_deep
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .large import PartialReads
+from .large_ahead import will_need_parts
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,14 @@ class ImageDecoder(Decoder):
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The numbers that choose the crops."""
         return uniforms(seed, epoch, ids, self._STAGE, self.crop.draws)
+
+    def read_ahead(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
+        """See `Decoder`: of large photographs with an index, what their crops read."""
+        large = getattr(dataset, "blocks", None) is not None and self._queues and self.channels == 3
+        if not large or draw is None or type(self).fill_row is not ImageDecoder.fill_row:
+            dataset.will_need(ids)
+            return
+        dataset.will_need(ids[will_need_parts(dataset, ids, draw(ids), self.crop, scaling_of(self.dct_scaling))])
 
     def fill(
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch

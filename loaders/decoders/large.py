@@ -1,6 +1,7 @@
 """Crops of large tiled JPEGs from the bytes that they need, by the index that is kept beside the shards.
 
 entry -> header -> window of the crop -> the region's blocks (index) -> its bytes, in few reads -> row
+                                      -> at 1/8: its columns of the image that is kept at 1/8 -> row
 """
 
 from collections.abc import Sequence
@@ -10,21 +11,44 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.derived.block_index import BlockIndex
-from fastimg.loaders.crop import Crop
-from fastimg.loaders.decode import Pixels
+from fastimg.loaders.containers.derived.dc_images import DcImages
+from fastimg.loaders.crop import CenterCrop, Crop
+from fastimg.loaders.decode import MAX_PIXELS, Pixels
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER
 from fastimg.loaders.jpeg.decoding.entropy import PAD
 from fastimg.loaders.jpeg.decoding.frame import mcu_blocks, new_header, view_of
-from fastimg.loaders.jpeg.decoding.region import find_region, new_region
+from fastimg.loaders.jpeg.decoding.region import LOW, find_region, new_region
 from fastimg.loaders.jpeg.decoding.tiled import is_mirrored, peek
 from fastimg.loaders.jpeg.indexed.crops import crop_known
+from fastimg.loaders.jpeg.indexed.dc_images import SLACK, crop_planes, plane_extents
 from fastimg.loaders.jpeg.indexed.spans import join, locate
 from fastimg.loaders.jpeg.indexed.sparse import are_marked
+from fastimg.loaders.runtime.compiled import is_kept
 from fastimg.loaders.runtime.scratch import Scratch
 
 GAP = 16384  # bytes between ranges that are read with them rather than skipped
 SHARE = 0.5  # of the rows of tiles: with more of them, reading all is as fast, unless blocks are decoded in part
+
+
+def will_compile_large(dataset: Any) -> bool:
+    """Whether crops of this dataset's large photographs, if it has any, first compile what is not in the cache yet."""
+    kernels: tuple[Any, ...] = (crop_known, crop_planes, locate, join, are_marked)
+    return getattr(dataset, "blocks", None) is not None and not all(is_kept(kernel) for kernel in kernels)
+
+
+def compile_large(dataset: Any) -> None:
+    """Compile what `will_compile_large` asks for, by crops of the first photograph that has an index.
+
+    Raises DataError if it cannot be read.
+    """
+    blocks: BlockIndex = dataset.blocks
+    index = blocks.first
+    side = min(dataset.size_of(index))
+    for size in (side // 16, side // 5):  # at 1/8, at 1/4
+        crop = CenterCrop(size=size, resize=size)
+        out = np.empty((size, size, 3), np.uint8)
+        PartialReads().crop(SampleReader(dataset), index, crop, (), MAX_PIXELS, LOW, Scratch(), out)
 
 
 class PartialReads:
@@ -73,6 +97,12 @@ class PartialReads:
             return False
         if int(region["width"][0]) * int(region["height"][0]) > MAX_DECODED:
             return False
+        if (
+            region["side"][0] == 1
+            and blocks.dc_images is not None
+            and self._crop_dc_image(reader, blocks.dc_images, index, bicubic, scratch, out)
+        ):
+            return True
         sparse = region["low"][0] or region["side"][0] == 1
         if not sparse and int(region["bottom"][0] - region["top"][0]) > SHARE * entry[2]:
             return False
@@ -92,6 +122,39 @@ class PartialReads:
         status = OTHER
         while (status := crop_known(data, header, region, positions, places, bicubic, scratch.work(0), out)) > 0:
             scratch.work(status)
+        return status == DONE
+
+    def _crop_dc_image(
+        self, reader: SampleReader, images: DcImages, index: int, bicubic: bool, scratch: Scratch, out: Pixels
+    ) -> bool:
+        """Cut the region out of the image that is kept at 1/8; False if there is none, or it does not fit."""
+        entry = images.entry(index)
+        if entry is None:
+            return False
+        header = self._header
+        region = self._region.copy()  # whole columns, from the picture's top to its bottom
+        region["top"], region["bottom"] = 0, -(-region["picture_height"] // region["tile_height"])
+        _, count, tiles = entry
+        left, right = int(region["left"][0]), int(region["right"][0])
+        if tiles != -(-int(region["picture_width"][0]) // int(region["tile_width"][0])):
+            images.doubt(index)
+            return False
+        extents = plane_extents(header, region)
+        finer = not region["low"][0] and header["h"][0][0] == 2  # of libjpeg-turbo's scaling, behind the means
+        planes = (0, 3, 4) if finer else tuple(range(len(extents)))
+        luma, means = extents[0][0], extents[0][0] // int(header["h"][0][0] * header["v"][0][0])
+        sizes = [nbytes * tiles for nbytes in (luma, means, means, luma, luma)][:count]
+        room = sum(size for _, size in extents) + SLACK
+        data = np.frombuffer(scratch.spliced(room), np.uint8, room)
+        ranges = [(left * nbytes, right * nbytes) for nbytes, _ in extents]
+        sums = reader.timed(images.read, entry, planes, ranges, sizes, data.data) if planes[-1] < count else None
+        status = OTHER
+        if sums is not None:
+            sums = np.ascontiguousarray(sums[list(planes), left:right])
+            while (status := crop_planes(data, sums, header, region, bicubic, scratch.work(0), out)) > 0:
+                scratch.work(status)
+        if status != DONE:
+            images.doubt(index)
         return status == DONE
 
     def _locate(

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from fastimg.cli import run
+
+from .hub_server import HubServer, Repository
 
 TWO_RANKS = """
 import json, os, sys
@@ -123,3 +125,42 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     flags = (*FAST, "--epochs", "2", "--lr", "3e-3", "--no-aug", "--output", str(root / "runs"), "--name", "run")
     assert run(["train", str(data), *flags]) == 0
     return Trained(data, shards, root / "runs" / "run")
+
+
+class Hub(HubServer):
+    """The server, with repositories that are made where a test first names them."""
+
+    def dataset(self, name: str) -> Repository:
+        return self.datasets.setdefault(name, Repository())
+
+    def model(self, name: str) -> Repository:
+        return self.models.setdefault(name, Repository())
+
+
+@pytest.fixture
+def hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that `huggingface_hub` asks in this process, without a token, with a cache of its own."""
+    from huggingface_hub import close_session, constants
+
+    from fastimg.convert.hub import ranges
+
+    server = Hub()
+    folder = tmp_path_factory.mktemp("hub")
+    monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{server.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(ranges, "PAUSE", 0.0)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    close_session()
+    yield server
+    close_session()
+    server.close()

@@ -30,6 +30,7 @@ COMMANDS = {
     "embed": config.Embed,
     "predict": config.Predict,
     "export": config.Export,
+    "push": config.Push,
     "search": searching.Search,
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,

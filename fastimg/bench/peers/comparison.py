@@ -186,8 +186,9 @@ def in_turn(
     base: str,
     faults: dict[str, str],
     tell: Callable[[str], object] = lambda text: None,
+    before: Callable[[], object] = lambda: None,
 ) -> list[LoaderRow]:
-    """Run epochs of all loaders in turn, `repeats` times, after one round of warming up.
+    """Run epochs of all loaders in turn, `repeats` times, after one round of warming up; `before` each, call it.
 
     A loader that fails is closed and removed from `opened`, and its error is put into `faults`. Raises PeerError if
     that loader is `base`.
@@ -197,6 +198,7 @@ def in_turn(
         for name, remote in list(opened.items()):
             stage = f"round {number} of {repeats}" if number else "warming up"
             tell(f"{plural(work.workers, 'thread')}, {stage}: {name}")
+            before()
             try:
                 epochs[name].append(remote.epoch(work))
             except PeerError as error:

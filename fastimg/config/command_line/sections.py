@@ -142,5 +142,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "inspect": (("fastimg inspect shards/", "counts, duplicates, and pictures of samples and augmentation"),),
     "embed": (("fastimg embed shards/ OUT --arch resnet50 --pretrained", "embeddings of every image"),),
     "export": (("fastimg export runs/NAME --output model.onnx --check", "ONNX, compared with `predict`"),),
+    "push": (("fastimg push runs/NAME hub://USER/NAME --dry-run", "what would be uploaded"),),
     "bench": (("fastimg bench shards/", "what limits training here, and what to change"),),
 }

@@ -62,7 +62,9 @@ def parse_fields(texts: Sequence[str]) -> tuple[AskedField, ...]:
     return tuple(asked)
 
 
-def check_fields_of(src: Path, known: Sequence[str], asked: Sequence[AskedField], taken: Iterable[str | None]) -> None:
+def check_fields_of(
+    src: object, known: Sequence[str], asked: Sequence[AskedField], taken: Iterable[str | None]
+) -> None:
     """Raise DataError or UsageError for fields that are no columns, or columns that mean something else."""
     for field in asked:
         if field.name not in known:

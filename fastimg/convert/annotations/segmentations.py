@@ -140,7 +140,7 @@ def _of_runs(shape: dict[str, Any], size: tuple[int, int]) -> _Area:
     """The pixels of an object that COCO's run lengths state. Raises ValueError."""
     stated, counts = shape.get("size"), shape.get("counts")
     if stated != [size[1], size[0]]:
-        raise ValueError(f"its run lengths are for {stated} rows and columns, where the image has {[*size[::-1]]}")
+        raise ValueError(f"its run lengths have the size {stated}, and the image {[*size[::-1]]} (height, width)")
     runs = _decoded(counts) if isinstance(counts, str) else counts
     if not isinstance(runs, list) or not all(type(run) is int and run >= 0 for run in runs):
         raise ValueError("its run lengths are no list of whole numbers from 0 on")

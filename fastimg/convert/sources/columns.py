@@ -167,7 +167,7 @@ def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
     return chosen, [f"{numbered}; taken as path: {chosen.path}{label}; if that is wrong, give {flags}"]
 
 
-def find_column(src: Path, known: list[str], given: str | None, usual: Iterable[str], what: str) -> str | None:
+def find_column(src: object, known: list[str], given: str | None, usual: Iterable[str], what: str) -> str | None:
     """Return the column to use: the `given` one, or else the first of the `usual` names that the file has.
 
     Raises DataError if there is none; a split column is optional.

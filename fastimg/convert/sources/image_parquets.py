@@ -5,10 +5,11 @@ metadata of the schema (ClassLabel), or any label that a manifest may have. Othe
 members of the sample, and columns that --field names its fields; all remaining columns go into its note.
 """
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastimg.convert.annotations.cells import check_fields_of
+from fastimg.convert.hub.ranges import HubFile, RangeFile
 from fastimg.errors import UsageError
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
@@ -31,6 +33,8 @@ from .targets import check_targets
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 LABELS = (*LABEL_COLUMNS, "labels", "cls")
+
+ParquetPath = Path | HubFile  # here, or on the hub
 
 _FIELD = re.compile(r"[A-Za-z0-9_-]+")
 _BATCH_BYTES = 1 << 23  # of rows in memory, approximately
@@ -82,14 +86,28 @@ def may_hold_images(file: Path) -> bool:
         return True
 
 
-def read_layout(file: Path, columns: Columns) -> ParquetLayout:
-    """Determine what the columns of a file mean. Raises DataError, UsageError."""
-    with readable(file):
-        schema = pq.read_schema(file)
+@contextlib.contextmanager
+def _opened(file: ParquetPath) -> Iterator[Path | RangeFile]:
+    """What pyarrow reads a file from."""
+    if isinstance(file, Path):
+        yield file
+        return
+    with file.open() as opened:
+        yield opened
+
+
+def read_layout(file: ParquetPath, columns: Columns, stated: Mapping[str, Any] | None = None) -> ParquetLayout:
+    """Determine what the columns of a file mean. Raises DataError, UsageError.
+
+    `stated` are Hugging Face's features, for files whose metadata has none.
+    """
+    with readable(file), _opened(file) as source:
+        schema = pq.read_schema(source)
     names = list(schema.names)
     if len(set(names)) < len(names):
         raise DataError(f"{file}: two columns have the same name: {', '.join(names)}; rename one")
-    image = _image_column(schema, columns)
+    features = _features(schema) or dict(stated or {})
+    image = _image_column(schema, columns, features)
     if image is None:
         if columns.path is not None:
             find_column(file, names, columns.path, IMAGE_COLUMNS, "path")
@@ -98,7 +116,6 @@ def read_layout(file: Path, columns: Columns) -> ParquetLayout:
             f"{file}: {what} ({', '.join(IMAGE_COLUMNS)}: bytes, or a struct of bytes and path); it has "
             f"{', '.join(names)}; name it with --path-column"
         )
-    features = _features(schema)
     label = None if columns.targets else _label_column(file, schema, features, columns)
     split = find_column(file, names, columns.split, SPLIT_COLUMNS, "split")
     taken = [name for name in (image, label, split) if name is not None]
@@ -129,7 +146,7 @@ def read_layout(file: Path, columns: Columns) -> ParquetLayout:
     return ParquetLayout(frozenset(names), image, key, label, split, classes, frozenset(fields), targets, asked)
 
 
-def _image_column(schema: pa.Schema, columns: Columns) -> str | None:
+def _image_column(schema: pa.Schema, columns: Columns, features: Mapping[str, Any] | None = None) -> str | None:
     holding: list[str] = [field.name for field in schema if _is_bytes(field.type) or _is_image(field.type)]
     if columns.path is not None:
         return next((name for name in holding if name == columns.path), None)
@@ -137,8 +154,8 @@ def _image_column(schema: pa.Schema, columns: Columns) -> str | None:
         for name in holding:
             if name.strip().lower() == usual:
                 return name
-    features = _features(schema)
-    images = [name for name in holding if _is_image(schema.field(name).type) or _kind(features.get(name)) == "Image"]
+    known = _features(schema) if features is None else features
+    images = [name for name in holding if _is_image(schema.field(name).type) or _kind(known.get(name)) == "Image"]
     images = [name for name in images if all(name != field.name for field in columns.fields)]
     return images[0] if len(images) == 1 else None
 
@@ -161,31 +178,31 @@ def _features(schema: pa.Schema) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
-def class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
-    """The class names that Hugging Face's metadata gives the integers of a column, or None."""
-    names = _class_names(_features(schema).get(column))
-    return names if names and pa.types.is_integer(schema.field(column).type) else None
+def class_names(schema: pa.Schema, column: str, stated: Mapping[str, Any] | None = None) -> tuple[str, ...] | None:
+    """The class names that Hugging Face's metadata gives the integers of a column, or of its lists, or None."""
+    feature = (_features(schema) or stated or {}).get(column)
+    kind = schema.field(column).type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+        feature = feature.get("feature") if isinstance(feature, dict) else next(iter(feature or ()), None)
+    names = _class_names(feature)
+    return names if names and pa.types.is_integer(kind) else None
 
 
-def named_columns(file: Path, columns: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The class names of those columns whose numbers have names in the schema of a file."""
-    schema = pq.read_schema(file)
-    return {name: names for name in columns if (names := class_names(schema, name))}
+def named_columns(
+    file: ParquetPath, columns: Iterable[str], stated: Mapping[str, Any] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """The class names of those columns whose numbers have names in the schema of a file, or in `stated` features."""
+    with _opened(file) as source:
+        schema = pq.read_schema(source)
+    return {name: names for name in columns if (names := class_names(schema, name, stated))}
 
 
-def named_lists(file: Path, columns: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The class names of those columns whose lists of numbers have names in the schema of a file."""
-    features = _features(pq.read_schema(file))
-    listed = {name: features.get(name) for name in columns}
-    items = {name: each.get("feature") for name, each in listed.items() if isinstance(each, dict)}
-    return {name: names for name, item in items.items() if (names := _class_names(item))}
-
-
-def target_rows(files: Iterable[Path], layout: ParquetLayout) -> Rows:
+def target_rows(files: Iterable[ParquetPath], layout: ParquetLayout) -> Rows:
     """Yield the targets of all rows, without reading the images."""
     for file in files:
         number = 0
-        with readable(file), pq.ParquetFile(file) as opened:
+        with readable(file), _opened(file) as source, pq.ParquetFile(source) as opened:
             for batch in opened.iter_batches(columns=sorted(layout.targets)):
                 for row in batch.to_pylist():
                     number += 1
@@ -204,7 +221,7 @@ def _class_names(feature: Any) -> tuple[str, ...] | None:
     return tuple(map(str, names))
 
 
-def _label_column(file: Path, schema: pa.Schema, features: dict[str, Any], columns: Columns) -> str | None:
+def _label_column(file: ParquetPath, schema: pa.Schema, features: dict[str, Any], columns: Columns) -> str | None:
     """Return the given column, else the first with a usual name, else the only ClassLabel, else None."""
     names = list(schema.names)
     if columns.label is not None or any(name.strip().lower() in LABELS for name in names):
@@ -215,7 +232,7 @@ def _label_column(file: Path, schema: pa.Schema, features: dict[str, Any], colum
     return marked[0] if marked else None
 
 
-def read_rows(file: Path, layout: ParquetLayout, labels: Labels | None) -> Iterator[ImageRow]:
+def read_rows(file: ParquetPath, layout: ParquetLayout, labels: Labels | None) -> Iterator[ImageRow]:
     """Yield the samples of a file in order. `labels` reads labels without names in the schema.
 
     Raises DataError that names the row.
@@ -227,9 +244,9 @@ def read_rows(file: Path, layout: ParquetLayout, labels: Labels | None) -> Itera
             yield _sample(f"{file}: row {number}", number, row, layout, labels)
 
 
-def _batches(file: Path) -> Iterator[list[Row]]:
+def _batches(file: ParquetPath) -> Iterator[list[Row]]:
     """Yield batches of rows, each a few megabytes according to the metadata of the row groups."""
-    with readable(file), pq.ParquetFile(file, buffer_size=_BUFFER_BYTES) as opened:
+    with readable(file), _opened(file) as source, pq.ParquetFile(source, buffer_size=_BUFFER_BYTES) as opened:
         for group in range(opened.num_row_groups):
             metadata = opened.metadata.row_group(group)
             rows = min(max(_BATCH_BYTES * metadata.num_rows // max(metadata.total_byte_size, 1), 1), _BATCH_ROWS)
@@ -305,7 +322,7 @@ def _label(where: str, layout: ParquetLayout, value: Any) -> int:
     return int(value)
 
 
-def same_layout(file: Path, layout: ParquetLayout, first: Path, expected: ParquetLayout) -> None:
+def same_layout(file: ParquetPath, layout: ParquetLayout, first: ParquetPath, expected: ParquetLayout) -> None:
     """Raise DataError if two files of a source differ."""
     if layout == expected:
         return

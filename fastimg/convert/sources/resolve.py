@@ -10,6 +10,8 @@ from fastimg.convert.annotations.coco import is_coco, read_coco, read_coco_folde
 from fastimg.convert.annotations.mask_folders import holds_masks, read_mask_folders
 from fastimg.convert.annotations.voc import is_voc, read_voc
 from fastimg.convert.annotations.yolo import is_yolo, read_yolo
+from fastimg.convert.hub.reference import is_hub
+from fastimg.convert.hub.sources import read_hub
 from fastimg.convert.pairs import holds_pairs, read_pairs
 from fastimg.convert.strays import strays
 from fastimg.errors import UsageError
@@ -53,6 +55,10 @@ def read_source(
     if (annotated := annotations_in(src)) is not None:
         _refuse_columns(columns, f"{src} holds {annotated} annotations and has no columns")
         return _read_annotations(src, annotated, images, masks)
+    if is_hub(src) and not os.path.exists(src):
+        _refuse_separation(columns, src)
+        _refuse_fields(columns, src)
+        return read_hub(src, columns, spool)
     if text.partition(":")[0] in NAMED and not os.path.exists(src):
         _refuse_columns(columns, f"{text} has no columns")
         return read_named(text, spool)
@@ -146,6 +152,11 @@ def _refuse_separation(columns: Columns, src: Path) -> None:
         raise UsageError(f"--delimiter: no character separates the columns of {src}; leave it out")
     if columns.no_header:
         raise UsageError(f"--no-header: the columns of {src} have names; leave it out")
+
+
+def _refuse_fields(columns: Columns, src: Path) -> None:
+    if columns.fields:
+        raise UsageError(f"--field: {src} comes from the Hub without fields; download it and give the folder")
 
 
 def _refuse_columns(columns: Columns, reason: str) -> None:

@@ -13,10 +13,10 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from .samples import Entries, Original, Row, Source, SourceEntry, note
 from .targets import TargetCells
 
 if TYPE_CHECKING:
-    from .image_parquets import ImageRow  # brings pyarrow
+    from .image_parquets import ImageRow, ParquetPath  # brings pyarrow
 
 NAMED = tuple(SETS)
 
@@ -183,19 +183,26 @@ def read_named(text: str, spool: Path, tick: Tick | None = None) -> Source:
 
 
 def read_parquets(
-    src: Path, files: Mapping[str, list[Path]], columns: Columns, spool: Path, tick: Tick | None = None
+    src: Path,
+    files: Mapping[str, "Sequence[ParquetPath]"],
+    columns: Columns,
+    spool: Path,
+    tick: Tick | None = None,
+    *,
+    features: Mapping[str, Any] | None = None,
 ) -> Source:
     """List Parquet files with images, by split. A split column takes precedence over the names of the files.
 
-    `spool` is the folder for a temporary file. Raises DataError, UsageError, and OSError if that folder is full.
+    `spool` is the folder for a temporary file, `features` are Hugging Face's for files without metadata. Raises
+    DataError, UsageError, and OSError if that folder is full.
     """
     # These bring pyarrow.
-    from .image_parquets import LABELS, named_columns, named_lists, read_layout, read_rows, same_layout, target_rows
+    from .image_parquets import LABELS, named_columns, read_layout, read_rows, same_layout, target_rows
 
     first = next(path for paths in files.values() for path in paths)
-    layout = read_layout(first, columns)
+    layout = read_layout(first, columns, features)
     for path in (path for paths in files.values() for path in paths):
-        same_layout(path, read_layout(path, columns), first, layout)
+        same_layout(path, read_layout(path, columns, features), first, layout)
     if layout.split is None:
         _check_splits(src, files)
     with contextlib.ExitStack() as stack:
@@ -206,15 +213,15 @@ def read_parquets(
         target_cells = None
         if columns.targets:
             rows = target_rows((path for _, paths in sorted(files.items()) for path in paths), layout)
-            target_cells = TargetCells(src, columns, rows, named_columns(first, sorted(layout.targets)))
-        named_items = named_lists(first, sorted(layout.asked))
+            target_cells = TargetCells(src, columns, rows, named_columns(first, sorted(layout.targets), features))
+        named_items = named_columns(first, sorted(layout.asked), features)
         field_cells = FieldCells(src, columns.fields, named_items) if columns.fields else None
         readers: list[SpoolReader] = []
         splits: dict[str, Entries] = {}
         labels: dict[str, int] = {}  # labels without names in the schema, numbered as they appear
         for split, paths in sorted(files.items()):
             for path in paths:
-                place = path.relative_to(src) if path != src else Path(src.name)
+                place = _place(path, src)
                 reader = SpoolReader(file, str(path))
                 for sample in read_rows(path, layout, label_cells):
                     key = sample.key or f"{place}/{sample.row - 1:06d}"
@@ -256,10 +263,10 @@ def read_parquets(
 
 
 def _add_fields(
-    reader: SpoolReader, entry: SourceEntry, sample: "ImageRow", cells: FieldCells, file: Path
+    reader: SpoolReader, entry: SourceEntry, sample: "ImageRow", cells: FieldCells, file: "ParquetPath"
 ) -> SourceEntry:
     """Store a sample of `file` with the files of its fields, whose other values go to its entry. Raises DataError."""
-    given, inside = cells.read(sample.extra, sample.row, sample.cells, file)
+    given, inside = cells.read(sample.extra, sample.row, sample.cells, file if isinstance(file, Path) else None)
     members = {cells.member(name): content for name, content in inside.items()}
     entry = reader.add(entry, sample.image, sample.extra, {**sample.fields, **members})
     return entry._replace(extra={**(entry.extra or {}), GIVEN: given})
@@ -279,7 +286,14 @@ def _with_fields(source: Source, cells: FieldCells, columns: Columns, readers: I
     )
 
 
-def _check_splits(src: Path, files: Mapping[str, list[Path]]) -> None:
+def _place(path: "ParquetPath", src: Path) -> str:
+    """A file's path in its source."""
+    if not isinstance(path, Path):
+        return path.path
+    return src.name if path == src else str(path.relative_to(src))
+
+
+def _check_splits(src: Path, files: Mapping[str, object]) -> None:
     known = sorted(set(SPLIT_FOLDERS.values()))
     if unknown := sorted(set(files) - set(known)):
         raise DataError(

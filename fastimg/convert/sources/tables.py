@@ -35,7 +35,7 @@ _FIELD = re.compile(rb'(?:"((?:[^"]++|"")*+)"|([^"\t\r\n]*+))(\t|\r?\n|\Z)')
 
 
 @contextlib.contextmanager
-def readable(src: Path) -> Iterator[None]:
+def readable(src: object) -> Iterator[None]:
     """Turn errors from reading a manifest into a DataError."""
     try:
         yield

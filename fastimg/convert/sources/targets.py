@@ -48,7 +48,7 @@ def parse_targets(texts: Sequence[str]) -> tuple[AskedTarget, ...]:
     return tuple(asked)
 
 
-def check_targets(src: Path, known: Sequence[str], asked: Sequence[AskedTarget], taken: Iterable[str | None]) -> None:
+def check_targets(src: object, known: Sequence[str], asked: Sequence[AskedTarget], taken: Iterable[str | None]) -> None:
     """Raise DataError or UsageError for targets that are no columns, or columns that mean something else."""
     for target in asked:
         if target.name not in known:

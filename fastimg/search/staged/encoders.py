@@ -12,7 +12,7 @@ import timm
 from PIL import Image
 
 from fastimg.config.commands import Train
-from fastimg.config.training import HF_PREFIX
+from fastimg.config.training import HF_PREFIX, HUB_PREFIX
 from fastimg.config.values.folds import parse as parse_fold
 from fastimg.config.yaml_file import fitted
 from fastimg.data.datasets import names_targets, open_parts
@@ -232,7 +232,8 @@ def _at_hand(archs: Sequence[str]) -> tuple[dict[str, KeptWeights], str]:
     if not archs:
         return {}, ""
     kept = {each.arch: each for each in kept_images() if each.arch in archs}
-    published = tuple(arch for arch in archs if arch not in kept and timm.is_model_pretrained(arch))
+    left = (arch for arch in archs if arch not in kept)
+    published = tuple(arch for arch in left if arch.startswith(HUB_PREFIX) or timm.is_model_pretrained(arch))
     if not published:
         return kept, ""
     more, why = fetched(published)

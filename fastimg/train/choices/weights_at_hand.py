@@ -9,7 +9,7 @@ import torch
 import torchvision
 from huggingface_hub import constants
 
-from fastimg.config.training import HF_PREFIX
+from fastimg.config.training import HF_PREFIX, HUB_PREFIX
 from fastimg.errors import reason_of
 
 # Published models that are fetched where the network allows and nothing else is at hand: for each kind of network a
@@ -54,22 +54,41 @@ def kept_texts() -> list[KeptWeights]:
 
 
 def fetched(archs: tuple[str, ...]) -> tuple[list[KeptWeights], str]:
-    """Published weights of timm's models, downloaded into the hub's cache; and why the rest, or none, could be."""
-    from huggingface_hub import get_session, hf_hub_download
+    """Published weights of timm's models, downloaded into the hub's cache; and why the rest, or none, could be.
+
+    Those of `hf-hub:` names are taken from the cache if they are there.
+    """
+    from huggingface_hub import get_session, hf_hub_download, try_to_load_from_cache
 
     found: list[KeptWeights] = []
+    left: list[tuple[str, str, str | None]] = []  # the name, the repository and the revision of each
+    for arch in archs:
+        repository, revision = _repository(arch)
+        kept = try_to_load_from_cache(repository, _FILES[0], revision=revision) if repository else None
+        if arch.startswith(HUB_PREFIX) and isinstance(kept, str):
+            found.append(KeptWeights(arch, Path(kept), arch))
+        elif repository:
+            left.append((arch, repository, revision))
+    if not left:
+        return found, ""
     if constants.HF_HUB_OFFLINE:
         return found, "HF_HUB_OFFLINE is set"
     try:
         get_session().head(constants.ENDPOINT, timeout=_SECONDS).raise_for_status()
-        for arch in archs:
-            config = timm.get_pretrained_cfg(arch)
-            if config is not None and config.hf_hub_id:
-                file = Path(hf_hub_download(str(config.hf_hub_id), _FILES[0]))
-                found.append(KeptWeights(arch, file, arch))
+        for arch, repository, revision in left:
+            found.append(KeptWeights(arch, Path(hf_hub_download(repository, _FILES[0], revision=revision)), arch))
     except Exception as error:  # noqa: BLE001 - depends on the HTTP library that the hub uses
         return found, reason_of(error)
     return found, ""
+
+
+def _repository(arch: str) -> tuple[str, str | None]:
+    """The repository of a model's weights, empty if it has none, and its revision."""
+    if arch.startswith(HUB_PREFIX):
+        repository, _, revision = arch.removeprefix(HUB_PREFIX).partition("@")
+        return repository, revision or None
+    config = timm.get_pretrained_cfg(arch)
+    return ("" if config is None else str(config.hf_hub_id or "")), None
 
 
 def _repositories() -> Iterator[tuple[str, Path]]:

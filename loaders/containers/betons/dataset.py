@@ -136,11 +136,20 @@ class BetonDataset(WithFields):
         self._watch.read(0)
         return bytes(data)
 
+    def size_of(self, index: int) -> tuple[int, int]:
+        """Width and height of an image, in pixels."""
+        return int(self._widths[index]), int(self._heights[index])
+
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Ask the system to read these samples ahead."""
+        self.will_need_parts(indices, np.zeros(len(indices), np.int64), self._sizes[indices].astype(np.int64))
+
+    def will_need_parts(
+        self, indices: npt.NDArray[np.int64], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> None:
+        """Ask the system to read the bytes [begin, end) of samples [N] ahead."""
         offsets = self._offsets[indices].astype(np.int64)
-        sizes = self._sizes[indices].astype(np.int64)
-        for _, offset, size in pieces(np.zeros(len(offsets), np.int64), offsets, sizes):
+        for _, offset, size in pieces(np.zeros(len(offsets), np.int64), offsets + begins, ends - begins):
             self.reader.will_need(offset, size)
 
     def sample_name(self, index: int) -> str:

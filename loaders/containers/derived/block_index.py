@@ -8,20 +8,19 @@ import hashlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.readahead import ask
 from fastimg.loaders.containers.watch import fill
-from fastimg.loaders.runtime.cpus import available_cpus
-from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
+from .dc_images import DcImages, dc_images
 from .kept import DerivedFile
+from .photographs import Read, Section, SectionsFile, keep_sections, kept_sections, opened
 
 # Of an image that has an index. On one core a crop to 224 at low frequencies takes 1.66 ms with it and 1.95 without at
 # 2 megapixels, 1.26 and 1.17 at 1 (benchmarks/large_stages.py).
@@ -31,20 +30,33 @@ ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8"), ("rows", "<u4"), ("begin",
 MOST_AT_OPENING = 5_000_000_000  # pixels that are indexed by the way, which takes some ten seconds
 
 _ROW = np.dtype([("data", "<u4"), ("lengths", "<u4"), ("check", "<u4")])
-_AHEAD = 4  # photographs for each processor that are in memory while the index is made
 
 
 class BlockIndex:
     """The index of a split; methods may be called from any thread."""
 
-    def __init__(self, path: Path, file: int, entries: npt.NDArray[np.void], doubt: Callable[[int], None]) -> None:
-        self._path = path
-        self._file = file
-        self._entries = entries
+    dc_images: DcImages | None = None  # the same photographs at 1/8
+
+    def __init__(self, kept: SectionsFile, doubt: Callable[[int], None]) -> None:
+        self._file = kept.file
+        self._entries = kept.entries
         self._doubt = doubt
         self._doubted: set[int] = set()
         self._lock = threading.Lock()
-        weakref.finalize(self, os.close, file)
+        weakref.finalize(self, os.close, kept.file)
+
+    @property
+    def first(self) -> int:
+        """The first sample that has an index; there is one."""
+        return int(np.flatnonzero(self._entries["offset"])[0])
+
+    def describe(self) -> str:
+        """What is kept, in words."""
+        count = int(np.count_nonzero(self._entries["offset"]))
+        images = "crops at 1/8 are decoded" if self.dc_images is None else self.dc_images.describe()
+        return (
+            f"{plural(count, 'large photograph')}: an index of {os.fstat(self._file).st_size / 1e6:,.1f} MB, {images}"
+        )
 
     def entry(self, index: int) -> tuple[int, int, int, int] | None:
         """Of a sample: its place in the index, its bytes, its rows of tiles, and where its first tile begins."""
@@ -68,6 +80,24 @@ class BlockIndex:
             return None
         return rows, lengths
 
+    def ask(self, entry: tuple[int, int, int, int], top: int, bottom: int) -> tuple[int, int] | None:
+        """Ask the system to read what `read` will; return the bytes (begin, end) of the photograph's rows.
+
+        None if the two ends, which are read at once, cannot be.
+        """
+        offset, _, count, begin = entry
+        ends = np.empty(2, _ROW)
+        try:
+            for row, place in zip((top, bottom), ends.reshape(2, 1), strict=True):
+                fill(self._file, place.view(np.uint8).data, offset + row * _ROW.itemsize)
+        except (OSError, EOFError):
+            return None
+        first, last = ends["lengths"].tolist()
+        ask(self._file, offset + top * _ROW.itemsize, (bottom + 1 - top) * _ROW.itemsize)
+        ask(self._file, offset + (count + 1) * _ROW.itemsize + first, max(last - first, 0))
+        data, end = ends["data"].tolist()
+        return begin + data, begin + end
+
     def doubt(self, index: int) -> None:
         """The index does not fit a sample, which is read whole from now on; the first one is told of."""
         with self._lock:
@@ -82,7 +112,7 @@ def block_index(
     split: str,
     pixels: npt.NDArray[np.int64],
     fingerprint: str,
-    read: Callable[[int, Scratch], memoryview],
+    read: Read,
     notes: list[str],
     most: int | None = None,
 ) -> BlockIndex | None:
@@ -96,7 +126,7 @@ def block_index(
         return None
     file = DerivedFile(folder, f"{split}.ftil", b"FIMGTIL1")
     stamp = hashlib.sha256(f"blocks {fingerprint} {MIN_PIXELS}".encode()).digest()
-    found = file.kept_open(stamp, len(pixels) * ENTRY.itemsize)
+    found = kept_sections(file, stamp, ENTRY, len(pixels))
     if found is None and most is not None and (amount := int(pixels[large].sum())) > most:
         notes.append(
             f"{folder}: {plural(len(large), 'large photograph')} of {amount / 1e9:,.1f} gigapixels in all are read "
@@ -104,54 +134,30 @@ def block_index(
         )
         return None
     if found is None:
-        entries = np.zeros(len(pixels), ENTRY)
-
-        def write(out: IO[bytes]) -> bytes:
-            for index, size, packed in _packed(large, read):
-                entries[index] = out.tell(), size, packed[1].size - 1, packed[0]
-                out.write(packed[1].tobytes())
-                out.write(packed[2].tobytes())
-            return entries.tobytes()
-
         try:
-            file.keep_large(stamp, len(pixels), entries.nbytes, write)
+            found = keep_sections(file, stamp, ENTRY, len(pixels), large, read, _pack)
         except OSError as error:
             notes.append(
                 f"{folder}: its large photographs are read whole: no index can be kept there ({error.strerror})"
             )
             return None
-        found = file.kept_open(stamp, entries.nbytes)
-    if found is None:
-        return None
-    path, handle, content = found
-    entries = np.frombuffer(content, ENTRY)
-    if not entries["offset"].any():  # no image is tiled
-        os.close(handle)
+    kept = opened(found)
+    if kept is None:  # no image is tiled
         return None
 
     def tell(index: int) -> None:
-        notes.append(f"{path}: does not fit sample {index}, which is read whole; delete it, and it is made again")
+        notes.append(f"{kept.path}: does not fit sample {index}, which is read whole; delete it, and it is made again")
 
-    return BlockIndex(path, handle, entries, tell)
+    index = BlockIndex(kept, tell)
+    index.dc_images = dc_images(folder, split, pixels, fingerprint, read, notes, most)
+    return index
 
 
-Packed = tuple[int, npt.NDArray[np.void], npt.NDArray[np.uint8]]
-
-
-def _packed(
-    ids: npt.NDArray[np.int64], read: Callable[[int, Scratch], memoryview]
-) -> Iterator[tuple[int, int, Packed]]:
-    """(sample, bytes, index) of the samples that can be indexed, in order."""
+def _pack(data: memoryview) -> Section | None:
     from fastimg.loaders.jpeg.indexed.packing import pack_index  # it compiles
 
-    def pack(index: int) -> tuple[int, int, Packed | None]:
-        data = read(index, Scratch())
-        return index, len(data), pack_index(data) if bytes(data[:2]) == b"\xff\xd8" else None
-
-    count = available_cpus()
-    with ThreadPoolExecutor(count) as pool:
-        for start in range(0, len(ids), _AHEAD * count):
-            some: Sequence[int] = ids[start : start + _AHEAD * count].tolist()
-            for index, size, packed in pool.map(pack, some):
-                if packed is not None:
-                    yield index, size, packed
+    packed = pack_index(data)
+    if packed is None:
+        return None
+    begin, rows, lengths = packed
+    return (len(data), rows.size - 1, begin), rows.tobytes() + lengths.tobytes()

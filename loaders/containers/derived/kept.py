@@ -3,11 +3,14 @@
 They are made again if they are missing, stale or damaged, and are kept in the user's cache if the data is read-only.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import struct
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +18,8 @@ from typing import IO, Any, Protocol, TypeVar
 
 from fastimg.loaders.containers.atomic import give_usual_mode, replace_file, sync_folder
 from fastimg.loaders.runtime.cache import cache_folder
+
+_NEW = 60  # seconds
 
 _HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), samples, checksum of what follows
 
@@ -85,10 +90,13 @@ class DerivedFile:
         `write` writes what follows these, and returns them. Raises OSError if it cannot be kept.
         """
         path = self._places[0]
+        _remove_leftovers(path)
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
         ) as file:
             try:
+                with contextlib.suppress(OSError):  # where files cannot be locked, nobody removes any
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.write(bytes(_HEAD.size + size))
                 content = write(file)
                 file.seek(0)
@@ -101,6 +109,18 @@ class DerivedFile:
                 os.unlink(file.name)
                 raise
         sync_folder(path.parent)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what processes that were killed left of `path`: they lock what they write as long as they live.
+
+    One that has just begun may not have locked its file yet, so new ones stay.
+    """
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        with contextlib.suppress(OSError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - os.fstat(file.fileno()).st_mtime > _NEW:
+                part.unlink()
 
 
 def kept_columns(

@@ -129,6 +129,20 @@ class TarDataset(WithFields):
         shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
         self.shard_files.ahead(shards, offsets - BLOCK, sizes + BLOCK)
 
+    def size_of(self, index: int) -> tuple[int, int]:
+        """Width and height of an image, in pixels."""
+        record = self.records[index]
+        return int(record["width"]), int(record["height"])
+
+    def will_need_parts(
+        self, indices: npt.NDArray[np.int64], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> None:
+        """Have the bytes [begin, end) of images [N] read ahead; those from 0 on with the tar header before them."""
+        chosen = self.records[indices]
+        shards, offsets = (chosen[name].astype(np.int64) for name in ("shard", "offset"))
+        headers = np.where(begins == 0, BLOCK, 0)
+        self.shard_files.ahead(shards, offsets + begins - headers, ends - begins + headers)
+
     def sample_name(self, index: int) -> str:
         """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, with the original path if it was kept.
 

@@ -164,7 +164,7 @@ def test_a_mask_of_a_rotated_photograph_is_upright(write: Any, encode: Any, tmp_
         ("polygon", "its segmentation is neither a list of polygons nor run lengths"),
         (
             {"size": [40, 32], "counts": runs(RING)},
-            r"its run lengths are for \[40, 32\] rows and columns, where .* \[32",
+            r"its run lengths have the size \[40, 32\], and the image \[32, 40\]",
         ),
         ({"size": [32, 40], "counts": [5, 6]}, "its run lengths count 11 pixels, where the image has 1,280"),
         ({"size": [32, 40], "counts": [-5, 1285]}, "its run lengths are no list of whole numbers from 0 on"),

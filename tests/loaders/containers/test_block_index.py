@@ -1,27 +1,34 @@
 """`<split>.ftil`: the index of large photographs is kept beside the shards, and changes no pixel."""
 
+import fcntl
+import io
+import os
 import shutil
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from fastimg.config.commands import Convert, Verify
+from fastimg.config.commands import Convert, Inspect, Verify
 from fastimg.convert.pipeline import convert
 from fastimg.convert.verify import verify
+from fastimg.inspect.images import inspect_data
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers import datasets
-from fastimg.loaders.containers.derived import block_index
+from fastimg.loaders.containers.derived import block_index, dc_images
+from fastimg.loaders.decoders import large
 
 from ..jpeg.test_tiled import encoded
 
 SIDE = 200
+KEPT = ("train.ftil", "train.fdci")
 
 
 @pytest.fixture
 def shards(tmp_path, monkeypatch):
     """Convert six images, of which all but one are large; `make(container)` returns the folder."""
-    monkeypatch.setattr(block_index, "MIN_PIXELS", SIDE * SIDE)
+    for module in (block_index, dc_images):
+        monkeypatch.setattr(module, "MIN_PIXELS", SIDE * SIDE)
     for i in range(6):
         file = tmp_path / "source" / "ab"[i % 2] / f"{i}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +53,7 @@ def pixels_of(dataset, scaling, index=True):
 @pytest.mark.parametrize("container", ["tar", "beton"])
 def test_batches_are_those_without_it(shards, container, monkeypatch):
     folder = shards(container)
-    assert (folder / "train.ftil").is_file()
+    assert all((folder / name).is_file() for name in KEPT)
     dataset = open_dataset(folder)
     whole = []
     monkeypatch.setattr(dataset, "read", lambda *args: whole.append(args[0]) or type(dataset).read(dataset, *args))
@@ -59,28 +66,55 @@ def test_batches_are_those_without_it(shards, container, monkeypatch):
         assert len(whole) < 18 if scaling != "low" else len(whole) == 3  # images of whose rows most are decoded in full
 
 
-def test_it_is_made_again_where_it_is_missing_or_stale(shards):
+@pytest.mark.parametrize("name", KEPT)
+def test_it_is_made_again_where_it_is_missing_or_stale(shards, name):
     folder = shards("tar")
-    made = (folder / "train.ftil").read_bytes()
+    made = (folder / name).read_bytes()
     for spoilt in (None, made[:100], made[:90] + bytes([made[90] ^ 1]) + made[91:]):
-        (folder / "train.ftil").unlink()
+        (folder / name).unlink()
         if spoilt is not None:
-            (folder / "train.ftil").write_bytes(spoilt)
+            (folder / name).write_bytes(spoilt)
         dataset = open_dataset(folder)
-        assert dataset.blocks is not None and not dataset.notes
-        assert (folder / "train.ftil").read_bytes() == made
+        assert dataset.blocks.dc_images is not None and not dataset.notes
+        assert (folder / name).read_bytes() == made
     assert sorted(path.name for path in folder.iterdir() if ".part" in path.name) == []
 
 
-def test_an_index_that_does_not_fit_is_noted(shards):
+@pytest.mark.parametrize("name", KEPT)
+def test_one_that_does_not_fit_is_noted(shards, name):
     folder = shards("tar")
-    made = bytearray((folder / "train.ftil").read_bytes())
+    made = bytearray((folder / name).read_bytes())
     made[-2000:] = bytes(2000)  # of the last samples; only what is kept in memory has a checksum
-    (folder / "train.ftil").write_bytes(bytes(made))
+    (folder / name).write_bytes(bytes(made))
     dataset = open_dataset(folder)
-    assert np.array_equal(pixels_of(dataset, "low"), pixels_of(open_dataset(folder), "low", index=False))
+    if name == "train.ftil":  # otherwise crops at 1/8 would not read it
+        dataset.blocks.dc_images = None
+    for scaling in (True, "low"):
+        assert np.array_equal(pixels_of(dataset, scaling), pixels_of(open_dataset(folder), scaling, index=False))
     (note,) = dataset.notes
-    assert "train.ftil: does not fit sample" in note
+    assert f"{name}: does not fit sample" in note
+
+
+def test_without_images_at_an_eighth_crops_are_decoded(shards):
+    folder = shards("tar")
+    (folder / "train.fdci").unlink()
+    (folder / "train.fdci").mkdir()  # so that no file can be put there, whoever runs this
+    dataset = open_dataset(folder)
+    assert dataset.blocks.dc_images is None and "no images at 1/8 can be kept" in dataset.notes[0]
+    assert np.array_equal(pixels_of(dataset, "low"), pixels_of(open_dataset(folder), "low", index=False))
+
+
+def test_what_a_killed_process_left_is_removed(shards):
+    folder = shards("tar")
+    (folder / "train.ftil").unlink()
+    left, held = folder / ".train.ftil.left.part", folder / ".train.ftil.held.part"
+    left.write_bytes(b"x")
+    os.utime(left, (0, 0))
+    with held.open("wb") as file:
+        os.utime(held, (0, 0))
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a process does that is making it
+        assert open_dataset(folder).blocks is not None
+    assert held.exists() and not left.exists()
 
 
 def test_where_it_cannot_be_kept_images_are_read_whole(shards):
@@ -95,16 +129,24 @@ def test_where_it_cannot_be_kept_images_are_read_whole(shards):
 def test_of_many_it_is_not_made_by_the_way(shards, monkeypatch):
     monkeypatch.setattr(datasets, "MOST_AT_OPENING", SIDE * SIDE)
     folder = shards("tar")
-    made = (folder / "train.ftil").read_bytes()  # converting makes it in any case
+    made = [(folder / name).read_bytes() for name in KEPT]  # converting makes both in any case
+    (folder / "train.fdci").unlink()
+    dataset = open_dataset(folder)
+    (note,) = dataset.notes
+    assert dataset.blocks.dc_images is None and "no images at 1/8 are kept: crops at 1/8 are decoded" in note
     (folder / "train.ftil").unlink()
     dataset = open_dataset(folder)
     (note,) = dataset.notes
     assert dataset.blocks is None and "5 large photographs of 0.0 gigapixels in all are read whole" in note
     assert not (folder / "train.ftil").exists()
-    assert verify(Verify(data=folder), Console(quiet=True), Console(quiet=True)) == 0
-    assert (folder / "train.ftil").read_bytes() == made
+    told = Console(file=io.StringIO(), width=200)
+    assert verify(Verify(data=folder), Console(quiet=True), told) == 0
+    assert "train: 5 large photographs: an index of 0.0 MB, 5 images at 1/8 of 0.0 MB" in told.file.getvalue()
+    inspect_data(Inspect(data=folder, headers_only=True, no_pictures=True), told, told)
+    assert told.file.getvalue().count("5 images at 1/8 of 0.0 MB") == 2
+    assert [(folder / name).read_bytes() for name in KEPT] == made
     dataset = open_dataset(folder)
-    assert dataset.blocks is not None and not dataset.notes
+    assert dataset.blocks.dc_images is not None and not dataset.notes
 
 
 def test_small_images_have_none(shards, monkeypatch):
@@ -112,3 +154,53 @@ def test_small_images_have_none(shards, monkeypatch):
     folder = shards("tar")
     assert not (folder / "train.ftil").exists() and open_dataset(folder).blocks is None
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+@pytest.mark.parametrize("scaling", [False, True, "low"])
+def test_what_crops_read_is_read_ahead(shards, container, scaling, monkeypatch):
+    """Every byte that is read of large photographs was asked for, or is of those that are read whole."""
+    folder = shards(container)
+    dataset = open_dataset(folder)
+    indexed = [i for i in range(6) if dataset.blocks.entry(i) is not None]
+    asked, whole, read, partly = [], [], [], False
+    monkeypatch.setattr(dataset, "will_need_parts", lambda *parts: asked.extend(zip(*map(list, parts), strict=True)))
+    monkeypatch.setattr(dataset, "will_need", lambda ids: whole.extend(ids.tolist()))
+    start, ranges = dataset.read_start, dataset.read_ranges
+    monkeypatch.setattr(dataset, "read_start", lambda i, n, s: read.append((i, 0, n)) or start(i, n, s))
+    monkeypatch.setattr(
+        dataset, "read_ranges", lambda i, r, v: read.extend((i, begin, end) for begin, end in r) or ranges(i, r, v)
+    )
+    for size, scale in ((8, (0.02, 0.3)), (16, (0.1, 0.5))):
+        decoder = ImageDecoder(RandomResizedCrop(size=size, scale=scale), dct_scaling=scaling)
+        with Loader(dataset, decoder, LoaderConfig(batch_size=3, workers=1, seed=size)) as loader:
+            for _ in range(3):
+                asked.clear(), whole.clear(), read.clear()
+                list(loader)
+                assert set(whole) >= set(range(6)) - set(indexed)
+                missing = [r for r in read if r[0] not in whole and not covered(r, asked)]
+                assert not missing
+                assert all(i in indexed for i, _, _ in asked)
+                partly |= len(set(whole)) < 6
+    assert partly
+
+
+def test_a_message_before_waiting_for_a_compilation(shards, monkeypatch):
+    dataset = open_dataset(shards("tar"))
+    called = []
+    for name in ("crop_known", "crop_planes"):
+        kernel = getattr(large, name)
+        monkeypatch.setattr(large, name, lambda *args, kernel=kernel: called.append(kernel) or kernel(*args))
+    monkeypatch.setattr(large, "is_kept", lambda function: True)
+    assert not large.will_compile_large(dataset)
+    monkeypatch.setattr(large, "is_kept", lambda function: False)
+    assert large.will_compile_large(dataset)
+    large.compile_large(dataset)
+    assert len(set(called)) == 2
+    dataset.blocks = None
+    assert not large.will_compile_large(dataset)
+
+
+def covered(part, asked):
+    index, begin, end = part
+    return any(i == index and first <= max(begin - 2, 0) and end <= last for i, first, last in asked)

@@ -24,6 +24,8 @@ from .test_tiled import SAMPLINGS, Fixed, crops, encoded, found, jpeg_by_pillow
 class Stored:
     """A JPEG and its index as datasets give them, and how many bytes were read."""
 
+    dc_images = None
+
     def __init__(self, jpeg, index=None):
         self.jpeg, self.blocks, self.doubts, self.nbytes = jpeg, self, 0, 0
         self.begin, self.rows, self.lengths = index or pack_index(jpeg)

@@ -1,0 +1,152 @@
+"""`<split>.fdci`: large tiled JPEGs at 1/8 of their size, so that crops at 1/8 decode nothing.
+
+It begins as `.fidx` does, with FIMGDCI1. Then follows ENTRY for each sample, offset 0 where it has none, and from each
+`offset` on what `jpeg/indexed/dc_images` describes. In memory are only the entries and their ends, 24 bytes a sample.
+"""
+
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.containers.readahead import ask, pieces
+from fastimg.loaders.containers.watch import fill
+from fastimg.loaders.wording import plural
+
+from .kept import DerivedFile
+from .photographs import Read, Section, SectionsFile, keep_sections, kept_sections, opened
+
+# Of a photograph that is kept at 1/8. Of 4.3 megapixels in 4:3 the whole picture, to 224, is the first such crop.
+MIN_PIXELS = 4_000_000
+ENTRY = np.dtype([("offset", "<u8"), ("planes", "<u4"), ("tiles", "<u4")])
+
+_SUM = np.dtype("<u8")
+
+
+class DcImages:
+    """The images at 1/8 of a split; methods may be called from any thread."""
+
+    def __init__(self, kept: SectionsFile, doubt: Callable[[int], None]) -> None:
+        self._file = kept.file
+        self._entries = kept.entries
+        offsets = np.sort(kept.entries["offset"])
+        self._ends = np.append(offsets[offsets > 0], np.uint64(os.fstat(kept.file).st_size))
+        self._doubt = doubt
+        self._doubted: set[int] = set()
+        self._lock = threading.Lock()
+        weakref.finalize(self, os.close, kept.file)
+
+    def describe(self) -> str:
+        """What is kept, in words."""
+        return f"{plural(len(self._ends) - 1, 'image')} at 1/8 of {os.fstat(self._file).st_size / 1e6:,.1f} MB"
+
+    def entry(self, index: int) -> tuple[int, int, int] | None:
+        """Of a sample: its place in the file, its planes, and its tiles across; None where it has no image."""
+        entry: tuple[int, int, int] = self._entries[index].item()
+        return entry if entry[0] and index not in self._doubted else None
+
+    def read(
+        self,
+        entry: tuple[int, int, int],
+        planes: Sequence[int],
+        extents: Sequence[tuple[int, int]],
+        sizes: Sequence[int],
+        view: memoryview,
+    ) -> npt.NDArray[np.uint64] | None:
+        """Read parts of some planes into `view`, one behind the other; None if they cannot be read.
+
+        Of plane `planes[i]` the bytes `extents[i]` (begin, end); `sizes` are those of all whole planes. Returns the
+        sums of all columns of tiles [planes, tiles].
+        """
+        offset, count, tiles = entry
+        sums = np.empty((count, tiles), _SUM)
+        at = 0
+        try:
+            fill(self._file, sums.reshape(-1).view(np.uint8).data, offset)
+            for number, (begin, end) in zip(planes, extents, strict=True):
+                place = offset + sums.nbytes + sum(sizes[:number])
+                fill(self._file, view[at : at + end - begin], place + begin)
+                at += end - begin
+        except (OSError, EOFError):
+            return None
+        return sums
+
+    def ask(self, index: int, finer: bool) -> bool:
+        """Ask the system to read a sample's image, with its finer chroma or without; False where there is none."""
+        entry = self.entry(index)
+        if entry is None:
+            return False
+        begin = entry[0]
+        behind = int(self._ends[np.searchsorted(self._ends, begin, "right")])
+        size = behind - begin
+        for _, at, piece in pieces(
+            *(np.array([n]) for n in (0, begin, size if finer or entry[1] < 5 else size * 3 // 7))
+        ):
+            ask(self._file, at, piece)
+        return True
+
+    def doubt(self, index: int) -> None:
+        """The image does not fit a sample, which is decoded from now on; the first one is told of."""
+        with self._lock:
+            first = not self._doubted
+            self._doubted.add(index)
+        if first:
+            self._doubt(index)
+
+
+def dc_images(
+    folder: Path,
+    split: str,
+    pixels: npt.NDArray[np.int64],
+    fingerprint: str,
+    read: Read,
+    notes: list[str],
+    most: int | None = None,
+) -> DcImages | None:
+    """The images at 1/8 of a split's large JPEGs: those that are kept, or new ones, which are kept from now on.
+
+    `pixels` [N] of each sample. None if there are no JPEGs of MIN_PIXELS, or if they cannot be kept, or have to be made
+    of more than `most` pixels; `notes` say which.
+    """
+    large = np.flatnonzero(pixels >= MIN_PIXELS)
+    if not large.size:
+        return None
+    file = DerivedFile(folder, f"{split}.fdci", b"FIMGDCI1")
+    stamp = hashlib.sha256(f"dc images {fingerprint} {MIN_PIXELS}".encode()).digest()
+    found = kept_sections(file, stamp, ENTRY, len(pixels))
+    if found is None and most is not None and (amount := int(pixels[large].sum())) > most:
+        notes.append(
+            f"{folder}: of {plural(len(large), 'large photograph')} of {amount / 1e9:,.1f} gigapixels in all no images "
+            "at 1/8 are kept: crops at 1/8 are decoded, as long as there are none; they are made once, by verifying "
+            "the data"
+        )
+        return None
+    if found is None:
+        try:
+            found = keep_sections(file, stamp, ENTRY, len(pixels), large, read, _pack)
+        except OSError as error:
+            notes.append(
+                f"{folder}: crops of its large photographs at 1/8 are decoded: no images at 1/8 can be kept there "
+                f"({error.strerror})"
+            )
+            return None
+    kept = opened(found)
+    if kept is None:
+        return None
+
+    def tell(index: int) -> None:
+        notes.append(f"{kept.path}: does not fit sample {index}, which is decoded; delete it, and it is made again")
+
+    return DcImages(kept, tell)
+
+
+def _pack(data: memoryview) -> Section | None:
+    from fastimg.loaders.jpeg.indexed.dc_images import pack_dc_images  # it compiles
+
+    packed = pack_dc_images(data)
+    return None if packed is None else ((packed[0], packed[1]), packed[2])
