@@ -58,8 +58,13 @@ def train(data: _Path | None = None, *, progress: bool = False, **settings: Any)
         if isinstance(settings.get(field), Mapping):
             settings[field] = [f"{name}={value}" for name, value in settings[field].items()]
     config = yaml_file.layered(_given("train", Train, {"data": data, **settings}))
+    console = terminal.console() if progress else _nowhere()
+    if config.backend == "ray":
+        from fastimg.train.nodes.launch import train_on_cluster
+
+        return train_on_cluster(config, console, signals=False)
     with _library():
-        return run(config, terminal.console() if progress else _nowhere(), signals=False)
+        return run(config, console, signals=False)
 
 
 @takes_settings_of(Convert, ["src", "dst"], without=_ON_A_COMMAND_LINE, accepts={"src": _Path | Sequence[_Path]})

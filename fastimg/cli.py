@@ -43,6 +43,7 @@ _COMMANDS: dict[str, type] = {
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
+    "cluster": config.Cluster,
 }
 _START = (
     ("fastimg demo", "try everything on images that come with it"),
@@ -179,6 +180,11 @@ def _suggest(settings: searching.Suggest, console: Console) -> int:
 def _train(settings: config.Train, _console: Console) -> int:
     if ending.first_rank():
         terminal.say(terminal.console(), f"starting    fastimg {__version__}; importing torch takes a few seconds")
+    if settings.backend == "ray":
+        from fastimg.train.nodes.launch import train_on_cluster
+
+        _imported()
+        return _signal_code(train_on_cluster(settings, terminal.console()).signal)
     from fastimg.train.loop import train
 
     _imported()
@@ -355,6 +361,14 @@ def _recipe(settings: config.Recipe, _console: Console) -> int:
     return 0
 
 
+def _cluster(_settings: config.Cluster, _console: Console) -> int:
+    """`fastimg cluster example`."""
+    from .cluster.example import EXAMPLE
+
+    print(EXAMPLE, end="")
+    return 0
+
+
 _RUN: Mapping[str, Callable[[Any, Console], int]] = {
     "demo": _demo,
     "convert": _convert,
@@ -371,6 +385,7 @@ _RUN: Mapping[str, Callable[[Any, Console], int]] = {
     "bench": _bench,
     "doctor": _doctor,
     "recipe": _recipe,
+    "cluster": _cluster,
 }
 
 

@@ -15,6 +15,7 @@ from .training import Augmenting, Inputs, Train
 
 __all__ = [
     "Augmenting",
+    "Cluster",
     "Convert",
     "Demo",
     "Embed",
@@ -124,7 +125,11 @@ class Convert:  # more than 12 fields: a flag each
     """Decode every tiled JPEG and its source, and compare the pixels (slower). By default only the structure of the
     data is checked."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that read and check images, or auto for one per core."""
+    """Number of threads that read and check images, or auto for one per core; on a Ray cluster, of a shard's task."""
+    backend: Literal["local", "ray"] = "local"
+    """Where shards are written: on this machine, or on a Ray cluster whose nodes share a folder."""
+    address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
+    """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
     max_pixels: int = MAX_PIXELS
     """Refuse images with more pixels than this, from their header, before anything is decoded."""
     on_error: Literal["skip", "fail"] = "skip"
@@ -392,6 +397,10 @@ class Embed:  # more than 12 fields: a flag each
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Where to cache embeddings while they are computed, and for later runs. Default: .fastimg in a converted dataset
     if it is writable, else the user's cache directory."""
+    backend: Literal["local", "ray"] = "local"
+    """Where embeddings are computed: on this machine, or on a Ray cluster whose nodes share a folder."""
+    address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
+    """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
     overwrite: bool = False
     """Replace the embeddings in OUT."""
     json: bool = False
@@ -420,3 +429,11 @@ class Recipe:
     """The recipe to show."""
     json: bool = False
     """Print it as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Print an example of a file for `ray up`, which starts a Ray cluster."""
+
+    action: Positional[Literal["example"]]
+    """example: print the file, with comments; what has to be adapted is marked."""

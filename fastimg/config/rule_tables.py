@@ -672,7 +672,52 @@ _PAIRS: tuple[Rule, ...] = (
     _not_of_pairs("grad_checkpointing", _ONE_INPUT, lambda config: config.grad_checkpointing),
 )
 
-TRAIN: tuple[Rule, ...] = (*AUGMENTATION, *_TEXT, *_PAIRS, *LOADER, *_EFFECTS, *_VALUES, *_PRECEDENCE)
+
+def _on_ray(config: Any) -> bool:
+    return bool(config.backend == "ray")
+
+
+def _cluster_address(config: Any) -> str | None:
+    if config.address is None or "://" not in config.address:
+        return None
+    return "start this command on a machine of the cluster, and give auto or HOST:PORT"
+
+
+def _cluster_device(config: Any) -> str | None:
+    if not _on_ray(config) or config.device in ("auto", "cpu", "cuda"):
+        return None
+    return "Ray chooses the GPU; give auto, cpu or cuda"
+
+
+# Of every command with --backend and --address.
+CLUSTER: tuple[Rule, ...] = (Needs("address", _on_ray, "--backend ray"), Check("address", _cluster_address))
+
+
+def _worker_resources(config: Train) -> str | None:
+    if config.resources_per_worker is not None:
+        trial_resources.parse(config.resources_per_worker, "--resources-per-worker", "rank")
+    return None
+
+
+def _elastic(config: Train) -> str | None:
+    if config.elastic is not None:
+        trial_resources.parse_range(config.elastic)
+    return None
+
+
+_WORKERS: tuple[Rule, ...] = (
+    *CLUSTER,
+    *(Needs(name, _on_ray, "--backend ray") for name in ("resources_per_worker", "elastic", "max_failures")),
+    Needs("num_workers", _on_ray, "--backend ray, where it is the number of ranks (threads are --workers)"),
+    Excludes("num_workers", "elastic"),
+    Range("num_workers", _at_least(1), "1 or more"),
+    Range("max_failures", _at_least(0), "0 or more"),
+    Check("resources_per_worker", _worker_resources),
+    Check("elastic", _elastic),
+    Check("device", _cluster_device),
+)
+
+TRAIN: tuple[Rule, ...] = (*AUGMENTATION, *_TEXT, *_PAIRS, *LOADER, *_EFFECTS, *_VALUES, *_PRECEDENCE, *_WORKERS)
 
 TRAIN_DEVICE = (
     Device(
@@ -710,6 +755,8 @@ PREDICT: tuple[Rule, ...] = (
 
 EMBED: tuple[Rule, ...] = (
     *_READING,
+    *CLUSTER,
+    Check("device", _cluster_device),
     Idle("img_size", reads_text, "on texts", "leave it out"),
     Idle("max_length", lambda c: not reads_text(c), "on images", "leave it out"),
     Idle("pretrained", reads_text, lambda c: f"with {c.arch}, which comes with its weights", "leave it out"),
@@ -734,31 +781,15 @@ BENCH: tuple[Rule, ...] = (
 )
 
 
-def _on_ray(config: Search) -> bool:
-    return config.backend == "ray"
-
-
 def _parts_a_gpu(config: Search) -> bool:
     amounts = trial_resources.parse(config.resources_per_trial or "cpu=1")
     return amounts.get("GPU", 1) < 1
 
 
-def _cluster_device(config: Search) -> str | None:
-    if not _on_ray(config) or config.device in ("auto", "cpu", "cuda"):
-        return None
-    return "Ray chooses the GPU of a trial; give auto, cpu or cuda"
-
-
-def _cluster_address(config: Search) -> str | None:
-    if config.address is None or "://" not in config.address:
-        return None
-    return "start the search on a machine of the cluster, and give auto or HOST:PORT"
-
-
 SEARCH: tuple[Rule, ...] = (
-    *(Needs(name, _on_ray, "--backend ray") for name in ("address", "resources_per_trial", "limit_gpu_memory")),
+    *CLUSTER,
+    *(Needs(name, _on_ray, "--backend ray") for name in ("resources_per_trial", "limit_gpu_memory")),
     Check("device", _cluster_device),
-    Check("address", _cluster_address),
     Needs("limit_gpu_memory", _parts_a_gpu, "a part of a GPU, as in --resources-per-trial gpu=0.5"),
     Range("trials", _at_least(1), "1 or more"),
     Range("jobs", _at_least(1), "1 or more"),

@@ -375,6 +375,22 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """auto: each rank runs on the cores of its GPU's NUMA node, of which the ranks of that node get equal parts, unless
     taskset, numactl or torchrun --numa-binding have chosen its cores, or most cores would be idle."""
 
+    backend: Literal["local", "ray"] = "local"
+    """Where ranks run: this process, or those that torchrun started; or workers of Ray Train on the nodes of a Ray
+    cluster that share a folder."""
+    address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
+    """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
+    num_workers: int | None = None
+    """With --backend ray: the number of ranks. Default: as many as the cluster has room for when training starts."""
+    resources_per_worker: Annotated[str | None, arg(metavar="NAME=AMOUNT[,...]")] = None
+    """What Ray counts for a rank, as gpu=1,cpu=8. Default: a GPU with its share of the node's cores; without GPUs, the
+    cores of a node."""
+    elastic: Annotated[str | None, arg(metavar="MIN:MAX")] = None
+    """With --backend ray, in place of --num-workers: start, and after a failure go on, with as many ranks from MIN to
+    MAX as there is room for; those that go on share a step's images evenly."""
+    max_failures: int | None = None
+    """With --backend ray: how often training may go on from its last checkpoint after a worker was lost. Default: 3."""
+
     model_ema: bool = False
     """Validate and save an exponential moving average of the weights. Training itself continues from the weights."""
     model_ema_decay: float | None = None

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from fastimg.cluster.shared_places import ATTEMPTS
 from fastimg.convert.annotations.facts import FieldFacts
 from fastimg.convert.recompression.facts import RecompressionFacts
 from fastimg.data.derived import CACHE
@@ -155,7 +157,11 @@ def _parts_in_a_row(shards: list[Finished]) -> Counter[str]:
 
 def state_of(folder: Path) -> DestinationState:
     """What `folder` holds. A journal that was not written completely does not count."""
-    names = {entry.name for entry in os.scandir(folder)} - {".convert.json.part", CACHE} if folder.exists() else set()
+    names = (
+        {entry.name for entry in os.scandir(folder)} - {".convert.json.part", ATTEMPTS, CACHE}
+        if folder.exists()
+        else set()
+    )
     if not names:
         return DestinationState.EMPTY
     if "dataset.json" in names and _format(folder / "dataset.json") == FORMAT:
@@ -186,6 +192,7 @@ def clear(folder: Path, keep: Collection[str] = ()) -> None:
     for name in sorted(names, key=lambda name: (name != "dataset.json", name == "convert.json", name)):
         if not (folder / name).is_dir():
             (folder / name).unlink()
+    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
     sync_folder(folder)
 
 

@@ -14,46 +14,54 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
+from fastimg.cluster.connection import joined
+from fastimg.cluster.tasks import ClusterLost
 from fastimg.config.commands import Convert
-from fastimg.convert.annotations.facts import FieldCounter
 from fastimg.convert.hub.reference import as_begun, is_hub
-from fastimg.convert.recompression.facts import RecompressionFacts
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, combine, onto
 from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import annotations_in, is_class_folder, read_source
-from fastimg.convert.sources.samples import Source, SourceEntry
+from fastimg.convert.sources.samples import Source
 from fastimg.convert.sources.tables import parse_delimiter
-from fastimg.convert.sources.targets import StatedTargets
-from fastimg.errors import UsageError, printable
+from fastimg.errors import UsageError
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.containers.datasets import index_large, open_dataset
-from fastimg.loaders.errors import DataError, ImageError
 from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import with_flags
 
 from .description import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
-from .image_preparation import Prepare, Prepared, prepared_in_order
-from .journal import DestinationState, Finished, Journal, clear, journal_options, locked
+from .image_preparation import prepared_in_order
+from .journal import DestinationState, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
-from .request import Request, as_before, check_paths, read_request, refuse_image_flags
+from .request import Request, as_before, check_paths, read_request, refuse_image_flags, refuse_on_cluster
+from .shards.cluster import listing, refuse_source, shard_tasks
+from .shards.writing import ShardWork, failure, write_shard
 from .survey import Schema, survey
-from .text_preparation import PrepareText
 from .writers import BetonStore, Store, TarStore
 
 
@@ -66,11 +74,7 @@ class _Job:
     plan: list[Shard]
     options: dict[str, Any]
     base: Base | None  # the dataset to append to
-
-    @cached_property
-    def stated(self) -> StatedTargets:
-        """The targets that samples may lack."""
-        return StatedTargets(self.source.targets)
+    ray: Any  # connected to a cluster, with --backend ray
 
 
 def convert(config: Convert, console: Console) -> Report:
@@ -79,13 +83,24 @@ def convert(config: Convert, console: Console) -> Report:
     Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after printing how to continue.
     """
     try:
-        with telling_of_compilation(console):
-            return _convert(config, console)
+        with telling_of_compilation(console), _cluster(config) as ray:
+            return _convert(config, ray, console)
     except OSError as error:
         raise plain_error((config.dst, *config.more)[-1], error) from error
 
 
-def _convert(config: Convert, console: Console) -> Report:
+@contextlib.contextmanager
+def _cluster(config: Convert) -> Iterator[Any]:
+    """The module `ray`, connected; None for a conversion on this machine."""
+    if config.backend == "local":
+        yield None
+        return
+    refuse_on_cluster(config)  # and then the cluster, before the source is read or a file deleted
+    with joined("convert", config.address) as ray:
+        yield ray
+
+
+def _convert(config: Convert, ray: Any, console: Console) -> Report:
     began = time.perf_counter()
     check_paths(config)
     base = read_base(config.dst) if config.append else None
@@ -97,10 +112,12 @@ def _convert(config: Convert, console: Console) -> Report:
     if not base:
         missing_folders(request.dst)
         admit(request.dst, config)  # before the source is read
-    source = _source(request, base)
+    source = _source(request, base, ray, console)
     try:
         if source.content == "text":
             refuse_image_flags(config)
+        if ray:
+            refuse_source(source)
         for remark in (*source.remarks, *class_remarks(source)):
             say(console, with_flags(remark))
         _check_apart(source, request.dst)
@@ -114,13 +131,13 @@ def _convert(config: Convert, console: Console) -> Report:
             begun=base.begun() if base else None,
         )
         options = request.options(source) | ({"base": base.sha256} if base else {})
-        description, checked = _in_folder(_Job(request, source, plan, options, base), console)
+        description, checked = _in_folder(_Job(request, source, plan, options, base, ray), console)
     finally:
         source.close()
     return report_on(request.dst, description, base, source, checked, time.perf_counter() - began)
 
 
-def _source(request: Request, base: Base | None) -> Source:
+def _source(request: Request, base: Base | None, ray: Any, console: Console) -> Source:
     config = request.flags
     columns = Columns(
         config.path_column,
@@ -150,8 +167,12 @@ def _source(request: Request, base: Base | None) -> Source:
         )
     masks = config.masks is not None
     sources = [_as_begun(src, request) for src in request.sources]
-    listed = (read_source(src, columns, request.dst, config.classes, config.images, masks) for src in sources)
-    source = combine(list(listed))
+    asked = 1 if config.workers == "auto" else request.workers
+    with listing(ray, sources, asked, partial(say, console)) as mapped:
+        listed = (
+            read_source(src, columns, request.dst, config.classes, config.images, masks, mapped) for src in sources
+        )
+        source = combine(list(listed))
     if config.labels_are_classes and not source.from_table:
         source.close()
         raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")
@@ -193,11 +214,7 @@ def _check_missing(source: Source, config: Convert) -> None:
     if config.on_error == "fail":
         for entry in (entry for entries in source.splits.values() for entry in entries):
             if reason := source.problem(entry):
-                raise _failure(source, entry, reason)
-
-
-def _failure(source: Source, entry: SourceEntry, reason: str) -> DataError:
-    return DataError(f"{printable(source.name(entry))}: {reason}; repair or remove it, or skip it with --on-error skip")
+                raise failure(source, entry, reason)
 
 
 def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
@@ -216,7 +233,8 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 return _run(job, resumed, console)
             except Exception as error:
                 full = isinstance(error, OSError) and error.errno in FULL
-                if not resumed and not (full and journal_options(folder)):
+                kept = full or isinstance(error, ClusterLost)
+                if not resumed and not (kept and journal_options(folder)):
                     undo(folder, job.options, job.base)
                 raise
     except KeyboardInterrupt:
@@ -232,36 +250,61 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
 def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
     """Write shards and dataset.json. Returns the description and how many images were read."""
     folder = job.request.dst
-    workers = job.request.workers
     journal = begin_journal(folder, job.options, job.base, resumed)
     todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
-    total = sum(len(shard.entries) for shard in todo)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
-    logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its messages are printed over the progress bar
-    with (
-        warnings.catch_warnings(),
-        Progress(*columns, console=console, transient=True) as progress,
-        ThreadPoolExecutor(workers, "prepare") as pool,
-    ):
-        warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
-        schema = _schema(job, pool, progress)
-        what = samples_of(job.source.content)
-        prepare = Prepare(job.source, job.request.treatment) if what == "images" else PrepareText(job.source)
-        entries = (entry for shard in todo for entry in shard.entries)
-        container = job.request.treatment.container
-        prepared = prepared_in_order(pool, prepare, entries, workers, container)
-        task = progress.add_task(what, total=total, unit="img" if what == "images" else what)
-        with _store(job, schema, journal) as store:
-            for shard in todo:
-                journal.add(_write_shard(job, shard, prepared, store, lambda: progress.advance(task)))
-            for split in sorted({shard.split for shard in job.plan}):
-                store.finish(split)
+    write = _write_on_cluster if job.ray else _write_here
+    with Progress(*columns, console=console, transient=True) as progress:
+        schema = write(job, todo, journal, progress, console)
     description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
     replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
     _open_once(folder, description)
     _tidy(folder, description)
     journal.remove()
-    return description, total
+    return description, sum(len(shard.entries) for shard in todo)
+
+
+def _write_here(job: _Job, todo: list[Shard], journal: Journal, progress: Progress, console: Console) -> Schema | None:
+    """Write shards one after the other, on threads of this process. Returns the schema of a .beton."""
+    workers = job.request.workers
+    logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its messages are printed over the progress bar
+    with warnings.catch_warnings(), ThreadPoolExecutor(workers, "prepare") as pool:
+        warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
+        schema = _schema(job, pool, progress)
+        work = _work(job, workers)
+        entries = (entry for shard in todo for entry in shard.entries)
+        prepared = prepared_in_order(pool, work.prepare(), entries, workers, job.request.treatment.container)
+        task = _samples_bar(job, todo, progress)
+        with _store(job, schema, journal) as store:
+            for shard in todo:
+                journal.add(write_shard(work, shard, prepared, store, lambda: progress.advance(task)))
+            for split in sorted({shard.split for shard in job.plan}):
+                store.finish(split)
+    return schema
+
+
+def _write_on_cluster(job: _Job, todo: list[Shard], journal: Journal, progress: Progress, console: Console) -> None:
+    """Write shards on the nodes of a Ray cluster."""
+    if not todo:
+        return
+    config = job.request.flags
+    asked = None if config.workers == "auto" else job.request.workers
+    sources = [*job.request.sources, *([config.images] if config.images else [])]
+    say_line = partial(say, console)
+    with shard_tasks(job.ray, sources, job.request.dst, asked, len(todo), say_line) as (tasks, threads):
+        bar = _samples_bar(job, todo, progress)
+        for finished in tasks.write(_work(job, threads), todo, lambda count: progress.advance(bar, count)):
+            journal.add(finished)
+
+
+def _work(job: _Job, workers: int) -> ShardWork:
+    return ShardWork(job.source, job.request.treatment, job.request.flags.on_error, workers)
+
+
+def _samples_bar(job: _Job, todo: list[Shard], progress: Progress) -> TaskID:
+    what = samples_of(job.source.content)
+    total = sum(len(shard.entries) for shard in todo)
+    return progress.add_task(what, total=total, unit="img" if what == "images" else what)
 
 
 def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema | None:
@@ -290,62 +333,6 @@ def _store(job: _Job, schema: Schema | None, journal: Journal) -> Store:
     for shard in job.plan:
         samples[shard.split] += len(shard.entries)
     return BetonStore(folder, schema, samples, journal, job.base.betons if job.base else {})
-
-
-def _write_shard(
-    job: _Job, shard: Shard, prepared: Iterator[Prepared | str], store: Store, tick: Callable[[], object]
-) -> Finished:
-    counts: Counter[int] = Counter()
-    outcomes: Counter[str] = Counter()
-    missing: Counter[str] = Counter()  # by target
-    fields = FieldCounter(job.source.stored_fields)
-    recompressed = RecompressionFacts()
-    bare = 0
-    skipped = []
-    source_bytes = 0
-    store.begin(shard)
-    for number, (entry, sample) in enumerate(zip(shard.entries, prepared, strict=False), shard.start):
-        try:
-            if isinstance(sample, str):
-                raise ImageError(sample)
-            lacking, without = _lacking(job, entry, sample.note)
-            found = fields.look(sample.fields, sample.note)
-            store.add(number, entry.label, sample)
-        except ImageError as error:
-            if job.request.flags.on_error == "fail":
-                raise _failure(job.source, entry, str(error)) from error
-            skipped.append((printable(entry.path), printable(str(error))))
-        else:
-            counts[entry.label] += 1
-            missing.update(lacking)
-            fields.add(found)
-            bare += without
-            outcomes[sample.outcome] += 1
-            if sample.recompressed:
-                recompressed.add(sample.recompressed, printable(entry.path))
-            source_bytes += sample.source_bytes
-        tick()
-    return Finished(
-        split=shard.split,
-        number=shard.number,
-        samples=counts.total(),
-        source_bytes=source_bytes,
-        class_counts=dict(sorted(counts.items())),
-        skipped=skipped,
-        outcomes=dict(sorted(outcomes.items())),
-        missing=dict(sorted(missing.items())),
-        without_targets=bare,
-        fields=fields.facts,
-        recompressed=recompressed,
-        **store.end(),
-    )
-
-
-def _lacking(job: _Job, entry: SourceEntry, note: bytes) -> tuple[list[str], bool]:
-    try:
-        return job.stated.missing(entry.label, note)
-    except ValueError as error:
-        raise DataError(f"{printable(job.source.name(entry))}: {error}") from error
 
 
 def _open_once(folder: Path, description: dict[str, Any]) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastimg import __version__
+from fastimg.cluster.connection import check_installed
 from fastimg.config.commands import Convert
 from fastimg.config.flag_types import parse_workers
-from fastimg.config.rules import refuse_set
+from fastimg.config.rule_tables import CLUSTER
+from fastimg.config.rules import refuse, refuse_set
 from fastimg.convert.annotations.cells import parse_fields
 from fastimg.convert.recompression.choice import Recompression, parse_recompression
 from fastimg.convert.sources.columns import AskedField, AskedTarget
@@ -76,6 +78,9 @@ def read_request(config: Convert, container: str | None = None) -> Request:
     """Check the flags; `container` is that of the dataset to append to. Raises UsageError."""
     if container and config.format not in (None, container):
         raise UsageError(f"--format {config.format}: {config.dst} is in {container}; leave it out, or --merge the two")
+    refuse(config, CLUSTER)
+    if config.backend == "ray" and container == "beton":
+        raise _no_beton()
     shard_size = parse_size(config.shard_size)
     workers = parse_workers(config.workers, available_cpus())
     tile_px = _tile_px(config.tile)
@@ -132,6 +137,21 @@ def check_paths(config: Convert) -> None:
         raise UsageError("--merge makes a new dataset, --append adds to one; give only one of them")
     if sources > 1 and not config.merge:
         raise UsageError(f"{sources + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
+
+
+def refuse_on_cluster(config: Convert) -> None:
+    """Raise UserError or UsageError where the flags alone show that a conversion cannot be one on a cluster."""
+    refuse(config, CLUSTER)
+    check_installed("convert")
+    if config.format == "beton":
+        raise _no_beton()
+
+
+def _no_beton() -> UsageError:
+    return UsageError(
+        "--backend ray writes tars: a .beton has all samples of a split in one file, which one process writes; leave "
+        "out --backend ray, or convert to --format tar"
+    )
 
 
 def refuse_image_flags(config: Convert) -> None:

@@ -6,8 +6,9 @@ the dataset's files. If the stamp has changed, everything is read again.
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ BYTES = 16
 DIGEST = np.dtype(f"V{BYTES}")
 NONE = bytes(BYTES)  # for samples that cannot be read
 
+Elsewhere = Callable[[list[npt.NDArray[np.int64]]], Iterable[bytes]]
+
 _HEADER = b"fastimg digests 1\n"
 _CHUNK = 256  # samples per task of a thread
 
@@ -31,6 +34,19 @@ def of(data: bytes | memoryview, more: bytes = b"") -> bytes:
     return hashlib.blake2b(data, digest_size=BYTES, key=more).digest()
 
 
+def digests_of(dataset: Dataset, ids: npt.NDArray[np.int64]) -> bytes:
+    """The digests of these samples, one after the other."""
+    scratch = Scratch()
+    dataset.will_need(ids)
+    found = []
+    for index in ids.tolist():
+        try:
+            found.append(of(dataset.read(index, scratch)))
+        except ImageError:
+            found.append(NONE)
+    return b"".join(found)
+
+
 def sample_digests(
     dataset: Dataset,
     stamp: str,
@@ -38,11 +54,13 @@ def sample_digests(
     workers: int,
     say: Callable[[str], object] = lambda text: None,
     tick: Callable[[int], object] = lambda count: None,
+    elsewhere: Elsewhere | None = None,
 ) -> npt.NDArray[np.void]:
     """The digests of all samples, [N] of DIGEST: from `file` if it has this stamp, else by reading all samples.
 
     Samples that cannot be read have the digest NONE and are tried again next time. `tick` is called with the number of
-    samples read since the last call, `say` with a message if the digests could not be saved. Raises DataError.
+    samples read since the last call, `say` with a message if the digests could not be saved. `elsewhere` reads for each
+    of several [N] what `digests_of` does here. Raises DataError.
     """
     header = _HEADER + stamp.encode() + b"\n"
     try:
@@ -58,20 +76,12 @@ def sample_digests(
     if not len(unknown):
         return digests
 
-    def read(start: int) -> int:
-        scratch = Scratch()
-        ids = unknown[start : start + _CHUNK]
-        dataset.will_need(ids)
-        for index in ids.tolist():
-            try:
-                digests[index] = of(dataset.read(index, scratch))
-            except ImageError:
-                digests[index] = NONE
-        return len(ids)
-
+    parts = [unknown[start : start + _CHUNK] for start in range(0, len(unknown), _CHUNK)]
     with ThreadPoolExecutor(workers, "digests") as pool:
-        for count in pool.map(read, range(0, len(unknown), _CHUNK)):
-            tick(count)
+        read = pool.map(partial(digests_of, dataset), parts) if elsewhere is None else elsewhere(parts)
+        for ids, made in zip(parts, read, strict=True):
+            digests[ids] = np.frombuffer(made, DIGEST)
+            tick(len(ids))
     if digests.tobytes() != body:
         body = digests.tobytes()
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fastimg.augment import Policy, draw
 from fastimg.data.datasets import DatasetPart
-from fastimg.data.digests import DIGEST, NONE, of, sample_digests, stamp_of
+from fastimg.data.digests import DIGEST, NONE, Elsewhere, of, sample_digests, stamp_of
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
@@ -36,7 +37,7 @@ from fastimg.system.terminal import say
 from fastimg.wording import plural
 
 from .encoder import FORMAT, Encoder, backbone_digest
-from .store import ArrayCache, Made
+from .store import ArrayCache, CacheShard, Made, ShardPlan
 
 _HEADER = len(npy_bytes(np.zeros(1, np.int32))) - 4  # bytes before the tokens of a text
 _QUEUED = 4096  # texts submitted to the pool at a time
@@ -50,20 +51,22 @@ class Keeper:
     ranks: Ranks
     workers: int
     console: Console  # for messages of rank 0
+    nodes: "CacheNodes | None" = None  # of a cluster, which read and compute instead of this machine
     _digests: dict[int, tuple[Dataset, npt.NDArray[np.void]]] = field(default_factory=dict)  # by the dataset's id()
 
     def say(self, text: str) -> None:
         """Print a message."""
         say(self.console, text)
 
-    def digests(self, dataset: Dataset) -> npt.NDArray[np.void]:
-        """The digests of all samples of a dataset, which is read only once."""
+    def digests(self, dataset: Dataset, split: str = "") -> npt.NDArray[np.void]:
+        """The digests of all samples of a dataset, which is read only once; by the nodes if it is a named split."""
         entry = self._digests.get(id(dataset))
         if entry is None:
             stamp = stamp_of(dataset)
             file = self.root / "digests" / f"{stamp[:32]}.bin"
             with self.ranks.first_goes_first(), self.progress("reading", len(dataset)) as tick:
-                entry = dataset, sample_digests(dataset, stamp, file, self.workers, self.say, tick)
+                elsewhere = self.nodes.digests(split) if self.nodes and split else None
+                entry = dataset, sample_digests(dataset, stamp, file, self.workers, self.say, tick, elsewhere)
             self._digests[id(dataset)] = entry
         return entry[1]
 
@@ -101,7 +104,7 @@ class Keeper:
         ids = part.indices
         own = ids if ids is not None else np.arange(len(dataset))
         source = dataset.source if isinstance(dataset, ArrayDataset) else dataset
-        digests = _of_view(self.digests(source), making.view)
+        digests = _of_view(self.digests(source, part.split or ""), making.view)
         lengths = dataset.lengths if isinstance(dataset, ArrayDataset) else None
         cache = ArrayCache(self.root / making.folder, making.about(), self.say)
 
@@ -120,8 +123,27 @@ class Keeper:
                 return places
             return places[np.argsort(-lengths[own[places]], kind="stable")]
 
-        made = cache.fill(digests[own], self.ranks, make, by_length)
+        if self.nodes is None:
+            made = cache.fill(digests[own], self.ranks, make, by_length)
+        else:
+            write = partial(self._on_nodes, self.nodes, cache.key, part.split or "", own, digests[own], making)
+            made = cache.fill_elsewhere(digests[own], self.ranks, write, by_length)
         return cache.dataset(source, digests, lengths), cache.folder, made  # with lengths: the same batches as of texts
+
+    def _on_nodes(
+        self,
+        nodes: "CacheNodes",
+        key: str,
+        split: str,
+        own: npt.NDArray[np.int64],
+        digests: npt.NDArray[np.void],
+        making: "Making",
+        plan: list[ShardPlan],
+    ) -> Iterator[tuple[CacheShard, Path]]:
+        total = sum(len(each.ids) for each in plan)
+        self.say(f"{making.verb:<12}{plural(total, 'sample')} with {making.arch}, once, on the cluster")
+        with self.progress(f"{making.verb} with {making.arch}", total) as tick:
+            yield from nodes.write(key, split, own, digests, tick, plan)
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], object]]:
@@ -131,6 +153,24 @@ class Keeper:
         with Progress(*columns, console=self.console, transient=True, disable=quiet) as bar:
             task = bar.add_task(what, total=total)
             yield lambda count: bar.advance(task, count)
+
+
+class CacheNodes(Protocol):
+    """The nodes of a cluster: see `nodes.EncodingNodes`."""
+
+    def digests(self, split: str) -> Elsewhere:
+        """What reads digests of a split."""
+
+    def write(
+        self,
+        key: str,
+        split: str,
+        ids: npt.NDArray[np.int64],
+        digests: npt.NDArray[np.void],
+        tick: Callable[[int], object],
+        plan: list[ShardPlan],
+    ) -> Iterator[tuple[CacheShard, Path]]:
+        """The shards of a plan of the cache `key`, of the samples `ids` of a split, in any order."""
 
 
 class Making(Protocol):

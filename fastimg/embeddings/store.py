@@ -13,10 +13,11 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from fastimg.errors import UserError
 from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, npy_bytes
 from fastimg.loaders.containers.atomic import replace_file, sync_folder
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, parse_index, split_name
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, move_shard, parse_index, split_name
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.ranks import Ranks
@@ -50,6 +51,37 @@ class CacheShard:
     sha256: str = ""
     index_sha256: str = ""
     failed: dict[str, str] = field(default_factory=dict)  # digest -> reason
+
+
+class ShardPlan(NamedTuple):
+    """A shard to write: its number, and its samples [N], as indices into the digests."""
+
+    number: int
+    ids: npt.NDArray[np.int64]
+
+
+def write_cache_shard(folder: Path, number: int, digests: npt.NDArray[np.void], made: Sequence[Made]) -> CacheShard:
+    """Write a shard of these arrays, one for each digest [N]. Raises OSError."""
+    arrays: dict[str, bytes] = {}
+    failed: dict[str, str] = {}
+    for digest, array in zip((each.tobytes().hex() for each in digests), made, strict=True):
+        if isinstance(array, str):
+            failed[digest] = array
+        else:
+            arrays[digest] = npy_bytes(array)
+    if not arrays:
+        return CacheShard(number=number, samples=0, failed=failed)
+    with ShardWriter(folder / f"{number:05d}.tar") as writer:
+        for digest, data in arrays.items():
+            writer.add(digest, {"npy": data})
+    return CacheShard(
+        number=number,
+        samples=writer.count,
+        bytes=writer.bytes,
+        sha256=writer.sha256,
+        index_sha256=writer.index_sha256,
+        failed=failed,
+    )
 
 
 def key_of(about: Mapping[str, Any]) -> str:
@@ -154,26 +186,20 @@ class ArrayCache:
         if ranks.agree(not len(self.missing(digests))):  # a complete cache need not be writable
             return 0
         with self._locked(ranks):
-            with ranks.first_goes_first():
-                self.load()
-                if ranks.first:  # a truncated line would swallow the next one
-                    with self._writing():
-                        self._rewrite()
-            todo = self.missing(digests)
-            if not len(todo):
+            plan = self._plan(digests, ranks, arrange)
+            if not plan:
                 return 0
-            numbers = (number for number in range(len(self._numbers) + len(todo)) if number not in self._numbers)
-            plan = [
-                (number, arrange(todo[start : start + SHARD]))
-                for number, start in zip(numbers, range(0, len(todo), SHARD), strict=False)
-            ]
             mine = plan[ranks.rank :: ranks.world_size]
-            made = make(np.concatenate([ids for _, ids in mine]) if mine else todo[:0])
+            made = make(np.concatenate([ids for _, ids in mine] or [np.empty(0, np.int64)]))
             try:
                 for turn in range(-(-len(plan) // ranks.world_size)):
                     line = ""
                     if turn < len(mine):
-                        line = msgspec.json.encode(self._write(*mine[turn], digests, made)).decode()
+                        number, ids = mine[turn]
+                        arrays = list(islice(made, len(ids)))
+                        with self._writing():
+                            shard = write_cache_shard(self.folder, number, digests[ids], arrays)
+                        line = msgspec.json.encode(shard).decode()
                     lines = [text for text in ranks.gather(line) if text]
                     if ranks.first:
                         with self._writing():
@@ -182,33 +208,54 @@ class ArrayCache:
                 made.close()  # closes the loader it reads from
             ranks.barrier()
             self.load()
-            return len(todo)
+            return sum(len(ids) for _, ids in plan)
 
-    def _write(
-        self, number: int, ids: npt.NDArray[np.int64], digests: npt.NDArray[np.void], made: Iterator[Made]
-    ) -> CacheShard:
-        arrays: dict[str, bytes] = {}
-        failed: dict[str, str] = {}
-        for index in ids.tolist():
-            array = next(made)
-            digest = digests[index].tobytes().hex()
-            if isinstance(array, str):
-                failed[digest] = array
-            else:
-                arrays[digest] = npy_bytes(array)
-        if not arrays:
-            return CacheShard(number=number, samples=0, failed=failed)
-        with self._writing(), ShardWriter(self._path(number)) as writer:
-            for digest, data in arrays.items():
-                writer.add(digest, {"npy": data})
-        return CacheShard(
-            number=number,
-            samples=writer.count,
-            bytes=writer.bytes,
-            sha256=writer.sha256,
-            index_sha256=writer.index_sha256,
-            failed=failed,
-        )
+    def fill_elsewhere(
+        self,
+        digests: npt.NDArray[np.void],
+        ranks: Ranks,
+        write: Callable[[list[ShardPlan]], Iterator[tuple[CacheShard, Path]]],
+        arrange: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+    ) -> int:
+        """As `fill`, by one process; `write` has shards written elsewhere, and yields each with the folder it is in.
+
+        The folders are in the cache's file system: the shards are moved from there.
+        """
+        import msgspec
+
+        self.load()
+        if not len(self.missing(digests)):
+            return 0
+        with self._locked(ranks):
+            plan = self._plan(digests, ranks, arrange)
+            for shard, folder in write(plan):
+                with self._writing():
+                    if shard.samples:
+                        move_shard(folder / self._path(shard.number).name, self.folder)
+                    self._append([msgspec.json.encode(shard).decode()])
+            self.load()
+            with self._writing():
+                self._rewrite()  # in the order of their numbers
+            return sum(len(ids) for _, ids in plan)
+
+    def _plan(
+        self,
+        digests: npt.NDArray[np.void],
+        ranks: Ranks,
+        arrange: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+    ) -> list[ShardPlan]:
+        """The shards to write; none if nothing is missing."""
+        with ranks.first_goes_first():
+            self.load()
+            if ranks.first:  # a truncated line would swallow the next one
+                with self._writing():
+                    self._rewrite()
+        todo = self.missing(digests)
+        numbers = (number for number in range(len(self._numbers) + len(todo)) if number not in self._numbers)
+        return [
+            ShardPlan(number, arrange(todo[start : start + SHARD]))
+            for number, start in zip(numbers, range(0, len(todo), SHARD), strict=False)
+        ]
 
     def _rewrite(self) -> None:
         """Write a new journal, of the intact shards."""

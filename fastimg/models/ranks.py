@@ -107,8 +107,9 @@ _ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torc
 def start(device: str, numa_binding: Literal["auto", "off"] = "off") -> Iterator[Ranks]:
     """Choose the device and join the process group that torchrun announced, if any: NCCL on GPUs, gloo on CPUs.
 
-    With `numa_binding` a rank on a GPU first moves to cores beside it: threads and pinned memory come later. A rank
-    that fails leaves without destroying the process group, which could wait for ranks that wait for this one.
+    A group that exists already, as Ray Train's, is used and left as it is. With `numa_binding` a rank on a GPU first
+    moves to cores beside it: threads and pinned memory come later. A rank that fails leaves without destroying the
+    process group, which could wait for ranks that wait for this one.
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -121,6 +122,7 @@ def start(device: str, numa_binding: Literal["auto", "off"] = "off") -> Iterator
     if chosen.type == "cuda" and numa_binding == "auto":
         binding = bind(gpu_addresses(device, local_world_size), local_rank, str(chosen))
     ranks = Ranks(rank, world_size, local_world_size, chosen, backend, binding)
+    joined = dist.is_initialized()
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     else:
@@ -131,13 +133,13 @@ def start(device: str, numa_binding: Literal["auto", "off"] = "off") -> Iterator
     try:
         yield ranks
     except BaseException:
-        if backend is not None and world_size == 1:
+        if backend is not None and world_size == 1 and not joined:
             dist.destroy_process_group()
         raise
     finally:
         if ranks.exchange is not None:
             ranks.exchange.close()
-    if backend is not None:
+    if backend is not None and not joined:
         dist.destroy_process_group()
 
 
@@ -151,7 +153,9 @@ def _join(ranks: Ranks, backend: str) -> RankExchange | None:
     device = ranks.device if ranks.device.type == "cuda" else None
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     generation = restarts if ranks.local_world_size == ranks.world_size else "0"
-    if generation == "0":
+    if dist.is_initialized():
+        pass
+    elif generation == "0":
         dist.init_process_group(backend, device_id=device)
     else:
         store, rank, world_size = next(rendezvous("env://"))

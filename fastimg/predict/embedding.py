@@ -5,12 +5,15 @@ interrupted run continues where it stopped. OUT/embeddings.json is written last.
 """
 
 import json
+import os
 import re
-from collections.abc import Collection
-from contextlib import ExitStack, suppress
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +21,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fastimg.cluster.connection import alive, check_installed, joined, usual
+from fastimg.cluster.shared_places import ATTEMPTS, shared_places
+from fastimg.cluster.tasks import ClusterTasks
 from fastimg.config import intent
 from fastimg.config.commands import Embed, Train
+from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables import EMBED
 from fastimg.config.rules import refuse
+from fastimg.config.values.trial_resources import written
 from fastimg.data.datasets import DatasetPart, banded, build_loader, center_crop, check_classes, worker_count
 from fastimg.data.derived import cache_root
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import why_not
+from fastimg.embeddings.nodes import EncodingNodes, OpenedEncoding
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from fastimg.loaders.containers.atomic import replace_file
@@ -34,12 +43,12 @@ from fastimg.loaders.decoders.arrays import MULTIPLE, TokenDecoder
 from fastimg.models.input_size import check_input
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
-from fastimg.models.ranks import Ranks, start
+from fastimg.models.ranks import Ranks, choose_device, start
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, parse_kwargs
 from fastimg.system.terminal import print_table, say
 from fastimg.train.choices import resolution as effective
 from fastimg.train.choices.stated_weights import Stated, adopted
-from fastimg.wording import with_flags
+from fastimg.wording import plural, with_flags
 
 from .embedding_files import Vectors, write_npy, write_parquet, write_tars
 from .nearest_neighbours import knn_accuracy
@@ -54,20 +63,24 @@ def embed(config: Embed, out: Console, err: Console) -> None:
     config, stated, origin = adopted(config)
     _check(config)
     with ExitStack() as stack:
-        ranks = stack.enter_context(start(config.device))
+        cluster = stack.enter_context(_cluster(config, stated, err))
+        ranks = stack.enter_context(start("cpu" if cluster else config.device))
         set_backends(ranks.device)
-        precision = choose_precision(ranks.device, config.amp, "auto")
+        precision = cluster.precision if cluster else choose_precision(ranks.device, config.amp, "auto")
         check_classes(config.data, config.classes)
         names = [config.split] if config.split else list(list_splits(config.data, config.classes))
         datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
         for dataset in datasets.values():
             stack.callback(dataset.close)
         model, preprocessing = _model(config, next(iter(datasets.values())), stated)
+        if cluster and preprocessing.field is not None:
+            raise UsageError("--backend ray: a model of the bands of a field runs on one machine; leave it out")
         if origin and ranks.first:
             say(err, f"weights: {origin}")
         model.module.to(ranks.device)
         workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
-        keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err)
+        nodes = cluster.nodes if cluster else None
+        keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err, nodes)
         encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
         before = _before(config, encoding)
         normalize = bool(model.text and model.text.settings.get("normalize"))
@@ -78,7 +91,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         all_vectors: list[Vectors] = []
         made: dict[str, int] = {}
         for name, dataset in datasets.items():
-            part = DatasetPart(dataset, None, name)
+            part = DatasetPart(dataset, None, name, split=name)
             if model.text is not None:
                 part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
             part = replace(part, dataset=banded(part.dataset, preprocessing))
@@ -95,6 +108,61 @@ def _check(config: Embed) -> None:
     refuse(config, EMBED)
     if not intent.reads_text(config) and not config.pretrained and config.weights is None:
         raise UsageError(f"--arch {config.arch}: an encoder needs weights; add --pretrained, or --weights FILE")
+
+
+class _Cluster(NamedTuple):
+    """Nodes that compute embeddings, and in which precision."""
+
+    nodes: EncodingNodes
+    precision: Precision
+
+
+@contextmanager
+def _cluster(config: Embed, stated: Stated, err: Console) -> Iterator[_Cluster | None]:
+    """The nodes of a Ray cluster; None for this machine. Raises UsageError, UserError."""
+    if config.backend == "local":
+        yield None
+        return
+    check_installed("embed")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UsageError("--backend ray has no effect under torchrun; start embed without it, once")
+    attempts = cache_root(config.data, config.cache_dir).resolve() / ATTEMPTS
+    with joined("embed", config.address) as ray, ExitStack() as stack:
+        amounts = usual(alive(ray), config.device)
+        device = "cuda" if "GPU" in amounts else "cpu"
+        if config.device == "cuda" != device:
+            raise UsageError("--device cuda: no node of the cluster has a GPU; leave it out")
+        attempts.mkdir(parents=True, exist_ok=True)
+        stack.callback(shutil.rmtree, attempts, ignore_errors=True)
+        sources = [path for path in (config.data, config.weights) if path is not None and path.exists()]
+        places = stack.enter_context(shared_places("embedding", sources, attempts))
+        tasks = ClusterTasks(ray, places, amounts, partial(say, err), "the same command goes on")
+        say(err, f"ray         {plural(tasks.slots, 'task')} at a time, each with {written(amounts)}")
+        ((_, precision),) = tasks.results(_precision_on_node, config.amp, [device], str)
+        opener = partial(_open_on_node, config, stated, device, int(amounts["CPU"]))
+        yield _Cluster(EncodingNodes(tasks, attempts, opener, config.data, config.classes), precision)
+
+
+def _precision_on_node(amp: bool, device: str) -> Iterator[Precision]:
+    yield choose_precision(choose_device(device), amp, "auto")
+
+
+def _open_on_node(config: Embed, stated: Stated, device: str, cores: int, split: str) -> OpenedEncoding:
+    """A split and its encoder, with as many threads as a task has cores."""
+    ranks = Ranks(0, 1, 1, choose_device(device), None)
+    torch.set_num_threads(cores)
+    set_backends(ranks.device)
+    dataset = open_dataset(config.data, split, config.classes)
+    model, preprocessing = _model(config, dataset, stated)
+    model.module.to(ranks.device)
+    workers = parse_workers(config.workers, cores)
+    precision = choose_precision(ranks.device, config.amp, "auto")
+    encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
+    part = DatasetPart(dataset, None, split, split=split)
+    if model.text is not None:
+        keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, Console(quiet=True))
+        part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
+    return OpenedEncoding(replace(part, dataset=banded(part.dataset, preprocessing)), encoding)
 
 
 def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Preprocessing]:

@@ -18,7 +18,10 @@ from fastimg.errors import UsageError
 Kind = Literal["number", "integer", "choice"]
 NONE = "none"  # a choice: the flag's default
 # Flags that a search sets for each trial, or that say nothing about one.
-OURS = ("data", "output", "name", "resume", "dry_run", "config", "recipe", "verbose", "metric", "log")
+OURS = (
+    *("data", "output", "name", "resume", "dry_run", "config", "recipe", "verbose", "metric", "log"),
+    *("backend", "address", "num_workers", "resources_per_worker", "elastic", "max_failures"),
+)
 _COMBINATIONS = 512  # of choices that are tried against the rules
 _PREFIX = re.compile(r"(log|int):")
 

@@ -1,6 +1,5 @@
 """What `search` is asked for, checked before anything starts. Nothing here imports torch."""
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fastimg.cluster.connection import check_installed
 from fastimg.config import yaml_file
 from fastimg.config.command_line.parsing import parse
 from fastimg.config.commands import Train
@@ -16,7 +16,7 @@ from fastimg.config.rule_tables import SEARCH, TRAIN
 from fastimg.config.rules import Excludes, Range, refuse
 from fastimg.config.searching import Search
 from fastimg.config.values import durations, trial_resources
-from fastimg.errors import UsageError, UserError, nearest
+from fastimg.errors import UsageError, nearest
 from fastimg.loaders.containers.datasets import refuse_no_folder
 
 from .parameters import OURS, Parameter, combinations, differing, read
@@ -119,14 +119,9 @@ def pruner_of(request: SearchRequest) -> str:
 
 
 def _amounts(asked: Search) -> dict[str, float]:
-    if asked.backend == "ray" and not installed("ray"):
-        raise UserError('search --backend ray: Ray is not installed; install it with pip install "fastimg[ray]"')
+    if asked.backend == "ray":
+        check_installed("search")
     return {} if asked.resources_per_trial is None else trial_resources.parse(asked.resources_per_trial)
-
-
-def installed(module: str) -> bool:
-    """Whether a module can be imported; it is not."""
-    return importlib.util.find_spec(module) is not None
 
 
 def as_yaml(config: Train) -> dict[str, Any]:

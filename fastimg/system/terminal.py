@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +25,11 @@ def console(stderr: bool = False) -> Console:
         return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
     # Without a height, rich would use 80 columns when TERM is dumb.
     return Console(stderr=stderr, width=_UNWRAPPED, height=25, markup=False, highlight=False, emoji=False)
+
+
+def lines_to(stream: TextIO) -> Console:
+    """A console that writes to a stream as `console` does in a pipe."""
+    return Console(file=stream, width=_UNWRAPPED, height=25, markup=False, highlight=False, emoji=False)
 
 
 def say(console: Console, text: str, style: str = "") -> None:

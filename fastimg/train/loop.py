@@ -69,16 +69,23 @@ class Result:
 
 
 Watch = Callable[[int, Mapping[str, float]], bool]  # (epochs done, the validation's values) -> whether to stop
+Begun = Callable[[Path], None]  # (the run's directory) -> nothing
 
 
 def train(
-    config: Train, console: Console, signals: bool = True, watch: Watch | None = None, summary: bool = True
+    config: Train,
+    console: Console,
+    signals: bool | Interrupt = True,
+    watch: Watch | None = None,
+    summary: bool = True,
+    begun: Begun | None = None,
 ) -> Result:
     """Train as `config` says. Raises UsageError, UserError and DataError, each with a sentence for the user.
 
-    With `signals`, Ctrl-C and SIGTERM stop the run after a step, with a checkpoint. `watch` is called after each
-    validation, on rank 0, and may end the run there, as --patience does. Without `summary`, the curves are not drawn:
-    they are when the finished run is resumed.
+    With `signals`, Ctrl-C and SIGTERM stop the run after a step, with a checkpoint, and so does what an `Interrupt` is
+    told. `watch` is called after each validation, on rank 0, and may end the run there, as --patience does. `begun` is
+    called on rank 0 once the run can be resumed. Without `summary`, the curves are not drawn: they are when the
+    finished run is resumed.
     """
     time_limit = TimeLimit(None if config.max_time is None else limit(config.max_time, "--max-time"))
     with ExitStack() as stack:
@@ -86,11 +93,14 @@ def train(
         run = prepare(config, ranks, console, stack)
         if run is None:
             return Result(None, 0, None)
+        if begun is not None and ranks.first:
+            begun(run.setup.directory)
         try:
             say = partial(console.print, highlight=False) if ranks.first else _silent
             compile_ahead(run, say)
             warm_augmentation(run, say)
-            signal = _all_epochs(run, console, Interrupt(signals), time_limit, watch)
+            listening = Interrupt(signals) if isinstance(signals, bool) else signals
+            signal = _all_epochs(run, console, listening, time_limit, watch)
         except Exception as error:
             if ran_out(error):
                 raise _out_of_memory(run) from error

@@ -4,11 +4,11 @@ import errno
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from fastimg.loaders.wording import plural
 from .ignored import Ignored, hidden_reason
 from .walk import Kinds, find, find_images, find_texts, relative, scan, walk
 
+Mapped = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # as `map`
 Level = Literal["top", "leaf"]  # which folder names a file's class: the topmost, or the one that contains it
 
 _NOT_A_FILE_ERROR = frozenset({errno.EMFILE, errno.ENFILE})  # too many open files: no fault of the file being opened
@@ -56,22 +57,23 @@ class Listing:
         return (*self.notes, *self.ignored.note(str(self.root), sum(map(len, self.files.values()))))
 
 
-def list_folder(root: Path, classes: Level | None = None) -> Listing:
+def list_folder(root: Path, classes: Level | None = None, mapped: Mapped = map) -> Listing:
     """Read the layout of a class folder. Classes are folder names in sorted order, the same in every split.
 
     `classes` says which folder names a file's class: "top", the subfolder of the split, or "leaf", the folder that
     contains the file; folders of the same name are one class. None is "top" with a note if "leaf" would differ.
+    `mapped` calls a function for each of several folders, as `map` does; with threads, or on several machines.
     A folder without splits is one split, `train`. It is a dataset of texts if class folders contain .txt files and no
     images. Raises DataError if there are no classes, a class is empty, a class is missing in the training split, or two
     folders are the same split.
     """
     splits, notes = _split_folders(root)
     try:
-        return _list(root, splits, "images", classes, notes)
+        return _list(root, splits, "images", classes, notes, mapped)
     except DataError:
         if not _holds_only_texts(splits):
             raise
-    return _list(root, splits, "text", classes, notes)
+    return _list(root, splits, "text", classes, notes, mapped)
 
 
 def _holds_only_texts(splits: dict[str, Path]) -> bool:
@@ -111,7 +113,14 @@ def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
     return {split: root / name for split, (name,) in named.items()}, notes
 
 
-def _list(root: Path, splits: dict[str, Path], content: Content, level: Level | None, notes: list[str]) -> Listing:
+def _list(
+    root: Path,
+    splits: dict[str, Path],
+    content: Content,
+    level: Level | None,
+    notes: list[str],
+    mapped: Mapped,
+) -> Listing:
     what = "images" if content == "images" else ".txt files"
     top = _subfolders(splits["train"])
     if not top:
@@ -124,10 +133,11 @@ def _list(root: Path, splits: dict[str, Path], content: Content, level: Level | 
     listed: dict[str, list[tuple[str, str]]] = {}  # split -> (path, class) of each file
     for split, folder in sorted(splits.items()):
         listed[split] = []
-        for name in _subfolders(folder):
-            if level != "leaf" and name not in top:
-                raise _untrained(folder / name, name)
-            paths, others = find(folder / name, root, kinds)
+        names = _subfolders(folder)
+        if level != "leaf" and (more := next((name for name in names if name not in top), None)):
+            raise _untrained(folder / more, more)
+        every = mapped(partial(find, base=root, kinds=kinds), [folder / name for name in names])
+        for name, (paths, others) in zip(names, every, strict=True):
             if split == "train":
                 _refuse_empty(folder / name, root, paths, others, level, what)
             ignored.update(others)

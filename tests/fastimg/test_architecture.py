@@ -65,7 +65,7 @@ def test_packages_are_few_and_small():
     rooms = {path.name for path in (ROOT / "fastimg").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert rooms == {
         *("config", "system", "data", "models", "train", "embeddings", "convert", "predict", "inspect", "bench"),
-        *("doctor", "publish", "search", "suggest", "loaders", "augment"),
+        *("doctor", "publish", "search", "suggest", "cluster", "loaders", "augment"),
     }
     files = {path.stem for path in (ROOT / "fastimg").glob("*.py")}
     assert files == {"__init__", "__main__", "api", "cli", "demo", "errors", "signatures", "wording"}

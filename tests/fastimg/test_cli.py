@@ -35,6 +35,7 @@ COMMANDS = {
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
+    "cluster": config.Cluster,
 }
 IN_YAML = {"augmentation", "kornia", "shared"}
 POSITIONAL = {"folder", "src", "dst", "more", "data", "checkpoint", "sources", "action"}
@@ -173,6 +174,7 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         "--profile",
         "--nproc-per-node",
         "--text-column",
+        "--field",
     }
 
 
@@ -186,7 +188,7 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         ("train x -lr 1", "-lr; did you mean --lr?"),
         ("train x --image-size 64", "--image-size; did you mean --img-size?"),
         ("train x --batch 8", "--batch; did you mean --batch-size?"),
-        ("train x --num-workers 2", "--num-workers; did you mean --workers?"),
+        ("train x --num-workers 2", "without --backend ray, where it is the number of ranks (threads are --workers)"),
         ("train x --num-train-epochs 2", "--num-train-epochs; did you mean --epochs?"),
         ("train x --max_epochs 2", "--max_epochs; did you mean --epochs?"),
         ("train x --optimizer sgd", "--optimizer; did you mean --opt?"),

@@ -42,9 +42,11 @@ DONE = {
     "inspect texts": ("inspect", "{}/texts"),
     "doctor": ("doctor", "{}", "--json"),
     "recipe": ("recipe", "list"),
+    "cluster": ("cluster", "example"),
 }
 REFUSED = {
     "no such command": ("trian",),
+    "no workers without a cluster": ("train", "{}/tar", "--num-workers", "2"),
     "no such flag": ("train", "{}/tar", "--lrx", "1"),
     "not a number": ("train", "{}/tar", "--lr", "much"),
     "out of range": ("train", "{}/tar", "--epochs", "0"),

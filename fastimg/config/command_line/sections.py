@@ -53,6 +53,9 @@ SECTIONS: Mapping[str, Sections] = {
             *("amp", "amp_dtype", "channels_last", "compile", "device", "strategy", "sync_bn", "grad_compression"),
             "numa_binding",
         ),
+        "on a Ray cluster": (
+            *("backend", "address", "num_workers", "resources_per_worker", "elastic", "max_failures"),
+        ),
         "run": (
             *("output", "name", "resume", "recipe", "config", "seed", "deterministic", "val_interval", "tta"),
             *("evaluate_training_set", "patience", "patience_metric", "save_interval", "checkpoint_hist"),
@@ -71,6 +74,7 @@ SECTIONS: Mapping[str, Sections] = {
             *("raw_fraction", "originals", "compare", "max_pixels"),
         ),
         "run": ("workers", "on_error", "json"),
+        "on a Ray cluster": ("backend", "address"),
     },
     "inspect": {
         "data": ("split", "classes", "headers_only", "max_pixels", "workers"),

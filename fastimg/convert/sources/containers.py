@@ -12,7 +12,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -355,6 +355,7 @@ class BetonSourceReader:
         stored: Mapping[str, StoredField] | None = None,
     ) -> None:
         self.dataset = dataset
+        self._target_fields = tuple(target_fields)
         self._stored = dict(stored or {})
         self._reader = reader = dataset.reader
         self.remarks: list[str] = []
@@ -377,6 +378,10 @@ class BetonSourceReader:
                 self._original = name
             else:
                 self._add(name, field.kind)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """On another machine the file is opened again."""
+        return _opened, (self._reader.path, self.dataset.classes, self._target_fields, self._stored)
 
     def sizes(self) -> list[int]:
         """Size of every image in bytes [N]."""
@@ -450,3 +455,9 @@ class BetonSourceReader:
                 buffer, np.float64(value) if kind == "float" else np.int64(value) if kind == "int" else value, False
             )
         return buffer.getvalue()
+
+
+def _opened(
+    path: Path, classes: Sequence[str], target_fields: Collection[str], stored: Mapping[str, StoredField]
+) -> BetonSourceReader:
+    return BetonSourceReader(BetonDataset(path, classes), target_fields, stored)

@@ -2,13 +2,21 @@
 
 import os
 import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.folders.folder import Level, list_folder
+from fastimg.loaders.folders.folder import Level, Mapped, list_folder
 
 from .samples import NO_LABEL, Entries, Original, Source, SourceEntry, note
 
+_STATED = 1024  # files whose sizes are asked for at a time
+_PATIENCE = 0.05  # seconds of listing after which threads may be worth while
+_THREADS = 32  # which wait for a file system
 _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
 
 
@@ -59,13 +67,31 @@ class FilesReader:
         """Nothing stays open."""
 
 
-def read_folder(src: Path, classes: Level | None = None) -> Source:
-    """List a class folder; see `list_folder` for `classes`. Raises DataError."""
-    listing = list_folder(src, classes)
-    splits = {
-        split: Entries(SourceEntry(path, label, file_size(src / path)) for path, label in files)
-        for split, files in listing.files.items()
-    }
+def waiting_mapped(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """As `map`; on threads as soon as most of the time is waiting, as it is for a file system in a network."""
+    waiting = iter(items)
+    cpu, wall = time.thread_time(), time.perf_counter()
+    for item in waiting:
+        yield function(item)
+        passed = time.perf_counter() - wall
+        if passed > _PATIENCE and passed > 4 * (time.thread_time() - cpu):
+            break
+    with ThreadPoolExecutor(_THREADS, "listing") as pool:
+        yield from pool.map(function, waiting)
+
+
+def read_folder(src: Path, classes: Level | None = None, mapped: Mapped = waiting_mapped) -> Source:
+    """List a class folder; see `list_folder` for `classes` and `mapped`. Raises DataError."""
+    listing = list_folder(src, classes, mapped)
+    splits: dict[str, Entries] = {}
+    for split, files in listing.files.items():
+        parts = [files[start : start + _STATED] for start in range(0, len(files), _STATED)]
+        sizes = mapped(partial(_sizes, src), [[path for path, _ in part] for part in parts])
+        splits[split] = Entries(
+            SourceEntry(path, label, size)
+            for part, known in zip(parts, sizes, strict=True)
+            for (path, label), size in zip(part, known, strict=True)
+        )
     return Source(
         src,
         "folder",
@@ -78,7 +104,12 @@ def read_folder(src: Path, classes: Level | None = None) -> Source:
     )
 
 
-def file_size(file: Path) -> int:
+def _sizes(root: Path, paths: list[str]) -> list[int]:
+    above = os.path.join(root, "")
+    return [file_size(above + path) for path in paths]
+
+
+def file_size(file: Path | str) -> int:
     """Size of a regular file in bytes, or -1 for anything else."""
     try:
         status = os.stat(file)

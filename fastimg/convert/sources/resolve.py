@@ -18,12 +18,12 @@ from fastimg.errors import UsageError
 from fastimg.loaders.containers.datasets import is_plain_folder, refuse_class_folder
 from fastimg.loaders.containers.foreign import foreign_betons, foreign_shards
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level, Mapped
 from fastimg.loaders.folders.folder import is_class_folder as has_class_folders
 
 from .columns import SEPARATED, Columns, with_delimiter
 from .containers import read_betons, read_dataset, read_tars
-from .folders import read_folder
+from .folders import read_folder, waiting_mapped
 from .manifests import MANIFESTS, read_manifest
 from .samples import Source
 from .streams import NAMED, read_named, read_parquets
@@ -44,11 +44,13 @@ def read_source(
     classes: Level | None = None,
     images: Path | None = None,
     masks: bool = False,
+    mapped: Mapped = waiting_mapped,
 ) -> Source:
     """List the samples of `src` without decoding them. `spool` is the folder for a temporary file, if one is needed.
 
     `classes` tells which level of a class folder names the classes, `images` where the images of COCO's annotations
-    are, `masks` whether COCO's and YOLO's outlines are drawn as masks. Other sources ignore them.
+    are, `masks` whether COCO's and YOLO's outlines are drawn as masks, `mapped` how the folders of a class folder are
+    read, see `list_folder`. Other sources ignore them.
     Raises DataError, UsageError.
     """
     text = str(src)
@@ -70,7 +72,7 @@ def read_source(
             files = [file for files in parquets.values() for file in files]
             return replace(source, ignored=strays(src, files, "parquet files"))
         _refuse_columns(columns, f"{src} is a folder and has no columns")
-        return _read_directory(src, classes)
+        return _read_directory(src, classes, mapped)
     if not os.path.exists(src):
         raise DataError(f"{src}: no such file or folder, or you have no permission to read it; check the path")
     suffix = src.suffix.lower()
@@ -127,7 +129,7 @@ def _read_annotations(src: Path, kind: Annotations, images: Path | None, masks: 
             return read_mask_folders(src)
 
 
-def _read_directory(src: Path, classes: Level | None) -> Source:
+def _read_directory(src: Path, classes: Level | None, mapped: Mapped) -> Source:
     if (src / "dataset.json").exists():
         return _with_strays(read_dataset(src))
     if (src / "convert.json").exists():
@@ -138,7 +140,7 @@ def _read_directory(src: Path, classes: Level | None) -> Source:
     if betons := foreign_betons(src):
         refuse_class_folder(src, list(betons.values()))
         return _with_strays(read_betons(src, betons))
-    return read_folder(src, classes)
+    return read_folder(src, classes, mapped)
 
 
 def _with_strays(source: Source) -> Source:

@@ -3,29 +3,27 @@
 import contextlib
 import hashlib
 import itertools
-import logging
 import os
-import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fastimg.cluster.connection import alive, end_earlier, joined, namespace_of, room, usual
+from fastimg.cluster.shared_places import SharedPlaces, shared_places
 from fastimg.config.values.trial_resources import written
-from fastimg.errors import UsageError, UserError, reason_of
+from fastimg.errors import UsageError, reason_of
 from fastimg.search.messages import HostFault
 from fastimg.wording import plural
 
-from .node import SharedPlaces, TrialNode, shared_places
+from .node import TrialNode
 from .process import WORKER, ProcessEnd
 
-_NAMESPACE = "fastimg-search"
-_ANSWER = 5.0  # seconds in which a cluster answers
-_GONE = 60.0  # seconds in which actors of a search that was killed end
+_COMMAND = "search"
+_ANSWER = 5.0  # seconds in which the threads of a process end
 _ROOM = 600.0  # seconds to wait for the cluster to have room for one process
 _CALLS = 4  # of an actor at a time: one of them waits for messages
 
@@ -50,11 +48,8 @@ class ClusterRequest:
 @contextlib.contextmanager
 def connected(asked: ClusterRequest) -> Iterator["RayHosts"]:
     """The hosts of a cluster. Raises UserError where it cannot be reached, UsageError for what no node has."""
-    ray = _ray()
-    _connect(ray, asked.address or os.environ.get("RAY_ADDRESS") or "auto")
-    places = None
-    try:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    with joined(_COMMAND, asked.address) as ray:
+        nodes = alive(ray)
         amounts = dict(asked.amounts) or usual(nodes, asked.device)
         if asked.device == "cuda" and "GPU" not in amounts:
             raise UsageError("--device cuda: a trial has no GPU; add gpu=1 to --resources-per-trial")
@@ -67,32 +62,9 @@ def connected(asked: ClusterRequest) -> Iterator["RayHosts"]:
                 "or give --jobs N to wait for larger nodes"
             )
         prefix = hashlib.sha256(str(asked.folder.resolve()).encode()).hexdigest()[:16]
-        _end_earlier(ray, prefix)
-        places = shared_places(asked.data, asked.folder)
-        yield RayHosts(ray, count, amounts, asked.memory, prefix, places)
-    finally:
-        if places is not None:
-            places.token.unlink(missing_ok=True)
-        ray.shutdown()
-
-
-def usual(nodes: Sequence[Mapping[str, float]], device: str) -> dict[str, float]:
-    """What a trial takes if nothing is said: a GPU with its share of the cores; without GPUs the cores of a node."""
-    with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1] if device != "cpu" else []
-    if with_gpus:
-        cores = min(node.get("CPU", 0) // node["GPU"] for node in with_gpus)
-        return {"GPU": 1, "CPU": max(1, int(cores))}
-    counts = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
-    return {"CPU": min(counts, default=1)}
-
-
-def room(nodes: Sequence[Mapping[str, float]], amounts: Mapping[str, float]) -> int:
-    """How many trials run at a time on these nodes, if nothing else does."""
-
-    def fitting(node: Mapping[str, float]) -> int:
-        return min(int(node.get(name, 0) / amount + 1e-6) for name, amount in amounts.items())
-
-    return sum(map(fitting, nodes))
+        end_earlier(ray, _COMMAND, prefix)
+        with shared_places(_COMMAND, (asked.data,), asked.folder) as places:
+            yield RayHosts(ray, count, amounts, asked.memory, prefix, places)
 
 
 class RayHosts:
@@ -123,7 +95,7 @@ class RayHosts:
             "resources": custom,
             "max_concurrency": _CALLS,
             "name": f"{self._prefix} {place} {next(self._numbers)}",
-            "namespace": _NAMESPACE,
+            "namespace": namespace_of(_COMMAND),
         }
         if "memory" in self._amounts:
             options["memory"] = int(self._amounts["memory"])
@@ -203,52 +175,3 @@ class RayProcess:
                 while True:
                     self._ray.get(self._actor.send.remote(self._theirs.recv()))
             self._threads[0].join()
-
-
-def _ray() -> Any:
-    """Ray. `request` has made sure that it is installed."""
-    # Otherwise Ray copies the folder from which `uv run` started a search to every node, and starts processes by uv.
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    import ray
-
-    return ray
-
-
-def _connect(ray: Any, address: str) -> None:
-    """Join a cluster. Raises UserError."""
-    remedy = 'start one with "ray start --head", or give --address HOST:6379'
-    if address == "auto":
-        nothing = f"search --backend ray: no Ray cluster runs on this machine; {remedy}"
-    else:
-        nothing = f"--address {address}: no Ray cluster can be reached there"
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), _ANSWER).close()
-        except (OSError, ValueError) as error:
-            raise UserError(f"{nothing} ({reason_of(error)}); {remedy}") from error
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, namespace=_NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
-    except ConnectionError as error:
-        raise UserError(nothing) from error
-    except (RuntimeError, ValueError, ray.exceptions.RayError) as error:  # another version of Ray or of Python
-        raise UserError(f"--address {address}: {reason_of(error)}") from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray's own would end a search without its checkpoints
-
-
-def _end_earlier(ray: Any, prefix: str) -> None:
-    """End what a killed search has left on the cluster: Ray ends it, too, but not at once."""
-    end = time.monotonic() + _GONE
-    while True:
-        found = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-        left = [name for name in found if name.startswith(prefix)]
-        if not left:
-            return
-        if time.monotonic() >= end:
-            raise UserError(f"search: {plural(len(left), 'process')} of an earlier search do not end")
-        for name in left:
-            with contextlib.suppress(ValueError):  # it has ended
-                ray.kill(ray.get_actor(name, namespace=_NAMESPACE))
-        time.sleep(0.1)

@@ -4,82 +4,17 @@ The process is the one that a search starts on its own machine. It ends when the
 """
 
 import contextlib
-import heapq
 import os
-import secrets
-import socket
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from fastimg import __version__
+from fastimg.cluster.connection import node_name
+from fastimg.cluster.shared_places import SharedPlaces, unseen
 from fastimg.search.messages import Arrived, HostFault, Message
 from fastimg.system.core_shares import CoreClaim
 
 from .machine import LocalProcess, started
 from .process import ProcessEnd
-
-_ENTRIES = 100  # of the data that are looked for on each node
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedPlaces:
-    """What a node has to see as the search sees it.
-
-    entries: some of the data's folder. token, word: a file in the search's folder, and what is written in it. here: the
-    folder from which relative paths count.
-    """
-
-    version: str
-    data: Path
-    entries: tuple[str, ...]
-    token: Path
-    word: str
-    here: Path
-
-
-def shared_places(data: Path, folder: Path) -> SharedPlaces:
-    """What this process sees. Writes the token."""
-    handle, name = tempfile.mkstemp(prefix=".seen-", dir=folder.resolve())
-    word = secrets.token_hex(8)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(word)
-    return SharedPlaces(
-        version=__version__,
-        data=data.resolve(),
-        entries=_entries(data),
-        token=Path(name),
-        word=word,
-        here=Path.cwd(),
-    )
-
-
-def unseen(places: SharedPlaces, node: str) -> str | None:
-    """What is missing on this node, a sentence; None if nothing is."""
-    if places.version != __version__:
-        return f"{node}: has fastimg {__version__}, and the search {places.version}; install the same on all nodes"
-    remedy = "a search on a cluster needs a folder that all nodes share"
-    if not places.data.exists():
-        return f"{node}: does not see the data, {places.data}; {remedy}"
-    if not all((places.data / name).exists() for name in places.entries):
-        return f"{node}: has other files in {places.data} than the machine that searches; {remedy}"
-    folder = places.token.parent
-    try:
-        word = places.token.read_text(encoding="ascii")
-        tempfile.TemporaryFile(dir=folder).close()
-    except FileNotFoundError:
-        return f"{node}: does not see the folder of the search, {folder}; {remedy}"
-    except OSError as error:
-        return f"{node}: cannot write to the folder of the search, {folder}: {error.strerror or error}"
-    if word != places.word:
-        return f"{node}: has another folder at {folder} than the machine that searches; {remedy}"
-    if not places.here.is_dir():
-        return (
-            f"{node}: does not see {places.here}, from which relative paths count; start the search in a shared folder"
-        )
-    return None
 
 
 class TrialNode:
@@ -127,15 +62,3 @@ class TrialNode:
         """Ask the process to end its trial."""
         assert self._process is not None
         self._process.terminate()
-
-
-def node_name() -> str:
-    """How people and Ray call the node that this actor is on."""
-    import ray
-
-    return f"{socket.gethostname()} (node {ray.get_runtime_context().get_node_id()[:8]})"
-
-
-def _entries(data: Path) -> tuple[str, ...]:
-    """Names in a folder, the first of them; none of a file."""
-    return tuple(heapq.nsmallest(_ENTRIES, os.listdir(data))) if data.is_dir() else ()

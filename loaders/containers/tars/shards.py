@@ -100,6 +100,13 @@ def index_path(shard: Path) -> Path:
     return shard.with_suffix(".idx")
 
 
+def move_shard(shard: Path, folder: Path) -> None:
+    """Give a shard and its index a place in another folder of the same file system; the tar appears last."""
+    for file in (index_path(shard), shard):
+        file.replace(folder / file.name)
+    sync_folder(folder)
+
+
 def _index_head(count: int) -> str:
     return f"v1.2 {count}\n"
 

@@ -16,13 +16,13 @@ from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 # Fields of Train without a rule, and the reason.
 WITHOUT_RULES = {
     "any text": ("data", "output", "name", "train_split", "val_split", "weights"),
-    "only certain values parse": ("classes", "opt_impl", "order", "head", "device"),
+    "only certain values parse": ("classes", "opt_impl", "order", "head"),
     "judged with the model": ("num_classes", "freeze", "model_kwargs"),
     "judged by the optimiser": ("opt", "opt_kwargs"),
     "judged with the data": ("targets", "target_weights"),
     "good with everything": ("channels_last", "deterministic", "evaluate_training_set"),
     "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),
-    "named by rules of other fields": ("arch", "amp", "bce_loss", "no_aug"),
+    "named by rules of other fields": ("arch", "amp", "bce_loss", "no_aug", "backend"),
 }
 
 

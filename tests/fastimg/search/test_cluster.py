@@ -157,7 +157,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(asked, fake, tmp_path):
         with TrialPool(hosts, "top1", lambda _: None):
             pass
     assert os.uname().nodename in str(caught.value)
-    assert f"has another folder at {asked.folder} than the machine that searches" in str(caught.value)
+    assert f"has another folder at {asked.folder} than the machine that started the search" in str(caught.value)
 
 
 def test_a_search_that_is_killed_leaves_no_process_and_goes_on(cluster, asked, tmp_path):

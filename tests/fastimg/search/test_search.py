@@ -148,7 +148,7 @@ def test_trials_that_diverge_are_pruned_with_their_reason(search, tmp_path):
 
 
 def test_ray_that_is_not_installed(search, monkeypatch):
-    monkeypatch.setattr("fastimg.search.request.installed", lambda name: name != "ray")
+    monkeypatch.setattr("fastimg.cluster.connection.find_spec", lambda name: None)
     ran = search(*PARAM, "--trials", 1, "--backend", "ray")
     assert (ran.code, ran.err) == (
         1,
@@ -175,10 +175,13 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
         ((), "say when it ends: --time 20m"),
         (("--param", "lr=0.1:0.2", "--trials", 0), "--trials 0: give 1 or more"),
         (("--trials", 1, "--address", "auto"), "--address has no effect without --backend ray"),
-        (("--trials", 1, "--backend", "ray", "--address", "ray://h:1"), "start the search on a machine of the cluster"),
+        (
+            ("--trials", 1, "--backend", "ray", "--address", "ray://h:1"),
+            "start this command on a machine of the cluster",
+        ),
         (
             ("--trials", 1, "--backend", "ray", "--device", "cuda:1"),
-            "Ray chooses the GPU of a trial; give auto, cpu or",
+            "Ray chooses the GPU; give auto, cpu or",
         ),
         (("--trials", 1, "--backend", "ray", "--limit-gpu-memory"), "has no effect without a part of a GPU, as in"),
         (("--time", "soon"), "--time soon: give a time"),

@@ -1,0 +1,223 @@
+"""The formulas of "To a billion images" in docs/many-gpus.md: each term on a small case, and the order at 10^9 samples.
+
+    python benchmarks/simulate.py [--only terms,epoch] [--samples 1000000000] [--shards 10000] [--nodes 64]
+
+`terms`: what grows with the data, measured here on little of it: bytes and time of an index entry, of a place in the
+order, and of a shard in dataset.json, and how many requests fetch a shard. `epoch`: a whole epoch of the quasi-random
+order by shards, in the loader's own arithmetic, but window by window, so that it needs memory for one window and one
+shard alone: how many shards are in use at once, for how many places of the order, and how many nodes read from each,
+beside what the formulas say.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import math
+import resource
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from rich.console import Console
+
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders import open_dataset
+from fastimg.loaders.containers.tars.shards import ShardWriter
+from fastimg.loaders.order import _SAMPLES, Blocks, _block_places, _moved, epoch_order
+from fastimg.loaders.random import hashes
+from fastimg.loaders.remote.fetching import RANGE, Fetching
+from fastimg.loaders.remote.shard_cache import WantedFile
+from fastimg.loaders.remote.stores import RemoteFolder
+
+Record = dict[str, Any]
+
+_BATCH = 2048  # samples of a node's batch: 8 GPUs with 256 each
+
+
+def main() -> None:
+    """Measure, print, and append the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="terms,epoch")
+    parser.add_argument("--samples", type=int, default=1_000_000_000)
+    parser.add_argument("--shards", type=int, default=10_000)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--window", type=int, default=32_768)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "simulate.jsonl")
+    args = parser.parse_args()
+    sections = args.only.split(",")
+    found: dict[str, list[Record]] = {}
+    if "terms" in sections:
+        with tempfile.TemporaryDirectory() as name:
+            found["terms"] = [*index_terms(Path(name)), *order_terms(), *store_terms(Path(name))]
+    if "epoch" in sections:
+        found["epoch"] = [epoch(args.samples, args.shards, args.nodes, args.window)]
+    environment = measure.environment()
+    for section, records in found.items():
+        for record in records:
+            shared = {"benchmark": "simulate", "section": section}
+            measure.append(args.out, {**shared, **record, "environment": environment})
+            measure.show(Console(), section, [record])
+
+
+def index_terms(folder: Path) -> list[Record]:
+    """What an index costs per sample: on disk, in memory, and in seconds, from two sizes of a dataset."""
+    rows = []
+    for samples in (1_000, 5_000):
+        data = folder / f"D{samples}"
+        data.mkdir()
+        with ShardWriter(data / "train-00000.tar") as writer:
+            for number in range(samples):
+                writer.add(f"{number:09d}", {"jpg": b"\xff\xd8\xff\xd9", "cls": b"0"})
+        open_dataset(data).close()  # makes the index
+        tracemalloc.start()
+        began = time.perf_counter()
+        dataset = open_dataset(data)
+        seconds = time.perf_counter() - began
+        held, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        dataset.close()
+        stored = next(data.glob("*.fidx"), None)
+        assert stored is not None
+        rows.append((samples, stored.stat().st_size, held, peak, seconds))
+    few, many = rows
+    more = many[0] - few[0]
+    term = {"term": "index", "samples": many[0], "bytes_on_disk": (many[1] - few[1]) / more}
+    return [term | {"bytes_held": (many[2] - few[2]) / more, "bytes_at_most": (many[3] - few[3]) / more}]
+
+
+def order_terms() -> list[Record]:
+    """Bytes and nanoseconds of a place in the order."""
+    rows = []
+    for samples in (1_000_000, 10_000_000):
+        tracemalloc.start()
+        epoch_order(samples, 0, 0, "quasi-random", block=samples // 100)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        began = time.perf_counter()
+        epoch_order(samples, 0, 1, "quasi-random", block=samples // 100)
+        seconds = time.perf_counter() - began
+        shape = {"term": "order", "samples": samples}
+        rows.append(shape | {"bytes_at_most": peak / samples, "nanoseconds": 1e9 * seconds / samples})
+    return rows
+
+
+def store_terms(folder: Path) -> list[Record]:
+    """Bytes of dataset.json per shard, and the requests that fetch a shard."""
+    sizes = []
+    for shards in (4, 24):
+        source, data = folder / f"S{shards}", folder / f"T{shards}"
+        for number in range(shards):
+            (source / "a").mkdir(parents=True, exist_ok=True)
+            (source / "a" / f"{number}.jpg").write_bytes(_jpeg(number))
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert(Convert(src=source, dst=data, shard_size="16KB", val_fraction=0), Console(quiet=True))
+        written = json.loads((data / "dataset.json").read_text())
+        count = sum(len(split["shards"]) for split in written["splits"].values())
+        sizes.append((count, (data / "dataset.json").stat().st_size))
+    (few, small), (many, large) = sizes
+    term: Record = {"term": "dataset.json", "shards": many, "bytes_per_shard": (large - small) / (many - few)}
+    return [term, _requests(folder)]
+
+
+def _jpeg(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 255, (64, 64, 3), np.uint8)).save(stream, "jpeg")
+    return stream.getvalue()
+
+
+def _requests(folder: Path) -> Record:
+    """How many requests fetch a shard of 20 MB, as the cache fetches it."""
+    store = folder / "store"
+    store.mkdir()
+    content = np.random.default_rng(0).bytes(10 * (RANGE // 4) + 1)
+    (store / "shard.tar").write_bytes(content)
+    remote = RemoteFolder(store.as_uri())
+    asked = []
+    read = remote.read_range
+    remote.read_range = lambda *place: (asked.append(place), read(*place))[1]  # type: ignore[method-assign]
+    with open(folder / "fetched", "w+b") as file:
+        wanted = WantedFile("shard.tar", len(content), hashlib.sha256(content).hexdigest())
+        Fetching(remote).fetch(wanted, file.fileno())
+    shape = {"term": "requests", "bytes": len(content), "range": RANGE}
+    return shape | {"requests": len(asked), "formula": -(-len(content) // RANGE)}
+
+
+def epoch(samples: int, shards: int, nodes: int, window: int, seed: int = 0) -> Record:
+    """An epoch of the order by shards, sample by sample, beside the formulas."""
+    began = time.perf_counter()
+    size = -(-samples // shards)
+    first = np.full(shards, -1, np.int64)  # the first and last place of each shard
+    last = np.zeros(shards, np.int64)
+    readers = np.zeros((shards, nodes), np.bool_)  # who reads from it
+    place = 0
+    for ids in order_in_parts(samples, size, window, seed):
+        of = ids // size
+        base = int(of.min())
+        found = [base] if base == of.max() else (np.flatnonzero(np.bincount(of - base)) + base).tolist()
+        for shard in found:
+            places = np.arange(place, place + len(ids)) if len(found) == 1 else np.flatnonzero(of == shard) + place
+            if first[shard] < 0:
+                first[shard] = places[0]
+            last[shard] = places[-1]
+            readers[shard, places // _BATCH % nodes] = True
+        place += len(ids)
+    assert place == samples and (first >= 0).all()
+    moments = np.concatenate([first, last + 1])
+    changes = np.concatenate([np.ones(shards, np.int64), -np.ones(shards, np.int64)])
+    at_once = int(np.cumsum(changes[np.lexsort((changes, moments))]).max())
+    span = size + window if window > size else size  # of a shard's samples in the order; smaller windows mix none
+    return {
+        "samples": samples,
+        "shards": shards,
+        "nodes": nodes,
+        "window": window,
+        "node_batch": _BATCH,
+        "at_once": at_once,
+        "at_once_formula": math.ceil(window / size) + 1 if window > size else 1,
+        "nodes_per_shard": float(readers.sum(1).mean()),
+        "nodes_per_shard_formula": min(nodes, span / _BATCH + 1),
+        "longest_stay": int((last - first).max() + 1),
+        "longest_stay_formula": span,
+        "seconds": time.perf_counter() - began,
+        "mb_at_most": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    }
+
+
+def order_in_parts(n: int, size: int, window: int, seed: int, epoch: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+    """`epoch_order(n, seed, epoch, "quasi-random", size, window)` in parts, of which only one is in memory.
+
+    A block's samples move by up to half a window: what is sorted below the reach of the next block is final.
+    """
+    bits = np.uint64(n.bit_length())
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+    blocks = Blocks(n, size)
+    places = _block_places(blocks, seed, epoch)
+    fraction = np.uint64(min(32, 64 - 2 * n.bit_length()))
+    sequence = np.argsort(places, kind="stable")
+    held = np.empty(0, np.uint64)
+    for turn, block in enumerate(sequence.tolist()):
+        ids = np.arange(block * size, min((block + 1) * size, n), dtype=np.int64)
+        key = _moved(places[block : block + 1], hashes(seed, epoch, ids, _SAMPLES), n, window)
+        held = np.concatenate([held, (key << bits) | ids.astype(np.uint64)])
+        held.sort()
+        done = len(held)
+        if turn + 1 < len(sequence):
+            low = max(int(places[sequence[turn + 1]]) - window // 2, 0)
+            done = int(held.searchsorted(np.uint64(low) << (fraction + bits)))
+        if done:
+            yield (held[:done] & mask).astype(np.int64)
+        held = held[done:].copy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Independent pieces of work as tasks on the nodes of a Ray cluster; those of lost nodes are done again."""
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastimg.config.values.trial_resources import written
+from fastimg.errors import UsageError, UserError, reason_of
+from fastimg.wording import plural
+
+from .connection import alive, node_name, room
+from .shared_places import SharedPlaces, unseen
+
+Work = Callable[[Any, Any], Iterator[Any]]  # see `ClusterTasks.results`
+
+LOSSES = 3  # how often a piece of work may be lost with its node
+HEAD_SECONDS = 30.0  # how long the cluster's head may be unreachable; Ray ends the process after 60
+_LOOK = 1.0  # seconds between looks at the cluster
+_REFRESH = 5.0  # seconds for which the number of nodes is taken as known
+_ROOM = 600.0  # seconds to wait for a node with room, after all of them were lost
+_ANSWER = 5.0  # seconds in which the head accepts a connection
+
+
+class ClusterLost(UserError):
+    """The cluster, or the nodes of a piece of work, are gone: what has been done counts."""
+
+
+@dataclass(eq=False)
+class _Running:
+    """A task that has not ended. ticked: what it has said of its progress."""
+
+    item: Any
+    losses: int
+    ticked: int = 0
+
+
+class ClusterTasks:
+    """Tasks that take `amounts` each, by Ray's names. `say` prints a message; `goes_on` ends an error's sentence."""
+
+    def __init__(
+        self,
+        ray: Any,
+        places: SharedPlaces,
+        amounts: Mapping[str, float],
+        say: Callable[[str], object],
+        goes_on: str,
+    ) -> None:
+        self._ray = ray
+        self._places = places
+        self._amounts = dict(amounts)
+        self._say = say
+        self._goes_on = goes_on
+        self._head = ray.get_runtime_context().gcs_address
+        self._head_lost: float | None = None
+        self._room_lost: float | None = None
+        self._looked = 0.0
+        self.slots = room(alive(ray), amounts)
+        if not self.slots:
+            raise UsageError(f"--backend ray: no node of the cluster has {written(amounts)} for a {places.job}")
+
+    def results(
+        self,
+        work: Work,
+        common: Any,
+        items: Iterable[Any],
+        name: Callable[[Any], str],
+        tick: Callable[[int], object] = lambda count: None,
+    ) -> Iterator[tuple[Any, Any]]:
+        """Each item with its result, in the order in which they are ready.
+
+        On a node, `work(common, item)` yields numbers, which are progress and go to `tick`, and at last the result.
+        `name` calls an item in messages. Whatever `work` raises is raised; ClusterLost where the cluster is lost.
+        """
+        task = self._ray.remote(max_retries=0, max_calls=0)(_on_node)
+        options = _options(self._amounts)
+        shared = self._ray.put(common)
+        waiting = iter(items)
+        again: deque[_Running] = deque()
+        running: dict[Any, _Running] = {}
+        try:
+            while True:
+                while len(running) < 2 * self._slots():  # so that no node waits for this process
+                    following = again.popleft() if again else _following(waiting)
+                    if following is None:
+                        break
+                    running[task.options(**options).remote(self._places, work, shared, following.item)] = following
+                if not running:
+                    return
+                ready, _ = self._ray.wait(list(running), num_returns=1, timeout=_LOOK)
+                if not ready:
+                    self._head_answers()
+                for stream in ready:
+                    each = running[stream]
+                    try:
+                        message = self._ray.get(next(stream))
+                    except self._lost_errors() as error:
+                        del running[stream]
+                        tick(-each.ticked)
+                        again.append(self._lost(each, name(each.item), error))
+                    except self._ray.exceptions.RayTaskError as error:
+                        raise _own_error(error) from None
+                    else:
+                        if isinstance(message, int):
+                            each.ticked += message
+                            tick(message)
+                        else:
+                            del running[stream]
+                            yield each.item, message
+        finally:
+            self._end(list(running))
+
+    def mapped(self, function: Callable[[Any], Any], items: Iterable[Any], *, what: str) -> Iterator[Any]:
+        """As `map`, by tasks of several items each. `function` is a module's, or a partial of one."""
+        every = list(items)
+        size = max(1, len(every) // (4 * self.slots))
+        parts = [(start, every[start : start + size]) for start in range(0, len(every), size)]
+        found = {start: made for (start, _), made in self.results(_map_on_node, function, parts, lambda _: what)}
+        for start, _ in parts:
+            yield from found[start]
+
+    def _slots(self) -> int:
+        """How many tasks run at a time on the nodes that are there now, 1 or more."""
+        now = time.monotonic()
+        if now - self._looked > _REFRESH:
+            self._looked = now
+            if not self._head_answers():  # asked for its nodes, it would be waited for
+                return max(1, self.slots)
+            self.slots = room(alive(self._ray), self._amounts)
+            if self.slots:
+                self._room_lost = None
+            elif self._room_lost is None:
+                self._room_lost = now
+                self._say("ray         no node is left that has room; waiting for one")
+            elif now - self._room_lost > _ROOM:
+                raise ClusterLost(
+                    f"--backend ray: the cluster has had no room for {round(_ROOM / 60)} minutes; {self._goes_on}"
+                )
+        return max(1, self.slots)
+
+    def _head_answers(self) -> bool:
+        """Whether the cluster's head is there. Raises ClusterLost where it has not been for too long."""
+        host, _, port = self._head.rpartition(":")
+        now = time.monotonic()
+        try:
+            socket.create_connection((host, int(port)), _ANSWER).close()
+        except OSError as error:
+            self._head_lost = self._head_lost or now
+            if now - self._head_lost >= HEAD_SECONDS:
+                lost = f"--backend ray: the head of the cluster, {self._head}, is lost ({reason_of(error)})"
+                raise ClusterLost(f"{lost}; {self._goes_on}") from error
+            return False
+        self._head_lost = None
+        return True
+
+    def _lost_errors(self) -> tuple[type[Exception], ...]:
+        errors = self._ray.exceptions
+        return (
+            *(errors.WorkerCrashedError, errors.NodeDiedError, errors.LocalRayletDiedError),
+            *(errors.OutOfMemoryError, errors.ObjectLostError),
+        )
+
+    def _lost(self, each: _Running, name: str, error: Exception) -> _Running:
+        """What to run again. Raises ClusterLost where that has been tried often enough."""
+        self._looked = 0.0
+        out = isinstance(error, self._ray.exceptions.OutOfMemoryError)
+        reason = "its node ran out of memory" if out else "its node was lost, or its process killed"
+        if each.losses + 1 > LOSSES:
+            raise ClusterLost(f"{name}: {reason}, {plural(each.losses + 1, 'time')}; {self._goes_on}")
+        self._say(f"ray         {name}: {reason}; it is done again")
+        return _Running(each.item, each.losses + 1)
+
+    def _end(self, streams: list[Any]) -> None:
+        """End tasks whose results nobody takes any more."""
+        for stream in streams:
+            try:
+                self._ray.cancel(stream, force=True)
+            except (self._ray.exceptions.RayError, ValueError, RuntimeError):  # it has ended, or the cluster has
+                return
+
+
+def _following(waiting: Iterator[Any]) -> _Running | None:
+    for item in waiting:
+        return _Running(item, 0)
+    return None
+
+
+def _options(amounts: Mapping[str, float]) -> dict[str, Any]:
+    """What a task takes, as Ray's options say it."""
+    known = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    custom = {name: amount for name, amount in amounts.items() if name not in known}
+    return {"num_cpus": 0, "resources": custom} | {
+        known[name]: amount for name, amount in amounts.items() if name in known
+    }
+
+
+def _own_error(error: Any) -> BaseException:
+    """What the work raised, as it raised it here."""
+    cause: BaseException = getattr(error, "cause", None) or error
+    if isinstance(cause, ImportError) or "failed to import" in str(cause):
+        return UserError(f"a node of the cluster cannot run this: {reason_of(cause)}; install the same fastimg on all")
+    return cause
+
+
+def _on_node(places: SharedPlaces, work: Work, common: Any, item: Any) -> Iterator[Any]:
+    """The task."""
+    if (fault := unseen(places, node_name())) is not None:
+        raise UserError(fault)
+    os.chdir(places.here)
+    yield from work(common, item)
+
+
+def _map_on_node(function: Callable[[Any], Any], part: tuple[int, list[Any]]) -> Iterator[list[Any]]:
+    yield [function(item) for item in part[1]]
+
+
+class TaskCount:
+    """Samples that a task has done and not yet told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self, count: int = 1) -> None:
+        """Some more."""
+        with self._lock:
+            self._count += count
+
+    def take(self) -> int:
+        """How many there are since the last call."""
+        with self._lock:
+            count, self._count = self._count, 0
+        return count

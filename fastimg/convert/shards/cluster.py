@@ -1,0 +1,150 @@
+"""The shards of a plan as tasks on the nodes of a Ray cluster.
+
+A task reads its samples, and writes its shard into a folder of its own below `ATTEMPTS` in the destination. The process
+that converts moves it to its place and writes the journal. So nothing that a lost node may still do changes a dataset.
+"""
+
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastimg.cluster.connection import alive, room
+from fastimg.cluster.shared_places import ATTEMPTS, shared_places
+from fastimg.cluster.tasks import ClusterTasks, TaskCount
+from fastimg.convert.image_preparation import prepared_in_order
+from fastimg.convert.journal import Finished
+from fastimg.convert.plan import Shard
+from fastimg.convert.sources.folders import waiting_mapped
+from fastimg.convert.sources.samples import Entries, Source
+from fastimg.convert.sources.streams import SpoolReader
+from fastimg.convert.writers import TarStore
+from fastimg.errors import UsageError
+from fastimg.loaders.containers.tars.shards import move_shard
+from fastimg.loaders.folders.folder import Mapped
+from fastimg.loaders.folders.ignored import Ignored
+from fastimg.wording import plural
+
+from .writing import ShardWork, write_shard
+
+_PROGRESS = 1.0  # seconds between two words about a task's progress
+
+
+class NodeShard(NamedTuple):
+    """A shard that a task has written, and the folder in which it lies."""
+
+    finished: Finished
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeWork:
+    """What all tasks of a conversion have in common. attempts: the folder in which each makes one of its own."""
+
+    shards: ShardWork
+    attempts: Path
+
+
+def refuse_source(source: Source) -> None:
+    """Raise UsageError for a source that only the process can read which has listed it."""
+    if any(isinstance(reader, SpoolReader) for reader in source.readers):
+        raise UsageError(
+            f"--backend ray: {source.src} is read from front to back, once, into a temporary file of this machine; "
+            "leave out --backend ray"
+        )
+
+
+def threads_of(asked: int | None, nodes: Sequence[dict[str, float]], shards: int) -> int:
+    """How many cores a task takes: those that are asked for, else one, and more where there are few shards."""
+    if asked is not None:
+        return asked
+    cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+    return max(1, min(min(cores, default=1), sum(cores) // max(1, shards)))
+
+
+class ShardTasks:
+    """Writes shards into `folder` on a cluster."""
+
+    def __init__(self, tasks: ClusterTasks, folder: Path, attempts: Path) -> None:
+        self._tasks = tasks
+        self._folder = folder
+        self._attempts = attempts
+
+    def write(self, work: ShardWork, todo: Sequence[Shard], tick: Callable[[int], object]) -> Iterator[Finished]:
+        """Write these shards. Yields the line of each once it is in its place, in any order."""
+        listed = replace(work.source, splits={}, ignored=Ignored(), remarks=())
+        common = NodeWork(shards=replace(work, source=listed), attempts=self._attempts)
+        items = (replace(shard, entries=Entries(shard.entries)) for shard in todo)  # without the entries of others
+        for _, made in self._tasks.results(_write_on_node, common, items, lambda shard: f"{shard.name}.tar", tick):
+            if made.finished.name:
+                move_shard(made.folder / made.finished.name, self._folder)
+            shutil.rmtree(made.folder, ignore_errors=True)
+            yield made.finished
+
+
+@contextmanager
+def listing(ray: Any, sources: Sequence[Path], cores: int, say: Callable[[str], object]) -> Iterator[Mapped]:
+    """How the folders of a source are listed: by tasks of so many cores on a cluster, or here, if `ray` is None.
+
+    Raises UsageError where no node has these cores.
+    """
+    if ray is None:
+        yield waiting_mapped
+        return
+    with shared_places("conversion", [path for path in sources if path.exists()], None) as places:
+        tasks = ClusterTasks(ray, places, {"CPU": float(cores)}, say, "run this again")
+        yield partial(tasks.mapped, what="the listing")
+
+
+@contextmanager
+def shard_tasks(
+    ray: Any,
+    sources: Sequence[Path],
+    folder: Path,
+    threads: int | None,
+    shards: int,
+    say: Callable[[str], object],
+) -> Iterator[tuple[ShardTasks, int]]:
+    """What writes shards on a cluster, and how many threads each has. Raises UsageError."""
+    attempts = folder.resolve() / ATTEMPTS
+    with ExitStack() as stack:
+        attempts.mkdir(exist_ok=True)
+        stack.callback(shutil.rmtree, attempts, ignore_errors=True)
+        places = stack.enter_context(shared_places("conversion", sources, attempts))
+        nodes = alive(ray)
+        cores = threads_of(threads, nodes, shards)
+        amounts = {"CPU": float(cores)}
+        tasks = ClusterTasks(ray, places, amounts, say, "continue with the same command and --resume")
+        using = sum(room([node], amounts) > 0 for node in nodes)
+        say(
+            f"ray         {plural(using, 'node')}, {plural(tasks.slots, 'shard')} at a time, each by "
+            f"{plural(cores, 'core')}"
+        )
+        yield ShardTasks(tasks, folder, attempts), cores
+
+
+def _write_on_node(common: NodeWork, shard: Shard) -> Iterator[int | NodeShard]:
+    """The task: its progress, then the shard."""
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
+    folder = Path(tempfile.mkdtemp(prefix=f"{shard.name}-", dir=common.attempts))
+    work = common.shards
+    count = TaskCount()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
+        pool = stack.enter_context(ThreadPoolExecutor(work.workers, "prepare"))
+        writer = stack.enter_context(ThreadPoolExecutor(1, "write"))
+        store = stack.enter_context(TarStore(folder))
+        prepared = prepared_in_order(pool, work.prepare(), iter(shard.entries), work.workers, "tar")
+        written = writer.submit(write_shard, work, shard, prepared, store, count.add)
+        while not written.done():
+            wait([written], _PROGRESS)
+            yield count.take()
+        yield NodeShard(written.result(), folder)

@@ -1,0 +1,256 @@
+"""Starts the ranks of a training on a Ray cluster, prints what rank 0 says, and starts all again when one is lost."""
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fastimg.cluster.connection import alive, check_installed, joined, room, usual
+from fastimg.cluster.shared_places import SharedPlaces, shared_places
+from fastimg.config.commands import Train
+from fastimg.config.values.trial_resources import parse, parse_range, written
+from fastimg.errors import UsageError, UserError, reason_of
+from fastimg.loaders.remote.stores import url_of
+from fastimg.system.signals import Interrupt
+from fastimg.system.terminal import say
+from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.loop import Result
+from fastimg.wording import plural
+
+from .board import RankBoard
+from .rank import RankJob, train_rank
+
+MAX_FAILURES = 3
+_GOES_ON = "start the same command with --resume auto, and the run goes on"
+_ROOM = 600.0  # seconds to wait for the cluster to have room
+_ENDING = 30.0  # seconds in which a group ends of which a rank has failed
+_LOOK = 0.2  # seconds between looks at what the ranks say
+_HEAD_LOOK = 1.0  # seconds between looks at the cluster's head
+HEAD_SECONDS = 15.0  # seconds for which it may be away: Ray ends this process after 60
+_ANSWER = 5.0  # seconds in which the head accepts a connection
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """A worker group of Ray Train, from its start to its end, on a thread. error: what it ended with."""
+
+    trainer: Any
+    result: Result | None = None
+    error: Exception | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._fit, name="fastimg-ray-train", daemon=True)
+        self.thread.start()
+
+    def _fit(self) -> None:
+        try:
+            self.result = self.trainer.fit().return_value
+        except Exception as error:  # noqa: BLE001 - told by the thread that waits for this one
+            self.error = error
+
+
+def train_on_cluster(config: Train, console: Console, signals: bool = True) -> Result:
+    """Train as `config` says, with --backend ray. Raises as `train` does, and UserError where the cluster is lost."""
+    check_installed("train")
+    config.output.mkdir(parents=True, exist_ok=True)
+    here = [] if config.data is None or url_of(config.data) is not None else [config.data]
+    with joined("train", config.address) as ray, shared_places("training", here, config.output) as places:
+        assert places.token is not None
+        folder = places.token.with_name(f".ray-{places.word}")  # Ray Train's own, which all nodes must see
+        try:
+            return _Launch(ray, config, console, places, folder).run(signals)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Launch:
+    """One training, by one worker group after the other."""
+
+    def __init__(self, ray: Any, config: Train, console: Console, places: SharedPlaces, folder: Path) -> None:
+        self._ray = ray
+        self._config = config
+        self._console = console
+        self._places = places
+        self._folder = folder
+        self._amounts = _amounts(config, alive(ray))
+        self._head: str = ray.get_runtime_context().gcs_address
+        self._head_seen = self._head_looked = time.monotonic()
+        self._head_there = True
+        node = ray.get_runtime_context().get_node_id()
+        near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        self._board = ray.remote(RankBoard).options(num_cpus=0, scheduling_strategy=near).remote()
+
+    def run(self, signals: bool) -> Result:
+        """Train to the end, over as many failures as may be."""
+        limit = MAX_FAILURES if self._config.max_failures is None else self._config.max_failures
+        most = self._most()
+        try:
+            with Interrupt(signals) as interrupt:
+                for failures in range(1, limit + 2):
+                    count = self._fitting(most)
+                    say(self._console, f"ray         {plural(count, 'rank')}, each with {written(self._amounts)}")
+                    attempt = self._ended(_Attempt(self._trainer(count)), interrupt)
+                    if attempt.error is None:
+                        assert attempt.result is not None
+                        return attempt.result
+                    reason = _reason(attempt.error)
+                    if failures <= limit:
+                        words = f"ray         {reason}; training goes on from its last checkpoint"
+                        say(self._console, words, style="yellow")
+        except self._ray.exceptions.RayError as error:
+            raise UserError(
+                f"train --backend ray: this machine's part of the cluster is lost ({reason_of(error)}); {_GOES_ON}"
+            ) from error
+        raise UserError(f"train --backend ray: {reason}, and --max-failures {limit} allows no more; {_GOES_ON}")
+
+    def _most(self) -> int:
+        """The number of ranks that training starts with, if there is room for them."""
+        config = self._config
+        if config.num_workers is not None:
+            return config.num_workers
+        there = room(alive(self._ray), self._amounts)
+        if config.elastic is not None:
+            return parse_range(config.elastic)[1]
+        if there == 0:
+            raise UsageError(
+                f"no node of the cluster has {written(self._amounts)} for a rank; ask for less with "
+                "--resources-per-worker, or give --num-workers N to wait for larger nodes"
+            )
+        return there
+
+    def _fitting(self, count: int) -> int:
+        """How many ranks to start now, waiting for room if need be. Raises UserError where none comes."""
+        fewest = count if self._config.elastic is None else parse_range(self._config.elastic)[0]
+        began = time.monotonic()
+        while True:
+            there = min(count, room(alive(self._ray), self._amounts)) if self._head_answers() else 0
+            run = self._ray.get(self._board.run.remote())
+            for number in range(there, fewest - 1, -1):
+                if run is None or _shares_evenly(run, self._config, number):
+                    return number
+            waited = time.monotonic() - began
+            if waited > _ROOM:
+                raise UserError(
+                    f"train --backend ray: the cluster has had no room for {plural(fewest, 'rank')} with "
+                    f"{written(self._amounts)} each for {round(_ROOM / 60)} minutes; {_GOES_ON}"
+                )
+            if waited < _LOOK:
+                from ray.autoscaler import sdk
+
+                sdk.request_resources(bundles=[dict(self._amounts)] * fewest)
+                say(self._console, f"ray         waiting for room for {plural(fewest, 'rank')}")
+            time.sleep(_LOOK)
+
+    def _trainer(self, count: int) -> Any:
+        from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        with_gpu = "GPU" in self._amounts
+        plain = replace(
+            self._config,
+            backend="local",
+            address=None,
+            num_workers=None,
+            resources_per_worker=None,
+            elastic=None,
+            max_failures=None,
+            device="cuda" if with_gpu else "cpu",
+        )
+        return TorchTrainer(
+            train_rank,
+            train_loop_config={"job": RankJob(config=plain, places=self._places, board=self._board)},
+            torch_config=TorchConfig(backend="nccl" if with_gpu else "gloo"),
+            scaling_config=ScalingConfig(num_workers=count, use_gpu=with_gpu, resources_per_worker=self._amounts),
+            run_config=RunConfig(
+                name=f"ranks-{time.monotonic_ns()}",
+                storage_path=str(self._folder),
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
+                logging_config=LoggingConfig(log_level="ERROR"),
+            ),
+        )
+
+    def _ended(self, attempt: _Attempt, interrupt: Interrupt) -> _Attempt:
+        """Print what rank 0 says until the worker group has ended. Raises UserError and UsageError for its faults."""
+        told = 0
+        while attempt.thread.is_alive():
+            attempt.thread.join(_LOOK)
+            self._head_answers()
+            self._print()
+            if interrupt.signal and not told:
+                told = interrupt.signal
+                self._ray.get(self._board.stop.remote(told))
+            if self._ray.get(self._board.fault.remote()) is not None:
+                attempt.thread.join(_ENDING)  # the rank has failed: Ray Train ends the others
+                break
+        self._print()
+        self._raise_fault()
+        return attempt
+
+    def _print(self) -> None:
+        for line in self._ray.get(self._board.lines.remote()):
+            say(self._console, line)
+
+    def _raise_fault(self) -> None:
+        fault = self._ray.get(self._board.fault.remote())
+        if fault is not None:
+            raise (UsageError if fault.exit_code == UsageError.exit_code else UserError)(fault.words)
+
+    def _head_answers(self) -> bool:
+        """Whether the cluster's head is there: without it Ray would wait. Raises UserError where it is lost."""
+        now = time.monotonic()
+        if now - self._head_looked < _HEAD_LOOK:
+            return self._head_there
+        self._head_looked = now
+        host, _, port = self._head.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _ANSWER).close()
+        except OSError as error:
+            self._head_there = False
+            if now - self._head_seen > HEAD_SECONDS:
+                raise UserError(
+                    f"train --backend ray: the head of the cluster, {self._head}, is lost ({reason_of(error)}); when "
+                    f"there is one again, {_GOES_ON}"
+                ) from error
+        else:
+            self._head_there, self._head_seen = True, now
+        return self._head_there
+
+
+def _amounts(config: Train, nodes: list[dict[str, float]]) -> Mapping[str, float]:
+    """What a rank takes. Raises UsageError where --device says something else."""
+    if config.resources_per_worker is not None:
+        amounts: Mapping[str, float] = parse(config.resources_per_worker, "--resources-per-worker", "rank")
+    else:
+        amounts = usual(nodes, config.device)
+    if config.device == "cuda" and "GPU" not in amounts:
+        raise UsageError("--device cuda: a rank has no GPU; add gpu=1 to --resources-per-worker")
+    if config.device == "cpu" and "GPU" in amounts:
+        raise UsageError("--device cpu: a rank has a GPU; leave gpu out of --resources-per-worker")
+    return amounts
+
+
+def _shares_evenly(run: Path, config: Train, ranks: int) -> bool:
+    """Whether so many ranks can go on with a run, whose steps keep their images."""
+    if not (run / rundir.CONFIG).exists():
+        return True
+    try:
+        rundir.batch_of_before(run, config, ranks)
+    except UsageError:
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """Why a worker group ended, in a few words."""
+    failures = getattr(error, "worker_failures", None)
+    if not failures:
+        return f"its workers could not be started ({reason_of(getattr(error, 'controller_failure', error))})"
+    ranks = ("ranks " if len(failures) > 1 else "rank ") + ", ".join(map(str, sorted(failures)))
+    return f"{ranks} failed ({reason_of(failures[min(failures)])})"

@@ -1,0 +1,155 @@
+"""`fastimg convert --backend ray` on a cluster of Ray's own, on this machine. Skipped where Ray is not installed:
+
+UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers --group trackers --group cluster
+build/peers/bin/python -m pytest -n 0 tests/fastimg/cluster
+"""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: this file has the command")
+
+import ray
+from rich.console import Console
+
+from fastimg.cluster import tasks
+from fastimg.config.commands import Convert
+from fastimg.convert import pipeline
+from fastimg.convert.sources import folders
+from fastimg.convert.sources.folders import FilesReader
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders.errors import DataError
+
+from .conftest import SMALL
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
+
+
+class WaitingReader(FilesReader):
+    """Waits for the file `go` before it reads an image of the class red, and says on which node it waits."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self._places = root.parent
+
+    def read(self, entry):
+        if "red" in entry.path:
+            (self._places / f"began-{os.getppid()}").touch()  # the node's own process
+            while not (self._places / "go").exists():
+                time.sleep(0.01)
+        return super().read(entry)
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Images of one class are read when a file says so, on any node."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(folders, "FilesReader", WaitingReader)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    monkeypatch.setattr(pipeline, "say", lambda _, words: lines.append(words))
+    return lines
+
+
+def made(src, dst, cluster=None, **flags):
+    """Convert a source, or merge several, into some shards. Returns the files."""
+    paths = [*src, dst] if isinstance(src, tuple) else [src, dst]
+    flags = {"shard_size": "25KB", "no_shuffle": True, "merge": len(paths) > 2, **flags}
+    if cluster is not None:
+        flags |= {"backend": "ray", "address": cluster.address}
+    pipeline.convert(Convert(src=paths[0], dst=paths[1], more=tuple(paths[2:]), **flags), Console(quiet=True))
+    return {path.name: path.read_bytes() for path in sorted(dst.iterdir())}
+
+
+def until(condition):
+    while not condition():
+        time.sleep(0.01)
+
+
+def test_the_bytes_are_those_of_one_machine(cluster, image_folder, tmp_path, said):
+    (image_folder / "blue" / "bad.jpg").write_bytes(b"no image")
+    flags = {"val_fraction": 0.2, "no_shuffle": False}
+    here = made(image_folder, tmp_path / "here", **flags)
+    assert len([name for name in here if name.endswith(".tar")]) > 4
+    said.clear()
+    assert made(image_folder, tmp_path / "there", cluster, **flags) == here
+    assert said[0] == "ray         2 nodes, 2 shards at a time, each by 1 core"
+
+
+def test_readers_of_shards_open_them_on_the_nodes(cluster, image_folder, tmp_path):
+    sources = tmp_path / "tars", tmp_path / "beton"
+    for source in sources:
+        made(image_folder, source, format="beton" if source.name == "beton" else "tar")
+    assert made(sources, tmp_path / "there", cluster) == made(sources, tmp_path / "here")
+
+
+def test_a_lost_node_costs_its_unfinished_shards(start_cluster, cluster, waiting, image_folder, tmp_path, said):
+    def lose():
+        until(lambda: len(list(tmp_path.glob("began-*"))) == 2)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        until(lambda: any("is done again" in words for words in said))
+        (tmp_path / "go").touch()
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    there = made(image_folder, tmp_path / "there", cluster)
+    losing.join()
+    cluster.add_node(num_cpus=1, **SMALL)
+    assert any(words.endswith(".tar: its node was lost, or its process killed; it is done again") for words in said)
+    assert there == made(image_folder, tmp_path / "here")
+
+
+def test_an_image_that_cannot_be_stored_ends_it(cluster, image_folder, tmp_path):
+    (image_folder / "blue" / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"bad\.jpg: not an image .*; repair or remove it, or skip it with --on-error"):
+        made(image_folder, tmp_path / "there", cluster, on_error="fail")
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"address": "127.0.0.1:1"}, UserError, "--address 127.0.0.1:1: no Ray cluster can be reached there"),
+        ({"format": "beton"}, UsageError, "--backend ray writes tars"),
+        ({"workers": "99"}, UsageError, "no node of the cluster has cpu=99 for a conversion"),
+        ({"src": Path("sklearn:digits")}, UsageError, "sklearn:digits is read from front to back, once"),
+    ],
+)
+def test_what_cannot_be(cluster, image_folder, tmp_path, change, error, words):
+    dst = tmp_path / "there"
+    asked = {"src": image_folder, "dst": dst, "backend": "ray", "address": cluster.address, **change}
+    with pytest.raises(error, match=words):
+        pipeline.convert(Convert(**asked), Console(quiet=True))
+    assert not dst.exists()
+
+
+def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image_folder, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(tasks, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(tasks, "_REFRESH", 0.2)
+    first = start_cluster(1)
+    dst = tmp_path / "there"
+
+    def lose():
+        until(lambda: (dst / "train-00000.tar").exists() and list(tmp_path.glob("began-*")))
+        first.head_node.kill_all_processes(allow_graceful=False)
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    with pytest.raises(UserError, match=r"the head of the cluster, .*, is lost .* with the same command and --resume"):
+        made(image_folder, dst, first)
+    losing.join()
+    before = (dst / "train-00000.tar").stat().st_mtime_ns
+    (tmp_path / "go").touch()
+    there = made(image_folder, dst, cluster, resume=True)
+    assert (dst / "train-00000.tar").stat().st_mtime_ns == before
+    assert there == made(image_folder, tmp_path / "here")
