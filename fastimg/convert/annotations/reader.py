@@ -75,7 +75,7 @@ class FieldsReader:
         styles: Mapping[str, str] | None = None,
         usually_upright: bool = False,
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self._root = root
         self._schemas = [schema for schema in schemas if schema.member]
         self._classes = {each.name: {name: i for i, name in enumerate(each.classes)} for each in schemas}
@@ -86,7 +86,7 @@ class FieldsReader:
         """See SourceReader."""
         extra = dict(entry.extra or {})
         given: Given = extra.pop(GIVEN, {})
-        original = self._reader.read(entry._replace(extra=extra or None))
+        original = self.reader.read(entry._replace(extra=extra or None))
         assert isinstance(original.image, bytes)
         stated = given.get(SIZE)
         header = read_header(original.image, sys.maxsize)
@@ -111,15 +111,15 @@ class FieldsReader:
 
     def name(self, entry: SourceEntry) -> str:
         """See SourceReader."""
-        return self._reader.name(entry)
+        return self.reader.name(entry)
 
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
-        return self._reader.problem(entry)
+        return self.reader.problem(entry)
 
     def close(self) -> None:
         """See SourceReader."""
-        self._reader.close()
+        self.reader.close()
 
     def _refuse_lengths(self, lengths: Mapping[str, int]) -> None:
         for schema in self._schemas:

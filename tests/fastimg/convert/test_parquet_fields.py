@@ -11,6 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastimg.config.commands import Verify
+from fastimg.convert.shards.cluster import refuse_source
+from fastimg.convert.sources.columns import AskedField, Columns
+from fastimg.convert.sources.streams import read_parquets
 from fastimg.convert.verify import verify
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.datasets import open_dataset
@@ -101,3 +104,11 @@ def test_columns_that_cannot_be_fields_are_refused(table: Path, tmp_path: Path) 
         run(table, tmp_path / "D", "image:image")
     with pytest.raises(DataError, match=r"t.parquet: row 1: column 'age': '3' is not a path"):
         run(table, tmp_path / "D", "age:mask")
+
+
+def test_only_this_machine_can_read_them(table: Path, tmp_path: Path) -> None:
+    columns = Columns(fields=(AskedField("age", "number"),))
+    source = read_parquets(table, {"train": [table]}, columns, tmp_path)
+    with pytest.raises(UsageError, match=r"--backend ray: .* a temporary file of this machine"):
+        refuse_source(source)
+    source.close()
