@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _dispatch(list(arguments), console)
     except UserError as error:
-        return _end(console, error.exit_code, prefix + with_flags(str(error)))
+        return _end(console, error.exit_code, prefix + _sentence(error))
     except SystemExit as stop:  # SIGTERM during `bench`
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
@@ -82,7 +82,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - an internal error: a bug report needs its traceback
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
-            return _end(console, 1, prefix + with_flags(str(error)))
+            return _end(console, 1, prefix + _sentence(error))
         reason = ending.lost_contact(error) if ending.several() else None
         if reason is not None:
             return _end(
@@ -94,6 +94,13 @@ def run(arguments: Sequence[str]) -> int:
         fault = "fastimg: internal error in fastimg; please report it with the lines above"
         cause = traceback.format_exception_only(error)[-1].strip()
         return _end(console, 1, traceback.format_exc() + fault, f"internal error in fastimg: {cause}")
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says, with flags instead of the loaders' settings, and URLs instead of folders of the cache."""
+    sentence = with_flags(str(error))
+    mirrors = sys.modules.get("fastimg.loaders.remote.mirrors")
+    return sentence if mirrors is None else str(mirrors.with_urls(sentence))
 
 
 def _end(console: Console, code: int, text: str, cause: str | None = None) -> int:
@@ -278,6 +285,9 @@ def _refuse(command: str, settings: Any) -> None:
         "predict": tables.PREDICT,
         "embed": tables.EMBED,
         "bench": tables.BENCH,
+        "inspect": tables.INSPECT,
+        "verify": tables.VERIFY,
+        "suggest": tables.SUGGEST,
     }
     if command in rules and getattr(settings, "weights", None) is None:
         refuse(settings, rules[command])
@@ -292,8 +302,7 @@ def _refuse(command: str, settings: Any) -> None:
             find(run)
     if command == "suggest":
         searching.check(settings)
-    if command not in ("train", "eval") or bool(getattr(settings, "more", None)):
-        _refuse_url(command, [getattr(settings, name, None) for name in ("data", "dataset", "src", "dst")])
+    _refuse_url(command, [getattr(settings, name, None) for name in ("src", "dst", "check_data")])
     if command in ("suggest", "train", "eval", "embed", "bench") and settings.data is not None:
         from .loaders.containers.datasets import refuse_no_folder
         from .loaders.remote.stores import url_of
@@ -304,14 +313,14 @@ def _refuse(command: str, settings: Any) -> None:
 
 
 def _refuse_url(command: str, paths: Sequence[Path | None]) -> None:
-    """Raises UsageError for a URL where a command reads only what is on this machine."""
+    """Raises UsageError for a URL where a command reads or writes only what is on this machine."""
     from .loaders.remote.stores import url_of
 
     for path in paths:
         if path is not None and (url := url_of(path)) is not None:
             raise UsageError(
-                f"{command} {url}: a URL is read by `fastimg train`, `fastimg eval` with one run, and "
-                "fastimg.loaders.Loader; for anything else copy the data here"
+                f"{command} {url}: a URL is read as DATA alone, by train, eval, verify, inspect, embed, bench, "
+                "suggest, search and predict; use a folder here"
             )
 
 

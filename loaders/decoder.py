@@ -14,6 +14,7 @@ import torch
 
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.stopping import Cancelled
 
 from .batch import Field
 from .crop import Size
@@ -28,10 +29,6 @@ DrawCrops = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]  # ids [k
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Cancelled(BaseException):
-    """The iteration is over, so the chunk is dropped. A decoder lets it propagate."""
 
 
 class SampleReader:

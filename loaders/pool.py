@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
+from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.runtime.times import Tally
 
-from .decoder import Cancelled, Decoder, DrawCrops, SampleReader
+from .decoder import Decoder, DrawCrops, SampleReader
 from .epochs import Faults
 from .errors import DataError, ImageError, WorkerError
 from .ring import Slot
@@ -267,7 +268,8 @@ class Pool:
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         reader = SampleReader(self._dataset, job.is_cancelled)
         try:
-            failures = job.decoder.fill(reader, ids, chunk.draws, rows, scratch)
+            with cancelled_by(job.is_cancelled):
+                failures = job.decoder.fill(reader, ids, chunk.draws, rows, scratch)
         except Cancelled:
             return
         finally:

@@ -126,6 +126,8 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
             fewer = (images.longer_side / MAX_SIZE) ** 2
             change = f"fastimg convert --max-size {MAX_SIZE}"
             yield Advice(change=change, factor=_gain(measured, storage=measured.storage * fewer), tried=False)
+    if kind == "network-bound":
+        yield Advice(change="a --cache-limit that holds all of the data", factor=None, tried=False)
     if kind == "copy-bound" and measured.copy is not None:
         preprocessing = rig.run.setup.input.preprocessing
         raw = preprocessing.channels * preprocessing.train_size**2

@@ -23,8 +23,10 @@ from rich.console import Console
 from fastimg.config.benchmarking import Bench
 from fastimg.config.commands import Augmenting, Train
 from fastimg.data.datasets import center_crop, check_readable, chosen_backend, train_crop, worker_count
+from fastimg.data.elsewhere import as_given, with_local_data
 from fastimg.errors import UsageError
 from fastimg.loaders import ImageDecoder
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks, start
 from fastimg.system.machine_load import LoadWatch
@@ -69,9 +71,15 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
         if ranks.world_size > 1:
             raise UsageError("bench measures a single process; start it without torchrun")
         refusals.check_device(_config(request, ranks, ""), ranks.device.type)
-        images = open_images(settings.data, settings.split, settings.seed)
+        here = with_local_data(settings)
+        request = replace(request, settings=here)
+        images = open_images(here.data, settings.split, settings.seed)
+        for lease in images.leases:
+            stack.callback(lease.close)
         stack.callback(images.dataset.close)
-        check_readable(chosen_backend(settings.loader), settings.data, images.dataset)
+        if (files := fetched_files(images.dataset)) is not None:
+            say(progress, f"{files.about()}; measured with the {plural(len(images.ids), 'image')} of its first shards")
+        check_readable(chosen_backend(settings.loader), here.data, images.dataset)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=settings.scratch, prefix="fastimg-bench-")))
         record = _measure(request, images, ranks, scratch, console, progress)
     if settings.json:
@@ -219,6 +227,9 @@ def _parts(stages: Sequence[Stage], images: Images) -> dict[str, Spread]:
     parts: dict[str, Spread] = {name: rates[name] for name in ("copy", "augment", "step") if name in rates}
     fits = images.nbytes < available()
     storage = rates.get("read, warm" if fits else "read, cold") or rates.get("read, warm")
+    files = fetched_files(images.dataset)
+    if files is not None and "network" in rates and (files.by_ranges or files.size > files.mirror.cache.limit):
+        parts["network"] = rates["network"]
     return parts if storage is None else {**parts, "storage": storage}
 
 
@@ -252,7 +263,7 @@ def _compare_all(
 def _facts(request: BenchRequest, images: Images, ranks: Ranks, rig: Rig, probe: Probe) -> dict[str, Any]:
     """What is measured, with what, for the record."""
     return {
-        "data": images.path.name,
+        "data": images.path.name if images.local else as_given(images.path),
         "about": images.about(),
         "mode": request.budget.flag.removeprefix("--"),
         "model": {"arch": request.archs[0], "from": request.origin},

@@ -116,6 +116,8 @@ class Work:
     def _stages(self, budget: Budget, probe: Probe) -> dict[str, float]:
         n, parts = self.repeats, dict[str, float]()
         copies = 5 * budget.nbytes / _MEMORY
+        if "network" in self.stages:
+            parts["the network"] = n * budget.training
         if "read" in self.stages:
             files = min(probe.dataset_bytes, budget.nbytes) + min(probe.dataset_bytes, probe.images * probe.mean_bytes)
             parts["reading"] = n * files / _COLD_DISK + copies

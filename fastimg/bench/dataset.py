@@ -1,7 +1,7 @@
 """The images to measure with: what they are like, and which of them an epoch reads."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,21 +11,28 @@ import numpy.typing as npt
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Dataset, FilesDataset, ImageDecoder, ImageError, open_dataset
 from fastimg.loaders.containers.datasets import is_plain_folder
+from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.decode import Header, is_tiled, read_header
 from fastimg.loaders.folders.walk import find_images
+from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.mirrors import Lease
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.wording import plural
 
 from .stages import take_apart
 
 SAMPLED = 64  # number of images whose headers are read
+_FETCHED = 256 << 20  # bytes of shards of an object store that are fetched, unless one is larger
 _MIN_BATCHES = 4  # of an epoch
 _MAX_BATCHES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """A dataset, with properties of a random sample of its images. `ids` are all samples in random order."""
+    """A dataset, with properties of a random sample of its images. `ids` are all samples in random order.
+
+    Of an object store they are those of the first shards, so that measuring does not fetch all of the data.
+    """
 
     path: Path
     dataset: Dataset
@@ -36,6 +43,12 @@ class Images:
     tiled: float  # fraction of the sampled images: JPEGs whose crops can be decoded alone
     longer_side: int  # median, pixels
     unreadable: dict[str, str]  # among the sampled images: name -> reason
+    leases: Sequence[Lease] = ()  # of shards of an object store: those of `ids`, which stay in the cache
+
+    @property
+    def local(self) -> bool:
+        """Whether the images are on this machine."""
+        return fetched_files(self.dataset) is None
 
     @property
     def folder(self) -> bool:
@@ -63,7 +76,8 @@ def open_images(path: Path, split: str, seed: int) -> Images:
     if len(dataset) == 0:
         raise UserError(f"{path}: no images in it; give shards made by `fastimg convert`, or a folder of images")
     dataset.labels = np.maximum(dataset.labels, 0)  # a step needs some target; its speed does not depend on which
-    ids = np.random.default_rng(seed).permutation(len(dataset))
+    ids, leases = _chosen(dataset)
+    ids = np.random.default_rng(seed).permutation(ids)
     headers: list[Header] = []
     sizes: list[int] = []
     tiled: list[bool] = []
@@ -87,12 +101,22 @@ def open_images(path: Path, split: str, seed: int) -> Images:
         dataset=dataset,
         ids=ids,
         nbytes=sum(file.stat().st_size for file in set(dataset.files()) if file.exists()),
+        leases=leases,
         mean_bytes=float(np.mean(sizes)),
         jpegs=float(np.mean([header.format == "jpeg" for header in headers])),
         tiled=float(np.mean(tiled)),
         longer_side=int(np.median([max(header.size) for header in headers])),
         unreadable=unreadable,
     )
+
+
+def _chosen(dataset: Dataset) -> tuple[npt.NDArray[np.int64], Sequence[Lease]]:
+    """The samples to measure with, and the leases of their shards."""
+    files = fetched_files(dataset)
+    if files is None or files.by_ranges or not isinstance(dataset, TarDataset):
+        return np.arange(len(dataset)), ()
+    numbers, leases = files.lease(min(_FETCHED, files.mirror.cache.limit // 2))
+    return np.flatnonzero(np.isin(dataset.shard_numbers, numbers)), leases
 
 
 def _open(path: Path, split: str) -> Dataset:

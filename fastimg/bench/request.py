@@ -11,6 +11,7 @@ from fastimg.config.rules import refuse
 from fastimg.config.training import HF_PREFIX
 from fastimg.data.datasets import check_backend, chosen_backend
 from fastimg.errors import UsageError, nearest
+from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.train.reporting.report import shown
 
@@ -70,7 +71,7 @@ def check(settings: Bench) -> None:
             raise UsageError(
                 f"--arch {arch.strip()}: reads texts, and bench measures images; give a model of timm's, say"
             )
-    for name in _stages(settings.stages):
+    for name in _stages(settings):
         if name not in NAMES:
             near = nearest(name, NAMES) or ";"
             raise UsageError(f"--stages {name}: no such stage{near} choose from {', '.join(NAMES)}, or all, or none")
@@ -106,7 +107,7 @@ def understand(settings: Bench, device_type: str, runs: Path = Train.output) -> 
         img_size=size,
         batch_size=settings.batch_size or BATCH[device_type],
         repeats=settings.repeats or _REPEATS,
-        stages=_stages(settings.stages),
+        stages=_stages(settings),
         threads=_threads(settings),
         loaders=_loaders(settings),
         origin=origin,
@@ -114,15 +115,19 @@ def understand(settings: Bench, device_type: str, runs: Path = Train.output) -> 
     )
 
 
-def _stages(text: str) -> tuple[str, ...]:
-    if text in ("all", "none"):
-        return NAMES if text == "all" else ()
+def _stages(settings: Bench) -> tuple[str, ...]:
+    text = settings.stages
+    if text == "all":
+        return NAMES if url_of(settings.data) is not None else NAMES[1:]  # the network, of a URL alone
+    if text == "none":
+        return ()
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _loaders(settings: Bench) -> tuple[str, ...]:
     """The loaders to compare."""
-    text = settings.loaders or ("all" if settings.full else "none")
+    by_default = "all" if settings.full and url_of(settings.data) is None else "none"  # others read no URL
+    text = settings.loaders or by_default
     return () if text == "none" else loader_names(text)
 
 

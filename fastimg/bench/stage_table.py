@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from fastimg.loaders import ImageDecoder
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.system.disks import drop, memory_bandwidth, sequential_read
 from fastimg.system.measurement import Spread
 from fastimg.system.measurement import show as show_table
@@ -28,7 +29,7 @@ from .dataset import Images
 from .rig import Rig, augment_rate, copy_rate, device_copy_rate, step_rate
 from .stages import Costs, read_rate, take_apart
 
-NAMES = ("read", "splice", "decode", "resize", "copy", "augment", "step")
+NAMES = ("network", "read", "splice", "decode", "resize", "copy", "augment", "step")
 _CHECKED = 8  # number of files checked for having left the page cache
 _ALONE = 4  # one thread alone gets a fraction 1 / _ALONE of the images
 
@@ -98,6 +99,9 @@ def measure(
     ids = images.epoch(count)
     rows: list[Stage] = []
     measuring = effort.timetable.measuring
+    if "network" in names:
+        with measuring("the network"):
+            rows.append(_network(images, effort))
     if "read" in names:
         with measuring("reading"):
             rows += _reading(images, ids, threads, rig.loader.config.batch_size, effort)
@@ -119,9 +123,24 @@ def measure(
     return rows
 
 
+def _network(images: Images, effort: Effort) -> Stage:
+    """What the store gives, to as many streams as fetch shards; nothing is kept."""
+    files = fetched_files(images.dataset)
+    if files is None:
+        return Stage(name="network", note="none: the data is on this machine")
+    rates = [files.rate(effort.budget.training) for _ in effort.rounds("the network")]
+    always = files.by_ranges or files.size > files.mirror.cache.limit
+    return Stage(
+        name="network",
+        rate=Spread.of([rate / images.mean_bytes for rate in rates]),
+        bytes_rate=median(rates),
+        note="in every epoch" if always else "in the first epoch alone: the cache holds all of the data",
+    )
+
+
 def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: int, effort: Effort) -> list[Stage]:
     dataset = images.dataset
-    files = list(dict.fromkeys(dataset.files()))
+    files = [file for file in dict.fromkeys(dataset.files()) if images.local or file.exists()]
     unique = np.unique(ids)  # a second read would come from memory
     cold: list[tuple[float, float]] = []
     lines: list[float] = []

@@ -102,6 +102,7 @@ def measure_training(
     share = Spread.of([one / other for one, other in zip(real, synthetic, strict=True)])
     rates = {name: spread.median for name, spread in spreads.items()}
     measured = Measured(
+        network=rates.get("network"),
         storage=rates.get("storage"),
         decode=rates["decode"],
         copy=rates.get("copy"),

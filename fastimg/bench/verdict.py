@@ -12,11 +12,14 @@ from typing import Any, Literal
 from fastimg.system.machine_load import Load
 from fastimg.train.reporting.hints import number
 
-Kind = Literal["storage-bound", "decode-bound", "copy-bound", "augment-bound", "compute-bound", "balanced"]
+Kind = Literal[
+    "network-bound", "storage-bound", "decode-bound", "copy-bound", "augment-bound", "compute-bound", "balanced"
+]
 
 NEAR = 1.1  # rates within this factor of each other count as equal
 APART = 1.3  # rates that differ by more, and should be equal or the other way round, cannot be trusted
 _WORDS = {
+    "network": "the network",
     "storage": "reading",
     "decode": "the loader",
     "copy": "the copy to the device",
@@ -35,6 +38,7 @@ class Measured:
     step: float | None  # forward, backward and update alone
     synthetic: float  # augmentation and step, on data on the device
     real: float  # end to end
+    network: float | None = None  # what an object store gives, where every epoch fetches its data
     shared: bool = False  # decoding and training share the cores; `decode` is then measured on all of them
 
 
@@ -60,7 +64,7 @@ class Verdict:
 
     kind: Kind
     share: float  # real / synthetic
-    limit: str  # the slowest of storage, decode, copy and compute
+    limit: str  # the slowest of network, storage, decode, copy and compute
     limit_rate: float
     next: str | None
     next_rate: float | None
@@ -168,7 +172,9 @@ def allowed(m: Measured, ranges: Ranges, shares: tuple[float, float]) -> tuple[K
     `shares` are the lowest and highest real / synthetic of repeats that were measured one after the other, which vary
     less than the rates themselves. The kind at the medians comes first.
     """
-    parts = [name for name in ("storage", "decode", "copy", "augment", "step", "synthetic") if name in ranges]
+    parts = [
+        name for name in ("network", "storage", "decode", "copy", "augment", "step", "synthetic") if name in ranges
+    ]
     kinds = [judge(m).kind]
     for rates in itertools.product(*(ranges[name] for name in parts)):
         ends: dict[str, Any] = dict(zip(parts, rates, strict=True))
@@ -183,7 +189,7 @@ def judge(m: Measured, advice: Sequence[Advice] = (), possible: Sequence[Kind] =
     A CPU that both decodes and trains is `balanced`, too, if training would be faster without decoding. If several
     kinds are `possible`, as `allowed` finds them, the verdict is uncertain.
     """
-    rates = {"storage": m.storage, "decode": m.decode, "copy": m.copy, "compute": m.synthetic}
+    rates = {"network": m.network, "storage": m.storage, "decode": m.decode, "copy": m.copy, "compute": m.synthetic}
     order = sorted((rate, name) for name, rate in rates.items() if rate is not None)
     (rate, limit) = order[0]
     (after, following) = order[1]
@@ -194,7 +200,12 @@ def judge(m: Measured, advice: Sequence[Advice] = (), possible: Sequence[Kind] =
     elif limit == "compute" and m.augment is not None and m.step is not None and m.augment < m.step:
         kind = "augment-bound"  # the device spends more time on augmentation than on the step
     else:
-        kinds: dict[str, Kind] = {"storage": "storage-bound", "decode": "decode-bound", "copy": "copy-bound"}
+        kinds: dict[str, Kind] = {
+            "network": "network-bound",
+            "storage": "storage-bound",
+            "decode": "decode-bound",
+            "copy": "copy-bound",
+        }
         kind = kinds.get(limit, "compute-bound")
     return Verdict(
         kind=kind,
@@ -211,5 +222,6 @@ def judge(m: Measured, advice: Sequence[Advice] = (), possible: Sequence[Kind] =
 def together(m: Measured) -> float:
     """The end-to-end rate that the parts allow, for estimates of what a change would gain."""
     if m.shared:
-        return min(1 / (1 / m.decode + 1 / m.synthetic), m.storage or m.decode)
-    return min(rate for rate in (m.storage, m.decode, m.copy, m.synthetic) if rate is not None)
+        cores = 1 / (1 / m.decode + 1 / m.synthetic)
+        return min(cores, m.storage or m.decode, m.network or m.decode)
+    return min(rate for rate in (m.network, m.storage, m.decode, m.copy, m.synthetic) if rate is not None)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from .flag_types import Positional, Switch, arg
-from .training import Augmenting
+from .training import Augmenting, FromStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,8 @@ class Measuring:  # more than 12 fields: a flag each
     """What to measure: the first flags of `bench`."""
 
     data: Positional[Path]
-    """Shards, .beton files, or a folder of images, with or without subfolders for classes."""
+    """Shards, .beton files, or a folder of images, with or without subfolders for classes; or the URL of shards in an
+    object store."""
     quick: Switch[bool] = False
     """Answer in about 20 seconds: every stage, real/synthetic and the verdict. This is the default. --loaders,
     --threads and --tune add their measurements."""
@@ -32,7 +33,8 @@ class Measuring:  # more than 12 fields: a flag each
     in its own process on the same images, as its users set it up; loaders that are not installed are listed. Default:
     none, with --full all."""
     stages: Annotated[str, arg(metavar="all|none|NAME[,NAME...]")] = "all"
-    """Stages to measure: a comma-separated list of read, splice, decode, resize, copy, augment and step."""
+    """Stages to measure: a comma-separated list of network (of a URL), read, splice, decode, resize, copy, augment
+    and step."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU; fewer without --full where a step would take long."""
     img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
@@ -72,7 +74,7 @@ class Measuring:  # more than 12 fields: a flag each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Augmenting, Measuring):
+class Bench(FromStore, Augmenting, Measuring):
     """Measure where the time goes: every stage from the disk to the step, what limits training, and what to change."""
 
 

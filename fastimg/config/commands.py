@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fastimg.errors import UsageError
 
 from .flag_types import MAX_PIXELS, NUMBER, Positional, Switch, arg
-from .training import Augmenting, Inputs, Train
+from .training import Augmenting, FromStore, Inputs, Train
 
 __all__ = [
     "Augmenting",
@@ -143,11 +143,12 @@ class Convert:  # more than 12 fields: a flag each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify:
+class Verify(FromStore):
     """Check that a dataset is intact: sizes, checksums, indexes, labels. Every fault is reported."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, other tars or .beton files, or a folder of images or texts."""
+    """Shards made by `fastimg convert`, other tars or .beton files, or a folder of images or texts; or the URL of
+    shards in an object store, which are all fetched anew."""
     deep: bool = False
     """Also decode every image, or read every text."""
     max_pixels: int = MAX_PIXELS
@@ -215,13 +216,14 @@ class Eval:  # more than 12 fields: a flag each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:  # more than 12 fields: a flag each
+class Predict(FromStore):  # more than 12 fields: a flag each
     """Classify images, or texts, with a checkpoint."""
 
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
     sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]")]] = ()
-    """Image files, or folders to search for images; for a checkpoint that reads texts, .txt files."""
+    """Image files, or folders to search for images; for a checkpoint that reads texts, .txt files; or the URL of a
+    dataset in an object store."""
     text: tuple[str, ...] = ()
     """Texts to classify, each of them quoted. May be given several times."""
     topk: int = 5
@@ -310,11 +312,11 @@ class Push:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspect(Augmenting):  # more than 12 fields: a flag each
+class Inspect(FromStore, Augmenting):  # more than 12 fields: a flag each
     """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see, or texts."""
 
     data: Positional[Path]
-    """Shards, .beton files, other tars, or a folder of images or texts."""
+    """Shards, .beton files, other tars, or a folder of images or texts; or the URL of shards in an object store."""
     split: str | None = None
     """Inspect only this split. Default: all splits."""
     classes: Literal["top", "leaf"] | None = None
@@ -347,11 +349,11 @@ class Inspect(Augmenting):  # more than 12 fields: a flag each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed:  # more than 12 fields: a flag each
+class Embed(FromStore):  # more than 12 fields: a flag each
     """Run an encoder over images or texts, and write the embedding, key and label of each."""
 
     data: Positional[Annotated[Path, arg(metavar="DATA")]]
-    """Shards, .beton files, or a folder of images or texts."""
+    """Shards, .beton files, or a folder of images or texts; or the URL of shards in an object store."""
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
     """The folder to write to."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
@@ -395,8 +397,8 @@ class Embed:  # more than 12 fields: a flag each
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Where to cache embeddings while they are computed, and for later runs. Default: .fastimg in a converted dataset
-    if it is writable, else the user's cache directory."""
+    """Where to cache embeddings while they are computed, and for later runs, and shards of an object store. Default:
+    .fastimg in a converted dataset if it is writable, else the user's cache directory."""
     backend: Literal["local", "ray"] = "local"
     """Where embeddings are computed: on this machine, or on a Ray cluster whose nodes share a folder."""
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None

@@ -17,7 +17,7 @@ from fastimg.wording import plural
 
 from . import augmentation
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
-from .commands import Eval
+from .commands import Eval, Predict
 from .intent import (
     EPOCHS,
     head_alone,
@@ -272,6 +272,8 @@ def _caches(config: Train) -> bool:
 
 def _is_elsewhere(config: Any) -> bool:
     """Whether the data is in an object store."""
+    if isinstance(config, Predict):
+        return any(url_of(source) is not None for source in config.sources)
     data = config.dataset if isinstance(config, Eval) else getattr(config, "data", None)
     return data is not None and url_of(data) is not None
 
@@ -282,11 +284,18 @@ def _loader_elsewhere(config: Any) -> str | None:
     return "reads only data on this machine, and DATA is a URL; leave it out"
 
 
+def _loaders_elsewhere(config: Any) -> str | None:
+    if not _is_elsewhere(config) or config.loaders in (None, "none"):
+        return None
+    return "loaders are compared on data of this machine, and DATA is a URL; leave it out"
+
+
 def _cache_limit(config: Any) -> str | None:
     if config.cache_limit is None:
         return None
     try:
-        return None if parse_size(config.cache_limit) > 0 else "give more than 0"
+        parse_size(config.cache_limit)
+        return None
     except ValueError:
         return "give bytes, or a number with KB, MB, GB or TB, as in 200GB"
 
@@ -479,8 +488,10 @@ ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
     Needs("storage_option", _is_elsewhere, "a URL as DATA"),
     Check("cache_limit", _cache_limit),
     Check("storage_option", _storage_option),
-    Check("loader", _loader_elsewhere),
 )
+_LOADER_ELSEWHERE = Check("loader", _loader_elsewhere)
+_CACHE_ELSEWHERE = Needs("cache_dir", _is_elsewhere, "a URL as DATA")
+FROM_STORE: tuple[Rule, ...] = (_CACHE_ELSEWHERE, *ELSEWHERE)  # of commands that keep nothing else in a cache
 
 _EFFECTS: tuple[Rule, ...] = (
     Excludes("epochs", "duration"),
@@ -503,6 +514,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("cache_dtype", lambda c: _keeps(c) or _keeps_teacher(c), "--freeze backbone all the time"),
     Needs("cache_dir", _caches, "--freeze backbone"),
     *ELSEWHERE,
+    _LOADER_ELSEWHERE,
     Needs("combiner", _pairs, "--text-arch"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
     Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
@@ -741,8 +753,8 @@ TRAIN_DEVICE = (
 _READING = (Range("batch_size", _at_least(1), "1 or more"), Range("max_pixels", _at_least(1), "1 or more"))
 
 EVAL: tuple[Rule, ...] = (
-    Needs("cache_dir", _is_elsewhere, "a URL as DATA"),
-    *ELSEWHERE,
+    *FROM_STORE,
+    _LOADER_ELSEWHERE,
     *_READING,
     *LOADER,
 )
@@ -750,10 +762,12 @@ EVAL: tuple[Rule, ...] = (
 PREDICT: tuple[Rule, ...] = (
     Range("topk", _at_least(1), "1 or more"),
     Range("threshold", _is_share, "a probability from 0 to 1"),
+    *FROM_STORE,
     *_READING,
 )
 
 EMBED: tuple[Rule, ...] = (
+    *ELSEWHERE,
     *_READING,
     *CLUSTER,
     Check("device", _cluster_device),
@@ -766,13 +780,21 @@ EMBED: tuple[Rule, ...] = (
 )
 
 INSPECT: tuple[Rule, ...] = (
+    *FROM_STORE,
     Range("samples", lambda count: 1 <= count <= 400, "1 to 400"),
     Range("max_pixels", _at_least(1), "1 or more"),
     Range("seed", _at_least(0), "0 or more"),
     Range("img_size", _is_size, "a size from 1 to 16384 pixels"),
 )
 
+VERIFY: tuple[Rule, ...] = (*FROM_STORE, Range("max_pixels", _at_least(1), "1 or more"))
+
+SUGGEST: tuple[Rule, ...] = FROM_STORE
+
 BENCH: tuple[Rule, ...] = (
+    *FROM_STORE,
+    _LOADER_ELSEWHERE,
+    Check("loaders", _loaders_elsewhere),
     Excludes("quick", "full"),
     Needs("no_advice", lambda c: bool(c.full), "--full, which alone tries what would be faster"),
     *AUGMENTATION,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastimg.errors import UsageError
 
 from .flag_types import Positional, Switch, YamlOnly, arg
+from .training import FromStore
 from .values.durations import limit
 
 SAMPLERS = ("tpe", "random", "grid", "gp")
@@ -19,7 +20,8 @@ class Search:  # more than 12 fields: a flag each
     behind `--`."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, or an image folder."""
+    """Shards made by `fastimg convert`, or an image folder; or the URL of shards in an object store, whose
+    cache is set by flags of `train`, behind `--`."""
     param: Annotated[tuple[str, ...], arg(aliases=("-p",), metavar="FLAG=VALUES")] = ()
     """What to search: a flag of `train` and its values. lr=log:1e-4:1e-1 (by orders of magnitude), smoothing=0:0.2,
     smoothing=0:0.2:0.05 (in steps), epochs=int:5:20, or aa=none,trivial (one of these; none is the flag's default).
@@ -76,11 +78,11 @@ class Search:  # more than 12 fields: a flag each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suggest:
+class Suggest(FromStore):  # more than 12 fields: a flag each
     """Look at a dataset and this machine, and write a configuration for `train` with a reason for every choice."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, or a folder of images or texts."""
+    """Shards made by `fastimg convert`, or a folder of images or texts; or the URL of shards in an object store."""
     time: Annotated[str | None, arg(metavar="TIME")] = None
     """How long training may take: 90s, 20m or 2h. Default: a usual number of epochs, and the file says how long they
     take."""

@@ -20,6 +20,20 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that rec
 
 
 @dataclass(frozen=True, kw_only=True)
+class FromStore:
+    """What commands take that read DATA from an object store, and keep nothing else in a cache."""
+
+    cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """For the URL of an object store: where its shards are kept. Default: shards in the user's cache directory."""
+    cache_limit: Annotated[str | None, arg(metavar="SIZE")] = None
+    """How much --cache-dir may hold, as in 200GB; with 0, samples are read one by one and nothing is kept. Default:
+    what it holds already and half of what the disk has free."""
+    storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
+    are taken from the environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inputs:  # more than 12 fields: a flag each
     """The model, its data and its input size: the first flags of `train`."""
 

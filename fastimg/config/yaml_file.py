@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import yaml
 
 from fastimg.errors import UsageError, nearest
+from fastimg.loaders.remote.stores import shown
 
 from . import flags, recipes, rules
 from . import yaml_values as yamlvalues
@@ -45,7 +46,7 @@ def dump(config: Any) -> str:
     """A dataclass, or a mapping of its fields, as YAML that `load` reads back; unset choices are left out."""
     import msgspec
 
-    values = {key: value for key, value in msgspec.to_builtins(config, enc_hook=str).items() if value is not None}
+    values = {key: value for key, value in msgspec.to_builtins(config, enc_hook=shown).items() if value is not None}
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 

@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.progress import track
 
 from fastimg.config.commands import Verify
-from fastimg.config.rules import refuse_set
-from fastimg.errors import UsageError, UserError, printable
+from fastimg.config.rule_tables import VERIFY
+from fastimg.config.rules import refuse, refuse_set
+from fastimg.data.elsewhere import as_given, with_local_data
+from fastimg.errors import UserError, printable
 from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import Captions, captions_of
 from fastimg.loaders.containers.content import Content, samples_of
@@ -24,6 +26,8 @@ from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.foreign import foreign_shards
 from fastimg.loaders.containers.tars.shards import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.remote.mirrors import Mirror, mirror_at, wanted_indexes, wanted_shards
+from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import say, telling_of_compilation
@@ -59,8 +63,8 @@ class Verification:
 
 def verify(config: Verify, out: Console, err: Console) -> int:
     """Verify and print. Returns 0 without faults, else 1. Raises UsageError and UserError, each a sentence."""
-    if config.max_pixels < 1:
-        raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
+    refuse(config, VERIFY)
+    config = with_local_data(config)
     if not config.data.exists():
         raise UserError(f"{config.data}: no such file or folder; check the path")
     described = (config.data / "dataset.json").exists()
@@ -80,7 +84,7 @@ def verify(config: Verify, out: Console, err: Console) -> int:
         more, images, content = _content_faults(config, splits, err)
         faults += more
     result = Verification(
-        data=str(config.data),
+        data=as_given(config.data),
         deep=config.deep,
         shards=shards,
         images=images,
@@ -106,14 +110,19 @@ def _refuse_flags(config: Verify, content: Content) -> None:
 def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console) -> tuple[list[Fault], int]:
     """What is wrong with the files of the shards, and how many shards there are."""
     faults: list[Fault] = []
+    mirror = mirror_at(data)
     if described is not None:
         entries = [shard for split in described.values() for shard in split["shards"]]
         for entry in track(entries, "checksums", console=err, transient=True):
-            faults += _shard_faults(data, entry)
+            if mirror is None:
+                faults += _shard_faults(data, entry)
+            else:
+                (wanted,), indexes = wanted_shards([entry]), wanted_indexes([entry] if "index_bytes" in entry else [])
+                faults += _fetched_faults(mirror, wanted, indexes[0] if indexes else None)
         return faults, len(entries)
     tars = [tar for tars in foreign_shards(data).values() for tar in tars] if data.is_dir() else []
     for tar in tars:
-        faults += _index_faults(tar)
+        faults += _index_faults(tar) if mirror is None else _fetched_faults(mirror, mirror.wanted_tars([tar])[0], None)
     return faults, len(tars)
 
 
@@ -173,6 +182,20 @@ def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(str(file), fault)
     if whole:
         yield from _index_faults(shard)
+
+
+def _fetched_faults(mirror: Mirror, wanted: WantedFile, index: WantedFile | None) -> Iterator[Fault]:
+    """Fetch a shard and its index anew, which compares them with dataset.json, and see that they agree."""
+    try:
+        lease = mirror.renew(wanted, index)
+    except DataError as error:
+        yield Fault(mirror.address(wanted.name), str(error))
+        return
+    try:
+        if wanted.name.endswith(".tar"):
+            yield from _index_faults(mirror.folder / wanted.name)
+    finally:
+        lease.close()
 
 
 def _index_faults(tar: Path) -> Iterator[Fault]:

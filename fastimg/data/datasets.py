@@ -32,6 +32,9 @@ from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.folders.bands import is_bands
 from fastimg.loaders.folders.folder import Level
 from fastimg.loaders.jpeg.decoding.region import Scaling
+from fastimg.loaders.remote.listing import named_tars
+from fastimg.loaders.remote.mirrors import mirror_at
+from fastimg.loaders.remote.stores import url_of
 from fastimg.wording import plural
 
 from . import folds
@@ -306,4 +309,8 @@ def banded(dataset: Dataset, seen: "Preprocessing") -> Dataset:
 
 def display_name(path: Path) -> str:
     """A dataset's name in the name of a run."""
+    mirror = mirror_at(path)
+    url = url_of(path) if mirror is None else mirror.url
+    if url is not None:
+        return named_tars(url)[0].rpartition("/")[2] or "data"
     return os.path.basename(os.path.abspath(path)) or "data"

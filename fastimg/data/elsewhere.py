@@ -1,10 +1,14 @@
-"""DATA that is not on this machine, but in an object store."""
+"""DATA that is not on this machine, but in an object store: the one place where commands open it."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from fastimg.loaders.remote.mirrors import open_mirror
-from fastimg.loaders.remote.stores import url_of
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.mirrors import mirror_at, open_mirror
+from fastimg.loaders.remote.stores import shown, url_of
 
 
 class Caching(Protocol):
@@ -18,6 +22,9 @@ class Caching(Protocol):
     def storage_option(self) -> tuple[str, ...]: ...
 
 
+_Settings = TypeVar("_Settings", bound=Caching)
+
+
 def local_folder(data: Path, config: Caching) -> Path:
     """The folder that DATA is read from: of a URL the one that mirrors it, in which shards are while they are needed.
 
@@ -28,3 +35,30 @@ def local_folder(data: Path, config: Caching) -> Path:
         return data
     options = dict(option.split("=", 1) for option in config.storage_option)
     return open_mirror(url, config.cache_dir, config.cache_limit, options).folder
+
+
+def with_local_data(config: _Settings) -> _Settings:
+    """The settings of a command, with the folder of `local_folder` as their DATA. Raises DataError."""
+    settings: Any = config
+    if url_of(settings.data) is None:
+        return config
+    changed: _Settings = replace(settings, data=local_folder(settings.data, config))
+    return changed
+
+
+def setting_of(data: Path) -> str:
+    """DATA as a setting that another process opens: the URL, of a folder that mirrors one, or the absolute path."""
+    mirror = mirror_at(data)
+    return str(data.resolve()) if mirror is None else mirror.url
+
+
+def sources(datasets: Iterable[Dataset]) -> list[str]:
+    """Where datasets in an object store come from, and by which way, in words; nothing of those on this machine."""
+    found = (fetched_files(dataset) for dataset in datasets)
+    return list(dict.fromkeys(files.about() for files in found if files is not None))
+
+
+def as_given(data: Path) -> str:
+    """DATA as it was given: the URL, of a folder that mirrors one."""
+    mirror = mirror_at(data)
+    return shown(data) if mirror is None else mirror.url

@@ -24,6 +24,7 @@ from fastimg.convert.recompression.facts import recompression_lines
 from fastimg.convert.report import field_line, missing_words
 from fastimg.data import augmentation
 from fastimg.data.datasets import check_classes, display_name, random_crop
+from fastimg.data.elsewhere import as_given, sources, with_local_data
 from fastimg.errors import UsageError, UserError, nearest, printable
 from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
 from fastimg.loaders.captions.captions import captions_of
@@ -107,6 +108,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
     """Inspect a dataset and print the result. Raises UsageError, UserError and DataError, each a sentence."""
     refuse(config, INSPECT)
+    config = with_local_data(config)
     if config.no_pictures:
         refuse_set(config, _OF_PICTURES, "with --no-pictures")
     shown, crop = _augmentation(config)
@@ -123,6 +125,8 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
         datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
         for dataset in datasets.values():
             stack.callback(dataset.close)
+        for line in sources(datasets.values()):
+            say(err, line)
         for remark in dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes):
             say(err, with_flags(remark))
         kinds = {dataset.content for dataset in datasets.values()}
@@ -262,7 +266,7 @@ def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | Non
     names = list(dict.fromkeys(name for classes in counted.values() for name in classes))
     formats: Counter[str] = sum((facts.formats for facts in splits), Counter())
     return Inspection(
-        data=printable(str(config.data)),
+        data=printable(as_given(config.data)),
         images=len(records),
         classes=len(names),
         samples={facts.split: len(facts.records) for facts in splits},

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fastimg.config.commands import Inspect
 from fastimg.config.rules import refuse_set
+from fastimg.data.elsewhere import as_given
 from fastimg.errors import printable
 from fastimg.loaders import Dataset
 from fastimg.loaders.runtime.scratch import Scratch
@@ -88,7 +89,7 @@ def inspect_texts(
     counted = {facts.split: dict(zip(class_names(facts), facts.counts(), strict=True)) for facts in splits}
     names = list(dict.fromkeys(name for classes in counted.values() for name in classes))
     result = TextInspection(
-        data=printable(str(config.data)),
+        data=printable(as_given(config.data)),
         texts=len(records),
         classes=len(names),
         samples={facts.split: len(facts.records) for facts in splits},

@@ -32,6 +32,7 @@ from fastimg.config.rules import refuse
 from fastimg.config.values.trial_resources import written
 from fastimg.data.datasets import DatasetPart, banded, build_loader, center_crop, check_classes, worker_count
 from fastimg.data.derived import cache_root
+from fastimg.data.elsewhere import setting_of, sources, with_local_data
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import why_not
 from fastimg.embeddings.nodes import EncodingNodes, OpenedEncoding
@@ -40,6 +41,7 @@ from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.decoders.arrays import MULTIPLE, TokenDecoder
+from fastimg.loaders.remote.stores import url_of
 from fastimg.models.input_size import check_input
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
@@ -67,11 +69,14 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         ranks = stack.enter_context(start("cpu" if cluster else config.device))
         set_backends(ranks.device)
         precision = cluster.precision if cluster else choose_precision(ranks.device, config.amp, "auto")
+        config = with_local_data(config)
         check_classes(config.data, config.classes)
         names = [config.split] if config.split else list(list_splits(config.data, config.classes))
         datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
         for dataset in datasets.values():
             stack.callback(dataset.close)
+        for line in sources(datasets.values()) if ranks.first else ():
+            say(err, line)
         model, preprocessing = _model(config, next(iter(datasets.values())), stated)
         if cluster and preprocessing.field is not None:
             raise UsageError("--backend ray: a model of the bands of a field runs on one machine; leave it out")
@@ -124,6 +129,10 @@ def _cluster(config: Embed, stated: Stated, err: Console) -> Iterator[_Cluster |
         yield None
         return
     check_installed("embed")
+    if (url := url_of(config.data)) is not None:
+        raise UsageError(
+            f"--backend ray: {url} is read on one machine only; copy it to a shared folder, or leave it out"
+        )
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UsageError("--backend ray has no effect under torchrun; start embed without it, once")
     attempts = cache_root(config.data, config.cache_dir).resolve() / ATTEMPTS
@@ -256,7 +265,7 @@ def _before(config: Embed, encoding: Encoding) -> dict[str, Any]:
 def _settings(config: Embed, encoding: Encoding) -> dict[str, Any]:
     """The settings that distinguish two folders of embeddings."""
     about: dict[str, Any] = json.loads(json.dumps(encoding.about()))
-    return {"data": str(config.data.resolve()), "format": config.format, "encoder": about}
+    return {"data": setting_of(config.data), "format": config.format, "encoder": about}
 
 
 def _clear(folder: Path, made: Collection[str], kept: Collection[str]) -> None:

@@ -23,11 +23,13 @@ from fastimg.config.commands import Eval
 from fastimg.config.rule_tables import EVAL
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import check_backend, check_classes, chosen_backend
+from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import Selection, select
 from fastimg.data.read_back import read_back
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import Dataset, list_splits
 from fastimg.loaders.containers.targets import LABEL, Target, TargetColumn
+from fastimg.loaders.remote.stores import shown as path_shown
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, start
 from fastimg.system.terminal import print_table, say
@@ -186,9 +188,10 @@ def evaluate_runs(config: Eval, out: Console, err: Console) -> RunsEvaluation:
         raise UsageError(f"eval: {twice} is given twice; name each run once")
     runs: list[RunScore] = []
     together = RunsTogether()
+    data = local_folder(config.dataset, config)
     with start(config.device) as ranks:
         for run in config.runs:
-            runs.append(_evaluate(replace(config, checkpoint=run, data=config.dataset, more=()), together, ranks, err))
+            runs.append(_evaluate(replace(config, checkpoint=run, data=data, more=()), together, ranks, err))
     splits = [split for split in together.splits if split != _TEST] or [_TEST]
     if len(splits) > 1:
         raise UserError(
@@ -279,7 +282,7 @@ def _result(config: Eval, split: str, runs: list[RunScore], together: RunsTogeth
     words = f"of {len(runs)} runs: the mean of their {'probabilities' if tasks.single is not None else 'outputs'}"
     held_out = f"{split}, each by the one run that held it out"
     return RunsEvaluation(
-        data=str(config.dataset),
+        data=path_shown(config.dataset),
         split=split,
         runs=runs,
         mean={name: mean(each) for name, each in values.items()},

@@ -6,9 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from fastimg.config.intent import BATCH
 from fastimg.config.rule_tables import PREDICT
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import worker_count
+from fastimg.data.elsewhere import local_folder, sources
 from fastimg.data.read_back import read_back
 from fastimg.embeddings.text_rows import TextRows
 from fastimg.errors import UsageError, UserError, printable
@@ -33,6 +34,7 @@ from fastimg.loaders.folders.bands import is_bands
 from fastimg.loaders.folders.formats import undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
 from fastimg.loaders.folders.walk import find_images, find_texts
+from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
@@ -45,7 +47,7 @@ from fastimg.wording import plural, shortened
 
 from . import inference
 
-Named = tuple[Dataset, list[str], TextRows | None]  # samples, their names, and the texts beside images
+Named = tuple[Dataset, Sequence[str], TextRows | None]  # samples, their names, and the texts beside images
 
 
 class GivenTexts(WithFields):
@@ -90,6 +92,25 @@ class GivenTexts(WithFields):
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+class SampleKeys(Sequence[str]):
+    """The keys of the samples of a dataset, each looked up when it is asked for: in a shard that was just read."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return self._dataset.sample_key(index)
 
 
 @dataclass(frozen=True)
@@ -182,6 +203,7 @@ def _find_bands(sources: tuple[Path, ...]) -> list[Path]:
 def classify(config: Predict, err: Console) -> list[Answer]:
     """An answer for each file, in order, then for each text. Raises UsageError and UserError."""
     refuse(config, PREDICT)
+    config = replace(config, sources=tuple(local_folder(source, config) for source in config.sources))
     if not config.sources and not config.text:
         raise UsageError(
             "no images given: name image files, or folders to search for images; for a checkpoint that reads texts, "
@@ -195,10 +217,12 @@ def classify(config: Predict, err: Console) -> list[Answer]:
         pair = engine.model.pair is not None
         if config.text and content == "images" and not pair:
             raise UsageError(f"--text: {config.checkpoint} reads images, not texts; give image files instead")
-        datasets: list[Named] = _pairs(config, engine) if pair else []
-        if config.sources and not pair:
+        fetched = [] if pair else [source for source in config.sources if mirror_at(source) is not None]
+        files_given = tuple(source for source in config.sources if source not in fetched)
+        datasets: list[Named] = _pairs(config, engine) if pair else _datasets(fetched, engine, config, err)
+        if files_given and not pair:
             bands = engine.card.preprocessing.field is not None
-            paths, notes = find_files(config.sources, content, undecodable=True, bands=bands)
+            paths, notes = find_files(files_given, content, undecodable=True, bands=bands)
             for note in notes:
                 say(err, note)
             files = [str(path) for path in paths]
@@ -220,7 +244,21 @@ def classify(config: Predict, err: Console) -> list[Answer]:
                     answers += _answers_of(tasks, engine, loader, names, config, err)
             finally:
                 loader.close()
+                dataset.close()
     return answers
+
+
+def _datasets(folders: Sequence[Path], engine: inference.Inference, config: Predict, err: Console) -> list[Named]:
+    """All splits of datasets in an object store."""
+    found: list[Named] = []
+    for folder in folders:
+        for split in list_splits(folder):
+            dataset = open_dataset(folder, split)
+            inference.check_content(engine, dataset, folder)
+            found.append((dataset, SampleKeys(dataset), None))
+    for line in sources([dataset for dataset, _, _ in found]):
+        say(err, line)
+    return found
 
 
 def _pairs(config: Predict, engine: inference.Inference) -> list[Named]:
@@ -247,7 +285,7 @@ def _pairs(config: Predict, engine: inference.Inference) -> list[Named]:
 
 
 def _answers(
-    engine: inference.Inference, loader: BatchSource, names: list[str], topk: int, err: Console
+    engine: inference.Inference, loader: BatchSource, names: Sequence[str], topk: int, err: Console
 ) -> list[Answer]:
     """An answer for each sample of a loader; `names` are the samples' names."""
     answers: list[Answer] = []
@@ -274,7 +312,7 @@ def _answers(
 
 
 def _answers_of(
-    tasks: Tasks, engine: inference.Inference, loader: BatchSource, names: list[str], config: Predict, err: Console
+    tasks: Tasks, engine: inference.Inference, loader: BatchSource, names: Sequence[str], config: Predict, err: Console
 ) -> list[Answer]:
     """What a model of several targets predicts of each sample of a loader."""
     answers: list[Answer] = []

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from fastimg.config.training import HF_PREFIX
+from fastimg.data.elsewhere import setting_of
 from fastimg.errors import UsageError
 from fastimg.system.progress import duration
 from fastimg.train.tasks.score import lower_is_better, shown
@@ -43,7 +44,7 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
     Raises UsageError where the time was too short for one trial, or all trials were refused.
     """
     data = facts(asked.data, asked.shared, asked.asked.seed)
-    shared = {**asked.shared, **data.settings, "data": str(asked.data.resolve())}
+    shared = {**asked.shared, **data.settings, "data": setting_of(asked.data)}
     metric = pool.probe({**shared, "output": str(asked.folder / RUNS), "name": "probe"})
     study = SearchStudy(asked.folder, asked.asked.storage, _plan(asked, metric))
     interrupted = study.recover()
@@ -92,7 +93,7 @@ class _ParamSearch:
         while study.waiting or (not study.exhausted and (asked.trials is None or study.begun < asked.trials)):
             draw = study.ask()
             places = {
-                "data": str(asked.data.resolve()),
+                "data": setting_of(asked.data),
                 "output": str(asked.folder.resolve() / RUNS),
                 "name": run_name(draw.number),
                 "resume": "auto",

@@ -16,8 +16,11 @@ from fastimg.config.rule_tables import SEARCH, TRAIN
 from fastimg.config.rules import Excludes, Range, refuse
 from fastimg.config.searching import Search
 from fastimg.config.values import durations, trial_resources
+from fastimg.data.elsewhere import local_folder, setting_of
 from fastimg.errors import UsageError, nearest
 from fastimg.loaders.containers.datasets import refuse_no_folder
+from fastimg.loaders.remote.listing import named_tars
+from fastimg.loaders.remote.stores import shown, url_of
 
 from .parameters import OURS, Parameter, combinations, differing, read
 
@@ -52,7 +55,7 @@ class SearchRequest:
         """What has to be the same when an interrupted search goes on. Its end may be another one."""
         asked = self.asked
         return {
-            "data": str(self.data.resolve()),
+            "data": setting_of(self.data),
             "param": [str(parameter) for parameter in self.parameters],
             "arch": list(self.archs),
             "weights": [str(path) for path in asked.weights],
@@ -68,7 +71,9 @@ class SearchRequest:
 def request(asked: Search) -> SearchRequest:
     """Check what is asked. Raises UserError and DataError, each with a sentence."""
     refuse(asked, SEARCH)
-    refuse_no_folder(asked.data)
+    url = url_of(asked.data)
+    if url is None:
+        refuse_no_folder(asked.data)
     seconds = None if asked.time is None else durations.limit(asked.time, "--time")
     archs = tuple(name.strip() for name in (asked.arch or "").split(",") if name.strip())
     texts = asked.param or (USUAL if asked.trials is not None else ())
@@ -94,10 +99,10 @@ def request(asked: Search) -> SearchRequest:
         list(combinations(parameters))  # refuses a range without steps
     if parameters and asked.sampler != "grid" and asked.trials is None and seconds is None:
         raise UsageError("search: say when it ends, by --trials N or --time 20m")
-    name = os.path.basename(os.path.abspath(asked.data)) or "data"
+    name = os.path.basename(os.path.abspath(asked.data)) if url is None else named_tars(url)[0].rpartition("/")[2]
     return SearchRequest(
-        data=asked.data,
-        folder=asked.output or Path("searches") / name,
+        data=local_folder(asked.data, base),
+        folder=asked.output or Path("searches") / (name or "data"),
         parameters=parameters,
         shared=as_yaml(base),
         trials=asked.trials,
@@ -126,7 +131,7 @@ def _amounts(asked: Search) -> dict[str, float]:
 
 def as_yaml(config: Train) -> dict[str, Any]:
     """The settings that differ from their defaults, with YAML's values."""
-    values: dict[str, Any] = msgspec.to_builtins(differing(config), enc_hook=str)
+    values: dict[str, Any] = msgspec.to_builtins(differing(config), enc_hook=shown)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -153,10 +158,11 @@ def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> Train:
         given["metric"] = asked.metric
     if asked.config is not None:
         given["config"] = asked.config
-    base = yaml_file.layered(given)
+    base = yaml_file.layered(given | ({} if url_of(asked.data) is None else {"data": asked.data}))
     refuse(base, TRAIN if base.weights is None else [rule for rule in TRAIN if isinstance(rule, Range | Excludes)])
     # What a file says of one run is not for all of them; a recipe's settings are in `base` by now.
-    return replace(base, data=None, config=None, recipe=None, output=Train().output, name=None, resume=None)
+    data = None if url_of(asked.data) is None else asked.data  # of a URL, other flags have an effect
+    return replace(base, data=data, config=None, recipe=None, output=Train().output, name=None, resume=None)
 
 
 def _objectives(text: str) -> tuple[str, ...]:

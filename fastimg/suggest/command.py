@@ -17,7 +17,10 @@ from rich.console import Console
 
 from fastimg.bench.budget import short
 from fastimg.config.commands import Train
+from fastimg.config.rule_tables import SUGGEST
+from fastimg.config.rules import refuse
 from fastimg.config.searching import Suggest, check
+from fastimg.data.elsewhere import as_given, with_local_data
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.models.ranks import Ranks, start
@@ -43,6 +46,8 @@ _GAIN = 0.95  # of the seconds of a step: a change that leaves more than this ga
 def suggest(config: Suggest, out: Console, err: Console) -> Advised:
     """Write the file, and print what it says. Raises UsageError, UserError and DataError."""
     seconds = check(config)
+    refuse(config, SUGGEST)
+    config = with_local_data(config)
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device))
         if ranks.world_size > 1:
@@ -82,7 +87,7 @@ def suggest(config: Suggest, out: Console, err: Console) -> Advised:
             *decision.notes,
             *skipped,
         ),
-        command=f"fastimg train {shlex.quote(str(config.data))} --config {shlex.quote(str(config.output))}",
+        command=f"fastimg train {shlex.quote(as_given(config.data))} --config {shlex.quote(str(config.output))}",
     )
     write(config.output, as_yaml(advised))
     if config.json:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastimg.bench.budget import short
 from fastimg.config import yaml_file
+from fastimg.data.elsewhere import as_given
 from fastimg.errors import printable
 from fastimg.inspect.summaries import plain
 from fastimg.wording import plural
@@ -90,7 +91,7 @@ def as_yaml(advised: Advised) -> str:
 def as_json(advised: Advised, file: str) -> dict[str, Any]:
     """The same for programs."""
     survey = advised.survey
-    found = plain(survey) | {"path": printable(str(survey.path)), "copies": plain(survey.copies)}
+    found = plain(survey) | {"path": printable(as_given(survey.path)), "copies": plain(survey.copies)}
     return {
         "file": file,
         "command": advised.command,

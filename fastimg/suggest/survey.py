@@ -13,6 +13,7 @@ from fastimg.config.flag_types import MAX_PIXELS, parse_workers
 from fastimg.config.searching import Suggest
 from fastimg.data import class_balance
 from fastimg.data.datasets import DatasetPart, names_targets, open_parts
+from fastimg.data.elsewhere import sources
 from fastimg.errors import UsageError, UserError
 from fastimg.inspect.scan import Duplicates, SplitFacts, duplicates, gather
 from fastimg.loaders import list_splits
@@ -118,7 +119,7 @@ def survey(config: Suggest, err: Console, stack: ExitStack) -> Surveyed:
     part, val_part = open_parts(path, "train", None, fraction, 0, config.classes)
     for dataset in {id(each.dataset): each.dataset for each in (part, val_part) if each is not None}.values():
         stack.callback(dataset.close)
-        for remark in dataset.notes:
+        for remark in [*sources([dataset]), *dataset.notes]:
             say(err, with_flags(remark))
     if captions_of(path, part.dataset) is not None:
         raise UsageError(

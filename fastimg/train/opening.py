@@ -41,7 +41,6 @@ from fastimg.loaders.epochs import Padding
 from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.order import BLOCK, WINDOW, Order, Sampling
 from fastimg.loaders.remote.fetched_files import fetched_files
-from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.models.ghost_norm import ghost_norms
 from fastimg.models.input_size import check_input
 from fastimg.models.networks import airnet
@@ -93,8 +92,7 @@ def open_data(
         )
     check_readable(chosen_backend(config.loader), data, part.dataset)
     if (files := fetched_files(part.dataset)) is not None:
-        cache = files.mirror.cache
-        say(console, f"shards come from {files.mirror.url} into {cache.root}, at most {in_words(cache.limit)} of them")
+        say(console, files.about())
     if note:
         say(console, note, style="bold yellow")
     elif is_plain_folder(data):

@@ -14,7 +14,7 @@ from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileWatch, Handles, fill
-from fastimg.loaders.errors import DataError, ImageError, ShardError
+from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
@@ -48,8 +48,10 @@ class Captions:
         self.has_text: npt.NDArray[np.bool_] = found["text"]
         self._found = found
         self._shards = list(images.files())
-        self._watch = FileWatch(self._shards)
-        self._handles = Handles(self._shards, self._watch, _REMEDY)
+        self._fetched = fetched_files(images)
+        here = self._shards if self._fetched is None else []
+        self._watch = FileWatch(here)
+        self._handles = Handles(here, self._watch, _REMEDY)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -74,6 +76,9 @@ class Captions:
         if not there:
             raise ImageError(NO_TEXT)
         view = scratch.encoded(size)
+        if self._fetched is not None:
+            self._fetched.fill(shard, view, offset)
+            return view
         try:
             fill(self._handles.file(shard), view, offset)
         except (OSError, EOFError) as error:
@@ -109,6 +114,7 @@ def captions_of(path: Path, images: Dataset) -> Captions | None:
     """
     if not (path / "dataset.json").exists() or "text" not in read_description(path).get("inputs", ()):
         return None
-    if fetched_files(images) is not None:
-        raise DataError(f"{images.name}: texts beside images are read only on this machine; copy the data here first")
-    return Captions(images, kept_positions(path, images.fingerprint, images.files()))
+    files = fetched_files(images)
+    return Captions(
+        images, kept_positions(path, images.fingerprint, images.files() if files is None else files.present())
+    )

@@ -11,7 +11,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _MAGIC = b"FIMGCAP1"
 _HEAD = struct.Struct("<8sQI")  # magic, records, checksum of the records
 
 
-def positions(shards: Sequence[Path]) -> npt.NDArray[np.void]:
+def positions(shards: Iterable[Path]) -> npt.NDArray[np.void]:
     """The positions [N] of POSITION in shards that fastimg wrote, read from their indexes and notes.
 
     Raises ShardError.
@@ -42,7 +42,7 @@ def positions(shards: Sequence[Path]) -> npt.NDArray[np.void]:
     return np.concatenate(parts) if parts else np.zeros(0, POSITION)
 
 
-def kept_positions(folder: Path, fingerprint: str, shards: Sequence[Path]) -> npt.NDArray[np.void]:
+def kept_positions(folder: Path, fingerprint: str, shards: Iterable[Path]) -> npt.NDArray[np.void]:
     """`positions` of the dataset with this fingerprint, from where they were kept, if they were."""
     key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     name = Path("captions") / f"{fingerprint[:32]}.bin"

@@ -105,8 +105,10 @@ def open_dataset(
     """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
 
     `classes` says which folders name the classes of a class folder; see `folder.list_folder`.
-    `path` may be the URL of a folder that `fastimg convert` has written: s3, gs, az, http, https or file. Its shards
-    are kept in `cache_dir`, as far as `cache_limit` allows (bytes, or "200GB"), and `storage_options` are obstore's.
+    `path` may be the URL of a folder that `fastimg convert` has written, or of tars: s3, gs, az, http, https or file.
+    Tars are named by braces, as in s3://bucket/train-{0000..0099}.tar, or are all those of a folder. Shards are kept in
+    `cache_dir`, as far as `cache_limit` allows (bytes, or "200GB"; with 0 samples are read one by one, and nothing is
+    kept), and `storage_options` are obstore's.
     Raises DataError naming what is missing, cut short or altered, and ValueError for `classes` with anything but a
     class folder, and for a cache without a URL.
     """
@@ -121,7 +123,7 @@ def open_dataset(
     _refuse_unfinished(path)  # otherwise its finished shards would be read as another writer's
     if shards := foreign_shards(path):
         refuse_class_folder(path, [tar for tars in shards.values() for tar in tars])
-        return TarDataset(f"{path} ({split})", _pick(path, shards, split), classes=None, cache_name=split)
+        return _open_foreign(path, _pick(path, shards, split), split)
     if betons := foreign_betons(path):
         refuse_class_folder(path, list(betons.values()))
         return BetonDataset(_pick(path, betons, split))
@@ -265,6 +267,17 @@ def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
     if mirror is None:  # to make it, every shard would be fetched
         _index_blocks(path, split, dataset, most)
     return dataset
+
+
+def _open_foreign(path: Path, tars: list[Path], split: str) -> TarDataset:
+    mirror = mirror_at(path)
+    if mirror is None:
+        return TarDataset(f"{path} ({split})", tars, classes=None, cache_name=split)
+    wanted = mirror.wanted_tars(tars)
+    fetched = FetchedFiles(mirror, wanted, ())
+    stated = [each.sha256 for each in wanted]
+    name = f"{mirror.url} ({split})"
+    return TarDataset(name, tars, classes=None, cache_name=split, stated=stated, fetched=fetched)
 
 
 def _declare(path: Path, split: str, dataset: TarDataset | BetonDataset, description: Mapping[str, Any]) -> None:

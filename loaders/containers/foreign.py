@@ -5,12 +5,15 @@ from pathlib import Path
 
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
+from fastimg.loaders.remote.mirrors import mirror_at
 
 
 def foreign_shards(path: Path) -> dict[str, list[Path]]:
-    """Tars of other writers, by split: the name before the shard number."""
+    """Tars of other writers, by split: the name before the shard number. Of an object store they need not be here."""
     named: dict[str, list[Path]] = {}
-    for tar in sorted(path.glob("*.tar")):
+    mirror = mirror_at(path)
+    elsewhere = None if mirror is None else mirror.tars
+    for tar in sorted(path.glob("*.tar") if elsewhere is None else [path / each.name for each in elsewhere]):
         if not tar.name.startswith("."):
             named.setdefault(tar.stem.rstrip("0123456789").rstrip("-_.") or "train", []).append(tar)
     shards = {split: named[name] for name, split in split_names(path, named).items()}

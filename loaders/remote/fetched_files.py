@@ -1,15 +1,18 @@
 """Shards of an object store, read as if they were here: a ShardFiles of containers/watch.
 
 A shard is opened for each read, so none is held that nobody reads. It is fetched by the first thread that misses
-it, if it was not fetched ahead.
+it, if it was not fetched ahead. With a cache of 0 bytes, samples are read one by one, each by a request for its range.
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +21,16 @@ import numpy.typing as npt
 from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
-from .mirrors import Mirror, PresentShards
+from .fetching import RANGE, STREAMS
+from .mirrors import Lease, Mirror, PresentShards
 from .shard_cache import WantedFile, in_words
 
-AHEAD = 2  # shards that are fetched in the background at once
-_SLACK = 4  # shards beyond the samples in use: half begun at either end, and those that are fetched ahead
+PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetched
+AHEAD = 2  # shards that are fetched in the background at once; of one range each, as many as there are streams
+_SLACK = 2  # shards beyond the samples in use and those that are fetched ahead: half begun at either end
 
 
 class FetchedFiles:
@@ -34,12 +40,19 @@ class FetchedFiles:
         self.mirror = mirror
         self._shards = shards
         self._indexes = indexes
-        for shard in shards:
+        self._peeks = [0] * len(shards)
+        self.by_ranges = mirror.cache.limit == 0
+        for shard in () if self.by_ranges else shards:
             mirror.cache.check(mirror.folder / shard.name, shard)
-        self._ahead = _Ahead(lambda number: mirror.bring(shards[number]))
+        ranges = max((-(-shard.size // RANGE) for shard in shards), default=1)
+        self._at_once = max(AHEAD, AHEAD * STREAMS // min(ranges, STREAMS))
+        self._ahead = _Ahead(lambda number: mirror.bring(shards[number]), self._at_once)
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """See ShardFiles."""
+        if self.by_ranges:
+            self.mirror.read_bound(self._shards[number], view, offset)
+            return
         file = self.mirror.open(self._shards[number])
         try:
             fill(file, view, offset)
@@ -52,9 +65,10 @@ class FetchedFiles:
             os.close(file)
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
-        """See ShardFiles: of a shard that is not here, no more than this is fetched."""
+        """See ShardFiles: of a shard that is not here, no more than this is fetched for PEEKS times."""
         shard = self._shards[number]
-        if not self.mirror.has(shard):
+        if not self.mirror.has(shard) and (self.by_ranges or self._peeks[number] < PEEKS):
+            self._peeks[number] += 1
             return self.mirror.read_part(shard, size, offset)
         file = self.mirror.open(shard)
         try:
@@ -69,6 +83,8 @@ class FetchedFiles:
         self, numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
     ) -> None:
         """See ShardFiles: shards that are here are read ahead, others fetched in the background."""
+        if self.by_ranges:
+            return
         for number in np.unique(numbers).tolist():
             if not self.mirror.has(self._shards[number]):
                 self._ahead.request(number)
@@ -86,14 +102,51 @@ class FetchedFiles:
         """See ShardFiles."""
         return PresentShards(self.mirror, self._shards, self._indexes)
 
+    @property
+    def size(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self._shards)
+
+    def about(self) -> str:
+        """Where samples come from, and by which way, in words."""
+        cache = self.mirror.cache
+        if self.by_ranges:
+            return f"samples come from {self.mirror.url} one by one, and nothing is kept: the cache may hold 0 bytes"
+        return f"shards come from {self.mirror.url} into {cache.root}, at most {in_words(cache.limit)} of them"
+
+    def lease(self, most: int) -> tuple[list[int], list[Lease]]:
+        """The first shards, at least one and up to `most` bytes, in the cache for as long as the leases are kept.
+
+        Returns their numbers, too. Raises DataError.
+        """
+        ends = np.cumsum([shard.size for shard in self._shards])
+        count = max(int(np.searchsorted(ends, most, side="right")), 1)
+        numbers = list(range(min(count, len(self._shards))))
+        return numbers, [self.mirror.lease(self._shards[number]) for number in numbers]
+
+    def rate(self, seconds: float) -> float:
+        """Bytes per second that the store gives as many streams as fetch shards, for at least `seconds`.
+
+        Nothing is kept. Raises DataError.
+        """
+        places = [(shard, at) for shard in self._shards for at in range(0, shard.size, RANGE)]
+        began = time.perf_counter()
+        got = 0
+        turn = itertools.cycle(places)
+        with ThreadPoolExecutor(AHEAD * STREAMS, "fastimg-network") as pool:
+            while True:
+                block = list(itertools.islice(turn, min(AHEAD * STREAMS, len(places))))
+                got += sum(pool.map(lambda place: len(self.mirror.read_part(place[0], RANGE, place[1])), block))
+                if (took := time.perf_counter() - began) >= seconds:
+                    return got / took
+
     def check_order(self, order: str, by_shards: bool, window: int, samples: int, ahead: int) -> None:
         """Refuse an order that would fetch shards again and again. Raises DataError.
 
         `samples`: of the split; `ahead`: those of the batches that are being filled, and that are read ahead.
         """
-        total = sum(shard.size for shard in self._shards)
-        limit = self.mirror.cache.limit
-        if total <= limit or not self._shards:
+        total, limit = self.size, self.mirror.cache.limit
+        if total <= limit or self.by_ranges:
             return
         url, holds = self.mirror.url, f"the cache holds {in_words(limit)} of its {in_words(total)}"
         if order == "random" or (order == "quasi-random" and not by_shards):
@@ -102,7 +155,9 @@ class FetchedFiles:
                 "order='quasi-random' with block='shard', or give a larger cache_limit="
             )
         reach = window if order == "quasi-random" else 0
-        count = min(-(-(reach + ahead) * len(self._shards) // max(samples, 1)) + _SLACK, len(self._shards))
+        count = min(
+            -(-(reach + ahead) * len(self._shards) // max(samples, 1)) + _SLACK + self._at_once, len(self._shards)
+        )
         needed = count * max(shard.size for shard in self._shards)
         if needed > limit:
             of_window = f" of a window of {plural(window, 'sample')}; give a smaller window=, or" if reach else "; give"
@@ -125,11 +180,13 @@ def fetched_files(dataset: object) -> FetchedFiles | None:
 class _Ahead:
     """Threads that fetch what is requested, one after the other. What fails is met again by the reader."""
 
-    def __init__(self, bring: Callable[[int], None]) -> None:
+    def __init__(self, bring: Callable[[int], None], threads: int) -> None:
         self._bring = bring
+        self._threads = threads
         self._lock = threading.Lock()
         self._pending: set[int] = set()
         self._queue: queue.SimpleQueue[int | None] | None = None
+        self._over = threading.Event()
         self._end: Callable[[], object] = lambda: None
 
     def request(self, number: int) -> None:
@@ -139,14 +196,15 @@ class _Ahead:
             if self._queue is None:
                 self._queue = queue.SimpleQueue()
                 self._pending = set()
-                for place in range(AHEAD):
+                self._over = threading.Event()
+                for place in range(self._threads):
                     threading.Thread(
                         target=_work,
-                        args=(self._queue, self._pending, self._bring),
+                        args=(self._queue, self._pending, self._bring, self._over),
                         name=f"fastimg-ahead-{place}",
                         daemon=True,
                     ).start()
-                self._end = weakref.finalize(self, _finish, self._queue)
+                self._end = weakref.finalize(self, _finish, self._queue, self._threads, self._over)
             self._pending.add(number)
             self._queue.put(number)
 
@@ -157,17 +215,21 @@ class _Ahead:
             self._pending = set()
 
 
-def _work(todo: "queue.SimpleQueue[int | None]", pending: set[int], bring: Callable[[int], None]) -> None:
-    while (number := todo.get()) is not None:
-        with contextlib.suppress(Exception):  # the reader meets the same error, and reports it
-            bring(number)
-        pending.discard(number)
+def _work(
+    todo: "queue.SimpleQueue[int | None]", pending: set[int], bring: Callable[[int], None], over: threading.Event
+) -> None:
+    with contextlib.suppress(Cancelled), cancelled_by(over.is_set):
+        while (number := todo.get()) is not None:
+            with contextlib.suppress(Exception):  # the reader meets the same error, and reports it
+                bring(number)
+            pending.discard(number)
 
 
-def _finish(todo: "queue.SimpleQueue[int | None]") -> None:
-    """End the threads after what they are fetching."""
+def _finish(todo: "queue.SimpleQueue[int | None]", threads: int, over: threading.Event) -> None:
+    """End the threads after the ranges that they are fetching."""
+    over.set()
     with contextlib.suppress(queue.Empty):
         while True:
             todo.get_nowait()
-    for _ in range(AHEAD):
+    for _ in range(threads):
         todo.put(None)

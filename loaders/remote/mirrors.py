@@ -1,12 +1,14 @@
 """Folders of the cache that stand for datasets in an object store.
 
 A mirror has dataset.json and what is derived from the shards; a shard is there while it is needed. Its name depends on
-the URL and on dataset.json's checksum, so that a dataset that was converted again has another one.
+the URL and on dataset.json's checksum, so that a dataset that was converted again has another one. Of tars of other
+writers, without a dataset.json, it depends on their names, sizes and tags.
 """
 
 import hashlib
 import os
 import re
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
@@ -15,35 +17,64 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.loaders.errors import DataError
+from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.cache import cache_folder
 
 from .fetching import Fetching
+from .listing import named_tars, stored_tars
 from .shard_cache import ShardCache, WantedFile, parse_size
-from .stores import DeniedError, NotThereError, RemoteFolder
+from .stores import DeniedError, NotThereError, RemoteFolder, StoredObject
 
 _DESCRIPTION = "dataset.json"
 _open: dict[Path, "Mirror"] = {}  # of this process, by folder
 
 
 class Mirror:
-    """A dataset at `url`, and its folder in the cache. Raises DataError if dataset.json cannot be read."""
+    """A dataset at `url`, and its folder in the cache. Raises DataError if there is none.
+
+    tars: those of other writers, where there is no dataset.json or the URL names tars; None for a converted dataset.
+    """
 
     def __init__(self, url: str, cache: ShardCache, options: Mapping[str, str] | None = None) -> None:
         self.url = url
         self.cache = cache
-        self._remote = RemoteFolder(url, options)
-        try:
-            content = self._remote.read(_DESCRIPTION)
-        except DeniedError:
-            raise
-        except NotThereError as error:
-            raise DataError(f"{error}; the folder must be one that `fastimg convert` has written") from error
-        key = hashlib.sha256(url.encode() + hashlib.sha256(content).digest()).hexdigest()[:16]
+        folder, pattern = named_tars(url)
+        self._remote = RemoteFolder(folder, options)
+        self._fetching = Fetching(self._remote)
+        self._tags: dict[str, str] = {}  # of shards that are read by ranges
+        content = self._description() if pattern is None else None
+        self.tars = stored_tars(self._remote, pattern) if content is None else None
+        if self.tars == []:
+            raise DataError(
+                f"{self.address(_DESCRIPTION)}: not found, nor any tar; the folder must be one that `fastimg convert` "
+                "has written, or hold tars"
+            )
+        stated = repr(self.tars).encode() if content is None else content
+        key = hashlib.sha256(url.encode() + hashlib.sha256(stated).digest()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", urlsplit(url).path.rpartition("/")[2]).strip("-") or "data"
         self.folder = cache.root / f"{name}-{key}"
-        self._fetching = Fetching(self._remote)
-        self._keep(_DESCRIPTION, content)
+        if content is not None:
+            self._keep(_DESCRIPTION, content)
+        else:
+            with self.cache.alone():
+                self.cache.mark(self.folder)
+
+    def _description(self) -> bytes | None:
+        try:
+            return self._remote.read(_DESCRIPTION)
+        except DeniedError:
+            raise
+        except NotThereError:
+            return None
+
+    def wanted_tars(self, paths: Sequence[Path]) -> list[WantedFile]:
+        """Tars of other writers as the store describes them."""
+        stored: dict[str, StoredObject] = {each.name: each for each in self.tars or ()}
+        chosen = [stored[path.name] for path in paths]
+        return [
+            WantedFile(each.name, each.size, hashlib.sha256(repr(each).encode()).hexdigest(), each.tag)
+            for each in chosen
+        ]
 
     def address(self, name: str) -> str:
         """The URL of a file."""
@@ -68,6 +99,14 @@ class Mirror:
         """Have a shard in the cache. Raises DataError."""
         self.cache.bring(self.folder / wanted.name, wanted, lambda file: self._fetching.fetch(wanted, file))
 
+    def renew(self, wanted: WantedFile, index: WantedFile | None) -> "Lease":
+        """Have a shard and its index anew from the store, whatever the cache holds. Raises DataError."""
+        self.cache.forget(self.folder / wanted.name)
+        if index is not None:
+            self.cache.forget(self.folder / index.name)
+            self.bring_index(index)
+        return self.lease(wanted)
+
     def lease(self, wanted: WantedFile) -> "Lease":
         """Have a file in the cache, and keep it there. Raises DataError."""
         return Lease(self.open(wanted))
@@ -79,7 +118,25 @@ class Mirror:
     def read_part(self, wanted: WantedFile, size: int, offset: int) -> bytes:
         """At most `size` bytes of a shard, from the store, without a checksum. Raises DataError."""
         stop = min(offset + size, wanted.size)
-        return bytes(self._remote.read_range(wanted.name, offset, stop)) if stop > offset else b""
+        return bytes(self._remote.read_range(wanted.name, offset, stop, wanted.tag)) if stop > offset else b""
+
+    def read_bound(self, wanted: WantedFile, view: memoryview, offset: int) -> None:
+        """Fill `view` from the store: without a checksum, but bound to the tag that the shard had at its first use.
+
+        Raises DataError.
+        """
+        if wanted.name not in self._tags:
+            found = self._remote.look(wanted.name)
+            if found.size != wanted.size or wanted.tag not in ("", found.tag):
+                raise ShardError(
+                    f"{self.address(wanted.name)}: {found.size} bytes where {wanted.size} are stated: it was replaced; "
+                    "upload it again, with dataset.json"
+                )
+            self._tags[wanted.name] = found.tag
+        began = time.perf_counter()
+        stop = offset + len(view)
+        view[:] = self._remote.read_range(wanted.name, offset, stop, self._tags[wanted.name])
+        self.cache.count_range(len(view), time.perf_counter() - began)
 
     def bring_index(self, wanted: WantedFile) -> None:
         """Have the index of a shard, which stays. Raises DataError."""
@@ -124,6 +181,13 @@ def mirror_at(folder: Path) -> Mirror | None:
     return _open.get(folder)
 
 
+def with_urls(sentence: str) -> str:
+    """A sentence in which datasets are called by their URLs, not by the folders of the cache."""
+    for folder, mirror in _open.items():
+        sentence = re.sub(rf"{re.escape(str(folder))}(?![\w/-])", mirror.url, sentence)
+    return sentence
+
+
 def wanted_shards(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
     """The shards of a split as dataset.json states them."""
     return [WantedFile(shard["name"], shard["bytes"], shard["sha256"]) for shard in shards]
@@ -153,8 +217,9 @@ class PresentShards:
         self._indexes = indexes
 
     def __iter__(self) -> Iterator[Path]:
-        for shard, index in zip(self._shards, self._indexes, strict=True):
-            self._mirror.bring_index(index)
+        for number, shard in enumerate(self._shards):
+            if self._indexes:  # other writers have none
+                self._mirror.bring_index(self._indexes[number])
             file = self._mirror.open(shard)
             try:
                 yield self._mirror.folder / shard.name

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import sync_folder, temporary
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.runtime.stopping import check
 
 MARK = "has-remote-copy"
 SHARDS = (".tar", ".beton")  # what is deleted to make room
@@ -36,11 +37,12 @@ _SHARE = 0.5  # of the disk's free space: the default limit
 
 
 class WantedFile(NamedTuple):
-    """A file as dataset.json states it."""
+    """A file as dataset.json states it; of other writers as the store does: `tag`, and `sha256` of what it states."""
 
     name: str
     size: int
     sha256: str
+    tag: str = ""
 
 
 class Spent(NamedTuple):
@@ -107,6 +109,14 @@ class ShardCache:
             f"{path}: gone or altered each of the {_ROUNDS} times that it was fetched; give a larger cache_limit=, or "
             "a folder that nobody else writes to"
         )
+
+    def forget(self, path: Path) -> None:
+        """Delete a file, so that it is fetched again. Whoever reads it goes on reading what was there."""
+        path.unlink(missing_ok=True)
+
+    def count_range(self, size: int, seconds: float) -> None:
+        """Count bytes that a reader has waited for, and that are not kept."""
+        self._count(size=size, waited=seconds)
 
     def mark(self, folder: Path) -> None:
         """Make a folder of the cache, whose shards have a remote copy and may be deleted."""
@@ -197,6 +207,7 @@ class ShardCache:
         seen: tuple[int, int, int] | None = None
         since = time.monotonic()
         while not self.has(path, wanted):
+            check()
             file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 if _try_lock(file, fcntl.LOCK_EX) and _same(part, file):
@@ -223,6 +234,7 @@ class ShardCache:
         """Delete what was not used for the longest time, until `file` has the room that it needs, and takes it."""
         deadline = time.monotonic() + ROOM
         while True:
+            check()
             with self.alone():
                 held, idle = self._contents()
                 while held + wanted.size > self.limit and idle:

@@ -9,12 +9,15 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from fastimg.loaders.errors import DataError
+from fastimg.loaders.errors import DataError, ShardError
+
+from .causes import cause_of, first_line
 
 if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore
 
 ATTEMPTS = 5
@@ -45,12 +48,33 @@ def url_of(path: str | PathLike[str]) -> str | None:
     return f"{scheme}://{'/' if scheme == 'file' else ''}{rest.rstrip('/')}"
 
 
+def shown(path: str | PathLike[str]) -> str:
+    """A path, or the URL that it states, as people write it."""
+    return url_of(path) or fspath(path)
+
+
 class NotThereError(DataError):
     """There is no such file in the store."""
 
 
 class DeniedError(NotThereError):
-    """Nobody may see the file without other credentials. A store may say so of a file that does not exist."""
+    """The store refuses, for a reason that stays: other credentials are needed, say, or the clock must be set.
+
+    A store may say so of a file that does not exist.
+    """
+
+
+class StoredObject(NamedTuple):
+    """A file as the store describes it. Another content has another tag: its ETag, or else the time of its writing."""
+
+    name: str
+    size: int
+    tag: str
+
+    @property
+    def strong(self) -> bool:
+        """Whether the tag stands for the bytes themselves, so that a request may be bound to it."""
+        return self.tag.startswith('"')
 
 
 class RemoteFolder:
@@ -88,7 +112,7 @@ class RemoteFolder:
         try:
             self._store: ObjectStore = from_url(url, **(options if parts.scheme == "file" else more))
         except Exception as error:
-            raise DataError(f"{url}: {_first_line(error)}; check the URL and storage_options=") from error
+            raise DataError(f"{url}: {first_line(error)}; check the URL and storage_options=") from error
 
     def address(self, name: str) -> str:
         """The URL of a file."""
@@ -98,16 +122,44 @@ class RemoteFolder:
         """A whole, small file. Raises NotThereError and DataError."""
         return self._tried(name, lambda: bytes(self._store.get(name).bytes()))
 
-    def read_range(self, name: str, start: int, stop: int) -> memoryview:
-        """The bytes from `start` to before `stop`, of which the file has all. Raises NotThereError and DataError."""
+    def read_range(self, name: str, start: int, stop: int, tag: str = "") -> memoryview:
+        """The bytes from `start` to before `stop`, of which the file has all.
+
+        Raises NotThereError and DataError, and ShardError if the file has another `tag` by now.
+        """
 
         def get() -> memoryview:
-            found = memoryview(self._store.get_range(name, start=start, end=stop))
+            if not tag:
+                found = memoryview(self._store.get_range(name, start=start, end=stop))
+            else:
+                asked: GetOptions = {"range": (start, stop)}
+                if StoredObject(name, 0, tag).strong:
+                    asked["if_match"] = tag
+                answer = self._store.get(name, options=asked)
+                if _tag(answer.meta) != tag:
+                    raise self._replaced(name)
+                found = memoryview(answer.bytes())
             if len(found) != stop - start:
                 raise EOFError(f"{len(found)} bytes where {stop - start} were asked for, from byte {start} on")
             return found
 
         return self._tried(name, get)
+
+    def look(self, name: str) -> StoredObject:
+        """The size and the tag of a file. Raises NotThereError and DataError."""
+        found = self._tried(name, lambda: self._store.head(name))
+        return StoredObject(name, found["size"], _tag(found))
+
+    def contents(self) -> list[StoredObject]:
+        """The files directly below the URL, by name. Raises DataError, also where the store cannot list them."""
+        found = self._tried("", lambda: self._store.list_with_delimiter()["objects"])
+        return sorted(StoredObject(each["path"].rpartition("/")[2], each["size"], _tag(each)) for each in found)
+
+    def _replaced(self, name: str) -> ShardError:
+        return ShardError(
+            f"{self.address(name)}: was replaced in the store while it was in use; open the data again, with "
+            "resume=True to go on with a run"
+        )
 
     def _tried(self, name: str, get: Callable[[], _T]) -> _T:
         from obstore import exceptions
@@ -119,22 +171,27 @@ class RemoteFolder:
                 raise NotThereError(
                     f"{self.address(name)}: not found: no such file or bucket; check the URL and storage_options="
                 ) from error
-            except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-                raise DeniedError(
-                    f"{self.address(name)}: access denied; give credentials in the environment (as AWS_ACCESS_KEY_ID "
-                    "and AWS_SECRET_ACCESS_KEY) or with storage_options=; skip_signature=true is for public buckets"
-                ) from error
+            except exceptions.PreconditionError as error:
+                raise self._replaced(name) from error
             except (exceptions.BaseError, OSError, EOFError) as error:
-                if attempt + 1 == ATTEMPTS:
-                    raise DataError(
-                        f"{self.address(name)}: tried {ATTEMPTS} times: {_first_line(error)}; check the network and "
-                        "storage_options="
+                cause = cause_of(error)
+                denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+                if cause is not None and not cause.passes:
+                    raise DeniedError(f"{self.address(name)}: {cause.says}") from error
+                if denied:
+                    raise DeniedError(
+                        f"{self.address(name)}: access denied; give credentials in the environment (as "
+                        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or with storage_options=; skip_signature=true is "
+                        "for public buckets"
                     ) from error
+                if attempt + 1 == ATTEMPTS:
+                    says = (
+                        f"{first_line(error)}; check the network and storage_options=" if cause is None else cause.says
+                    )
+                    raise DataError(f"{self.address(name)}: tried {ATTEMPTS} times: {says}") from error
             time.sleep(PAUSE * 2**attempt)
         raise AssertionError
 
 
-def _first_line(error: BaseException) -> str:
-    """What an error says, without the parts that are for programmers."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else repr(error)
+def _tag(described: "ObjectMeta") -> str:
+    return described["e_tag"] or f"written {described['last_modified'].isoformat()}"

@@ -173,8 +173,8 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         "--tune",
         "--profile",
         "--nproc-per-node",
-        "--text-column",
         "--field",
+        "--text-column",
     }
 
 

@@ -1,7 +1,7 @@
 """What `fastimg COMMAND --help` prints, and the completion of a shell."""
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, get_args
@@ -9,7 +9,7 @@ from typing import Any, get_args
 from fastimg.config.flag_types import Flag, command_flags, options
 from fastimg.config.flags import descriptions
 
-from .sections import EXAMPLES, FIRST, SECTIONS
+from .sections import EXAMPLES, FIRST, SECTIONS, STORE, Sections
 
 SHELLS = ("bash", "zsh", "fish")
 _WIDEST = 30  # columns of flags, before their descriptions
@@ -71,7 +71,7 @@ def _documented(
     parser.description = " ".join(str(kind.__doc__).split())
     sections = {"arguments": tuple(flag.field for flag in known if not flag.names)}
     flags = {flag.field: flag for flag in known}
-    sections |= SECTIONS.get(command, {"flags": tuple(flag.field for flag in known if flag.names)})
+    sections |= SECTIONS.get(command, _by_store(flag.field for flag in known if flag.names))
     for title, fields in sections.items():
         shown = [flags[field] for field in fields if only is None or field in only or not flags[field].names]
         if not shown:
@@ -86,6 +86,14 @@ def _documented(
     group.add_argument("-h", "--help", action="store_true", help="show this page and exit")
     group.add_argument("--help-all", action="store_true", help="show every flag and exit")
     return parser
+
+
+def _by_store(fields: Iterable[str]) -> Sections:
+    """The flags of a command without sections of its own: those of an object store come last."""
+    named = list(fields)
+    of_store = tuple(field for field in named if field in STORE)
+    own = {"flags": tuple(field for field in named if field not in of_store)}
+    return own | ({"data in an object store": of_store} if of_store else {})
 
 
 def _value(flag: Flag) -> dict[str, Any]:

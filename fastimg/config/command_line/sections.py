@@ -12,6 +12,7 @@ _AUGMENTATION = (
     *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "hue", "grayscale_prob"),
     *("gaussian_blur_prob", "solarize_prob", "reprob", "mixup", "cutmix", "no_aug"),
 )
+STORE = ("cache_dir", "cache_limit", "storage_option")
 SECTIONS: Mapping[str, Sections] = {
     "train": {
         "model": (
@@ -77,7 +78,7 @@ SECTIONS: Mapping[str, Sections] = {
         "on a Ray cluster": ("backend", "address"),
     },
     "inspect": {
-        "data": ("split", "classes", "headers_only", "max_pixels", "workers"),
+        "data": ("split", "classes", "headers_only", "max_pixels", "workers", *STORE),
         "pictures": ("no_pictures", "samples", "draw_fields", "img_size", "config", "output", "seed"),
         "augmentation": _AUGMENTATION,
         "output": ("json",),
@@ -94,7 +95,7 @@ SECTIONS: Mapping[str, Sections] = {
             "batch_size",
             "img_size",
         ),
-        "data": ("split", "loader", "workers", "decode", "seed", "scratch"),
+        "data": ("split", "loader", "workers", "decode", "seed", "scratch", *STORE),
         "augmentation": _AUGMENTATION,
         "precision and devices": ("amp", "channels_last", "device"),
         "output": ("plot", "json"),

@@ -16,6 +16,7 @@ from fastimg.cluster.connection import alive, end_earlier, joined, namespace_of,
 from fastimg.cluster.shared_places import SharedPlaces, shared_places
 from fastimg.config.values.trial_resources import written
 from fastimg.errors import UsageError, reason_of
+from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.search.messages import HostFault
 from fastimg.wording import plural
 
@@ -63,7 +64,8 @@ def connected(asked: ClusterRequest) -> Iterator["RayHosts"]:
             )
         prefix = hashlib.sha256(str(asked.folder.resolve()).encode()).hexdigest()[:16]
         end_earlier(ray, _COMMAND, prefix)
-        with shared_places(_COMMAND, (asked.data,), asked.folder) as places:
+        data = () if mirror_at(asked.data) else (asked.data,)  # an object store is opened by each node
+        with shared_places(_COMMAND, data, asked.folder) as places:
             yield RayHosts(ray, count, amounts, asked.memory, prefix, places)
 
 

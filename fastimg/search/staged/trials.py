@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fastimg.data.elsewhere import setting_of
 from fastimg.errors import UsageError
 from fastimg.search.folder import RUNS
 from fastimg.search.leaderboard import KeptModels, firsts
@@ -104,7 +105,7 @@ class Trials:
             **self.asked.shared,
             **self.data.settings,
             **own,
-            "data": str(self.asked.data.resolve()),
+            "data": setting_of(self.asked.data),
             "output": str(self.asked.folder.resolve() / RUNS),
             "seed": self.asked.seed,
             **({} if self.asked.metric is None else {"metric": self.asked.metric}),

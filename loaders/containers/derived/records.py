@@ -64,7 +64,7 @@ def records(
     for number, shard in enumerate(present or shards):
         samples = _own_samples(shard, checksums[number][64:]) if checksums else _foreign_samples(shard, notes)
         if content is None and samples:
-            content = _content(samples, shards)
+            content = _content(samples, present or shards)
         parts.append(_shard_records(number, shard, samples, content or "images", ours=bool(checksums)))
     made = np.concatenate(parts)
     content = content or "images"
@@ -77,7 +77,7 @@ def _stamp(stamp: bytes, content: Content) -> bytes:
     return stamp if content == "images" else hashlib.sha256(stamp + content.encode()).digest()
 
 
-def _content(samples: list[Sample], shards: list[Path]) -> Content:
+def _content(samples: list[Sample], shards: Iterable[Path]) -> Content:
     """The content of other writers' shards; all shards are read only if the first sample has no image."""
     images = image_extensions()
     if _of(samples[0], images):

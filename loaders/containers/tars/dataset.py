@@ -42,11 +42,15 @@ class TarDataset(WithFields):
         checksums: list[str] | None = None,
         content: Content | None = None,
         fetched: ShardFiles | None = None,
+        stated: list[str] | None = None,
     ) -> None:
-        """`fetched` reads shards that are elsewhere, and come to these paths."""
+        """`fetched` reads shards that are elsewhere, and come to these paths.
+
+        `stated`: of each shard of another writer that is elsewhere, what tells it from others of its name.
+        """
         self.name = name
         self._shards = shards
-        self.fingerprint = _fingerprint(shards, checksums)
+        self.fingerprint = _fingerprint(shards, checksums or stated)
         self.shard_files: ShardFiles = fetched or WatchedFiles(shards, "copy it again, or convert again")
         self.notes: Sequence[str]
         self.records, self.notes, self.content = records(

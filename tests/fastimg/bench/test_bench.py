@@ -249,7 +249,7 @@ def test_unreadable_images_are_named(cli, image_folder):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--stages", "decoding"), "--stages decoding: no such stage; did you mean decode? choose from read, splice"),
+        (("--stages", "decoding"), "--stages decoding: no such stage; did you mean decode? choose from network, read"),
         (("--stages", "read,x"), "--stages x: no such stage"),
         (("--threads", "1,two"), "--threads 1,two: two is not a number of threads"),
         (("--batch-size", "0"), "--batch-size 0: give 1 or more"),

@@ -69,8 +69,10 @@ def test_a_run_is_that_of_the_folder_to_the_bit(shards, tmp_path, capsys):
             ("train", "s3://b/D", "--loader", "torch"),
             "--loader torch: reads only data on this machine, and DATA is a URL",
         ),
-        (("verify", "s3://b/D"), "verify s3://b/D: a URL is read by `fastimg train`, `fastimg eval` with one run, and"),
-        (("convert", "photos", "s3://b/D"), "convert s3://b/D: a URL is read by"),
+        (("verify", "D", "--cache-dir", "C"), "--cache-dir has no effect without a URL as DATA"),
+        (("predict", "runs/a", "x.jpg", "--cache-limit", "0"), "--cache-limit has no effect without a URL as DATA"),
+        (("bench", "s3://b/D", "--loaders", "torch"), "--loaders torch: loaders are compared on data of this machine"),
+        (("convert", "photos", "s3://b/D"), "convert s3://b/D: a URL is read as DATA alone, by train, eval, verify"),
     ],
 )
 def test_what_is_refused(arguments, sentence, capsys):

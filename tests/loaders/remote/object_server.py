@@ -1,26 +1,45 @@
 """A small object store on 127.0.0.1: objects with ranges, in the paths of S3 and of plain HTTP, and its faults."""
 
+import hashlib
+import random
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+_REFUSALS = {  # status and S3's code
+    "busy": (503, "SlowDown"),
+    "denied": (403, "AccessDenied"),
+    "expired": (400, "ExpiredToken"),
+    "skewed": (403, "RequestTimeTooSkewed"),
+    "region": (400, "AuthorizationHeaderMalformed"),
+    "bucket": (404, "NoSuchBucket"),
+}
 
 
 class ObjectServer:
     """Serves the files below `folder` as /bucket/NAME. Faults are consumed by the requests that meet them.
 
     faults: (part of a name, what to do), with "busy" a 503, "cut" half of the body, "flip" a byte of it flipped, and
-    "denied" a 403. `requests` lists the names that were asked for; `hold` is waited for before each answer.
+    the other refusals of S3 by the keys of _REFUSALS. `rates` has shares of all requests that meet a fault, by its
+    kind, drawn from a seed. `latency` is waited for before each answer, in seconds. `requests` lists the names that
+    were asked for; `hold` is waited for before each answer. `tags` replaces the ETags, which are MD5s of the content.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faults: list[tuple[str, str]] = []
+        self.rates: dict[str, float] = {}
+        self.met: list[str] = []  # the faults that were drawn by `rates`
+        self.latency = 0.0
+        self.tags: dict[str, str] = {}
         self.requests: list[str] = []
         self.hold = threading.Event()
         self.hold.set()
+        self._draws = random.Random(0)
         self._arrived = threading.Event()
         self.lock = threading.Lock()
         outer = self
@@ -30,6 +49,9 @@ class ObjectServer:
             disable_nagle_algorithm = True  # a header alone would wait 40 ms for its body
 
             def do_GET(self) -> None:
+                outer.answer(self)
+
+            def do_HEAD(self) -> None:
                 outer.answer(self)
 
             def log_message(self, *_: object) -> None:
@@ -56,26 +78,62 @@ class ObjectServer:
         name = request.path.removeprefix("/bucket/")
         self._arrived.set()
         self.hold.wait()
-        with self.lock:
-            self.requests.append(name)
-            fault = next((each for each in self.faults if each[0] in name), None)
-            if fault is not None:
-                self.faults.remove(fault)
-        kind = fault[1] if fault else ""
+        time.sleep(self.latency)
+        kind = self._fault(name)
         path = self.folder / name
-        if kind in ("busy", "denied") or not path.is_file():
-            self._send(request, {"busy": 503, "denied": 403}.get(kind, 404), b"<Error/>", {})
+        if "list-type=2" in request.path and not kind:
+            self._send(request, 200, self._listing(request.path), {})
+            return
+        if kind in _REFUSALS or not path.is_file():
+            status, code = _REFUSALS.get(kind, (404, "NoSuchKey"))
+            self._send(request, status, f"<Error><Code>{code}</Code></Error>".encode(), {})
             return
         body = path.read_bytes()
-        headers = {"Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": '"1"'}
+        tag = self.tags.get(name) or self.tag(body)
+        if request.headers.get("If-Match", tag) != tag:
+            self._send(request, 412, b"<Error><Code>PreconditionFailed</Code></Error>", {})
+            return
+        headers = {"Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": tag}
         status = 200
         if found := _RANGE.fullmatch(request.headers.get("Range", "")):
             start, stop = int(found[1]), min(int(found[2]) + 1, len(body))
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
             body, status = body[start:stop], 206
-        if kind == "flip":
-            body = body[: len(body) // 2] + bytes([body[len(body) // 2] ^ 1]) + body[len(body) // 2 + 1 :]
+        if kind in ("flip", "flip anywhere") and body:
+            at = len(body) // 2 if kind == "flip" else self._draws.randrange(len(body))
+            body = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
         self._send(request, status, body, headers, cut=kind == "cut")
+
+    @staticmethod
+    def tag(body: bytes) -> str:
+        """The ETag that S3 gives to a content that was uploaded in one piece."""
+        return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+
+    def _fault(self, name: str) -> str:
+        with self.lock:
+            self.requests.append(name)
+            fault = next((each for each in self.faults if each[0] in name), None)
+            if fault is not None:
+                self.faults.remove(fault)
+                return fault[1]
+            drawn = self._draws.random()
+            for kind, share in self.rates.items():
+                drawn -= share
+                if drawn < 0:
+                    self.met.append(kind)
+                    return "flip anywhere" if kind == "flip" else kind
+        return ""
+
+    def _listing(self, path: str) -> bytes:
+        prefix = parse_qs(urlsplit(path).query).get("prefix", [""])[0]
+        entries = "".join(
+            f"<Contents><Key>{prefix}{file.name}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>{self.tags.get(prefix + file.name) or self.tag(file.read_bytes())}</ETag>"
+            f"<Size>{file.stat().st_size}</Size></Contents>"
+            for file in sorted((self.folder / prefix).glob("*"))
+            if file.is_file()
+        )
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>".encode()
 
     @staticmethod
     def _send(
@@ -86,7 +144,8 @@ class ObjectServer:
             request.send_header(name, value)
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
-        request.wfile.write(body[: len(body) // 2] if cut else body)
+        if request.command != "HEAD":
+            request.wfile.write(body[: len(body) // 2] if cut else body)
         request.close_connection = cut or request.close_connection
 
     def close(self) -> None:

@@ -1,9 +1,18 @@
 """Loaders of a URL: the same batches as from a folder, and orders that suit a cache."""
 
+import fcntl
+import shutil
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from fastimg.loaders import DataError, Loader
+from fastimg.loaders.remote import fetching
+from fastimg.loaders.remote.stores import RemoteFolder
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by, check
 
 from .conftest import SAMPLES
 
@@ -56,3 +65,69 @@ class TestOrders:
             Loader(dataset, order="random", **SETTINGS)
         with pytest.raises(DataError, match=r"needs [0-9.]+ KB for 3 shards of a window of 10 samples; give a smaller"):
             Loader(dataset, **SETTINGS)
+
+
+class TestClosing:
+    """Whoever waits for a shard stops waiting when nobody needs it any more."""
+
+    def test_ends_a_fetch_after_the_ranges_in_flight(self, opened, monkeypatch):
+        monkeypatch.setattr(fetching, "RANGE", 1000)
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        read_range = RemoteFolder.read_range
+        first, over = threading.Event(), threading.Event()
+
+        def read(*arguments):
+            if first.is_set():
+                assert over.wait(60)  # until the waiting thread has asked
+            part = read_range(*arguments)
+            first.set()
+            return part
+
+        def is_over():
+            if first.is_set():
+                over.set()
+            return first.is_set()
+
+        monkeypatch.setattr(RemoteFolder, "read_range", read)
+        with pytest.raises(Cancelled), cancelled_by(is_over):
+            dataset.read(0, Scratch())
+        assert list(dataset.files()[0].parent.glob("*.tar")) == list(dataset.files()[0].parent.glob(".*.part")) == []
+        assert len(dataset.read(0, Scratch())) > 0
+
+    def test_ends_waiting_for_another_process(self, opened):
+        dataset = opened()
+        folder = dataset.files()[0].parent
+        (folder / "train-00000.tar").unlink()
+        with (folder / ".train-00000.tar.part").open("w") as part:
+            fcntl.flock(part, fcntl.LOCK_EX)
+            with pytest.raises(Cancelled), cancelled_by(lambda: True):
+                dataset.read(0, Scratch())
+
+    def test_of_the_loader_tells_its_threads(self, opened):
+        dataset = opened()
+        reading = threading.Event()
+
+        def read(index, scratch):
+            reading.set()
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                check()
+            raise AssertionError("nobody said that the iteration is over")
+
+        dataset.read = read
+        loader = Loader(dataset, order="sequential", **SETTINGS)
+        ended = []
+
+        def consume():
+            try:
+                next(iter(loader))
+            except RuntimeError as error:
+                ended.append(str(error))
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        assert reading.wait(60)
+        loader.close()
+        consumer.join()
+        assert ended == ["this iteration is over: the loader was closed, or iterated again"]

@@ -1,0 +1,270 @@
+"""The loader on an object store: local shards, a cold cache of a fifth of the data, and a warm cache of all of it.
+
+    python benchmarks/remote.py --data FOLDER
+
+The store is a process of its own on this machine: plain HTTP with ranges by sendfile, pinned to the last core; the
+loader and its one decoding thread have all others but that one (on two cores, one). Each answer waits for --latency
+milliseconds first. Every row is RandomResizedCrop(0.08-1) to --size of the same shards in the same order (quasi-random
+by whole shards), an epoch for each repeat; the rows take turns, each right behind an epoch of local shards, with which
+it is compared. `cold`: the cache is empty at the beginning of the epoch and holds a fifth of the data; `warm`: it holds
+all, which an epoch before has fetched (with the second latency; nothing is asked of the store then). `waiting`: the
+time that decoding threads waited for shards, as a share of the epoch. `bytes`: what was fetched, over the bytes of the
+shards. `CPU`: processor time of the loader's process per image, over that of local shards.
+Everything is read from the page cache, and there is no bandwidth but that of the loopback.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+from images import list_images
+from rich.console import Console
+
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders import Loader
+from fastimg.loaders.remote.fetched_files import fetched_files
+
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+Record = dict[str, Any]
+
+
+class FileHandler(BaseHTTPRequestHandler):
+    """Files below the current folder, by ranges, after `latency` seconds."""
+
+    protocol_version = "HTTP/1.1"
+    latency = 0.0
+
+    def do_HEAD(self) -> None:
+        """The size of a file."""
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        """A file, or a range of it."""
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        time.sleep(self.latency)
+        try:
+            file = os.open(self.path.lstrip("/"), os.O_RDONLY)
+        except OSError:
+            self.send_error(404)
+            return
+        try:
+            size = os.fstat(file).st_size
+            start, stop, status = 0, size, 200
+            if found := _RANGE.fullmatch(self.headers.get("Range", "")):
+                start, stop, status = int(found[1]), min(int(found[2]) + 1, size), 206
+            self.send_response(status)
+            self.send_header("Content-Length", str(stop - start))
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            if status == 206:
+                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+            self.end_headers()
+            self.wfile.flush()
+            while body and start < stop:
+                start += os.sendfile(self.connection.fileno(), file, start, stop - start)
+        finally:
+            os.close(file)
+
+    def setup(self) -> None:
+        """Send headers at once."""
+        super().setup()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def serve(folder: Path, latency: float, core: int) -> None:
+    """Serve a folder until the process is ended; the address is printed."""
+    os.sched_setaffinity(0, {core})
+    os.chdir(folder)
+    FileHandler.latency = latency
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FileHandler)
+    server.daemon_threads = True
+    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
+    server.serve_forever()
+
+
+@contextmanager
+def served(folder: Path, latency: float, core: int) -> Any:
+    """The address of a store in a process of its own."""
+    arguments = [sys.executable, __file__, "--serve", str(folder), "--latency", str(latency), "--core", str(core)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+def main() -> None:
+    """Measure, print, and append the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of JPEGs, flat or with subfolders")
+    parser.add_argument("--samples", type=int, default=3600, help="images, repeated as needed")
+    parser.add_argument("--shard-size", default="2MB")
+    parser.add_argument("--window", type=int, default=192)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--latency", type=float, nargs="+", default=[0.0, 10.0, 50.0], help="milliseconds")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--scratch", type=Path, default=None, help="folder for shards and caches, on a disk")
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "remote.jsonl")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve is not None:
+        serve(args.serve, args.latency[0] / 1e3, args.core)
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(dir=args.scratch or Path.cwd(), prefix="fastimg-remote-") as name:
+        scratch = Path(name)
+        shards = written(args, scratch)
+        os.sched_setaffinity(0, set(cores[:-1]))
+        measured(args, shards, scratch, cores[-1], max(1, len(cores) - 1))
+
+
+def written(args: argparse.Namespace, scratch: Path) -> Path:
+    """The shards of the folder's images, repeated."""
+    source = scratch / "source" / "images"
+    source.mkdir(parents=True)
+    names = list_images(args.data)
+    for number in range(args.samples):
+        file = args.data / names[number % len(names)]
+        (source / f"{number:06d}{file.suffix}").symlink_to(file.resolve())
+    convert(
+        Convert(src=source.parent, dst=scratch / "D", shard_size=args.shard_size, val_fraction=0.0),
+        Console(quiet=True),
+    )
+    return scratch / "D"
+
+
+def measured(args: argparse.Namespace, shards: Path, scratch: Path, core: int, workers: int) -> None:
+    """Measure the rows in turn."""
+    nbytes = sum(file.stat().st_size for file in shards.glob("*.tar"))
+    settings = {
+        "batch_size": args.batch_size,
+        "crop": args.size,
+        "order": "quasi-random",
+        "block": "shard",
+        "window": args.window,
+        "workers": workers,
+    }
+    with Loader(shards, **settings) as here:
+        epoch(here)  # compiles, makes the index, and has the shards in the page cache
+        rows: dict[str, Callable[[], Record]] = {}
+        with measuring(args.latency, shards.parent, core) as stores:
+            for latency, address in stores.items():
+                url = f"{address}/{shards.name}"
+                rows[f"cold, {latency:g} ms"] = partial(cold, url, settings, scratch / f"cold-{latency:g}", nbytes // 5)
+                if latency == args.latency[:2][-1]:
+                    rows["warm"] = partial(kept, url, settings, scratch / "warm")
+                    rows["warm"]()
+            found: dict[str, list[tuple[Record, Record]]] = {name: [] for name in rows}
+            for _ in range(args.repeats):
+                for name, row in rows.items():
+                    found[name].append((epoch(here), row()))
+    report(args, found, nbytes, workers, len(list(shards.glob("*.tar"))))
+
+
+@contextmanager
+def measuring(latencies: list[float], folder: Path, core: int) -> Any:
+    """A store for each latency: its address."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        yield {latency: stack.enter_context(served(folder, latency, core)) for latency in latencies}
+
+
+def epoch(loader: Loader) -> Record:
+    """Images per second of an epoch, and what was waited for and fetched in it."""
+    files = fetched_files(loader.dataset)
+    before = None if files is None else files.mirror.cache.spent
+    began, busy = time.perf_counter(), time.process_time()
+    images = sum(batch.samples for batch in loader)
+    seconds, cpu = time.perf_counter() - began, (time.process_time() - busy) / images
+    if files is None or before is None:
+        return {"rate": images / seconds, "cpu": cpu, "waiting": 0.0, "bytes": 0}
+    after = files.mirror.cache.spent
+    waited = (after.waited - before.waited) / (seconds * loader.workers)
+    return {"rate": images / seconds, "cpu": cpu, "waiting": waited, "bytes": after.bytes - before.bytes}
+
+
+def cold(url: str, settings: Record, cache: Path, limit: int) -> Record:
+    """An epoch from an empty cache of `limit` bytes. The index has been fetched."""
+    shutil.rmtree(cache, ignore_errors=True)
+    with Loader(url, cache_dir=cache, cache_limit=limit, **settings) as loader:
+        return epoch(loader)
+
+
+def kept(url: str, settings: Record, cache: Path) -> Record:
+    """An epoch from a cache that holds all, from the second call on."""
+    with Loader(url, cache_dir=cache, **settings) as loader:
+        return epoch(loader)
+
+
+def report(
+    args: argparse.Namespace, found: dict[str, list[tuple[Record, Record]]], nbytes: int, workers: int, shards: int
+) -> None:
+    """Print the table, and append a record for each row: pairs of a local epoch and one of the row."""
+    rows = []
+    everywhere = [pair[0] for pairs in found.values() for pair in pairs]
+    for name, pairs in {"local": [(each, each) for each in everywhere], **found}.items():
+        speed = measure.Spread.of([each["rate"] for _, each in pairs])
+        cpu = measure.Spread.of([each["cpu"] * 1e6 for _, each in pairs])
+        over_local = measure.Spread.of([each["rate"] / local["rate"] for local, each in pairs])
+        cpu_over_local = float(np.median([each["cpu"] / local["cpu"] for local, each in pairs]))
+        waiting = float(np.median([each["waiting"] for _, each in pairs]))
+        fetched = float(np.median([each["bytes"] for _, each in pairs])) / nbytes
+        rows.append(
+            {
+                "shards": name,
+                **speed.columns("img/s"),
+                "of local": f"{over_local.median:.2f} ({over_local.low:.2f} - {over_local.high:.2f})",
+                "CPU": f"{cpu_over_local:.2f}",
+                "waiting": f"{waiting:.0%}",
+                "bytes": f"{fetched:.2f}",
+            }
+        )
+        record = {
+            "benchmark": "remote",
+            "row": name,
+            "images": args.samples,
+            "bytes": nbytes,
+            "shards": shards,
+            "window": args.window,
+            "batch_size": args.batch_size,
+            "size": args.size,
+            "workers": workers,
+            "cache": "a fifth" if name.startswith("cold") else "all" if name == "warm" else None,
+            **speed.fields("images_per_second"),
+            **cpu.fields("cpu_microseconds"),
+            **over_local.fields("over_local"),
+            "cpu_over_local": round(cpu_over_local, 3),
+            "waiting_share": round(waiting, 4),
+            "fetched_over_data": round(fetched, 4),
+            "data": args.data.resolve().name,
+            "environment": measure.environment(),
+        }
+        measure.append(args.out, record)
+    measure.show(Console(width=140), f"{args.samples} images, {shards} shards of {args.shard_size}", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What an object store refuses, and a bad network: one sentence each, or the same samples."""
+
+import os
+import shutil
+
+import pytest
+
+from fastimg.loaders import DataError, Loader, ShardError, open_dataset
+from fastimg.loaders.remote import fetching
+from fastimg.loaders.remote.causes import cause_of
+
+from .conftest import PER_SHARD
+from .test_remote_batches import SETTINGS, assert_same, batches
+from .test_remote_datasets import samples
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("kind", "sentence"),
+        [
+            ("expired", "the credentials have expired; renew them in the environment, and start again with resume=Tr"),
+            ("skewed", "the clock of this machine differs too much from that of the store; set it, for example by NTP"),
+            ("region", "the bucket is in another region; give its region in AWS_REGION, or as region with storage_op"),
+            ("denied", "access denied; give credentials in the environment"),
+        ],
+    )
+    def test_are_one_sentence_at_once(self, opened, server, kind, sentence):
+        server.faults = [("dataset.json", kind)]
+        with pytest.raises(DataError, match=rf"^s3://bucket/D/dataset.json: {sentence}"):
+            opened()
+        assert server.faults == [] and server.requests == ["D/dataset.json"]
+
+    def test_credentials_that_expire_in_the_middle(self, opened, server):
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        server.faults = [("train-00001.tar", "expired")]
+        assert len(samples(dataset, range(PER_SHARD))) == PER_SHARD
+        with pytest.raises(DataError, match=r"^s3://bucket/D/train-00001.tar: the credentials have expired; renew"):
+            samples(dataset, [PER_SHARD])
+
+    def test_a_bucket_that_vanishes_in_the_middle(self, opened, server, bucket):
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        assert len(samples(dataset, range(PER_SHARD))) == PER_SHARD
+        server.faults = [("train-00001.tar", "bucket")]
+        with pytest.raises(DataError, match=r"^s3://bucket/D/train-00001.tar: not found: no such file or bucket; che"):
+            samples(dataset, [PER_SHARD])
+
+    def test_nobody_answers(self, server, cache_dir):
+        options = server.options
+        server.close()
+        with pytest.raises(DataError, match=r"tried 5 times: nobody answers at this address \(connection refused\); c"):
+            open_dataset("s3://bucket/D", cache_dir=cache_dir, storage_options=options)
+
+    def test_a_server_without_tls(self, server, cache_dir):
+        options = server.options | {"endpoint": server.endpoint.replace("http:", "https:")}
+        with pytest.raises(DataError, match=r"^s3://bucket/D/dataset.json: no secure connection could be made"):
+            open_dataset("s3://bucket/D", cache_dir=cache_dir, storage_options=options)
+
+    def test_a_host_without_an_address(self):
+        chain = OSError("error sending request")
+        chain.__cause__ = OSError("dns error: failed to lookup address information: Name or service not known")
+        cause = cause_of(chain)
+        assert cause is not None and cause.passes and "its host has no address" in cause.says
+
+
+class TestBadNetworks:
+    def test_one_request_in_a_hundred_of_each_kind_fails(self, server, bucket, cache_dir, monkeypatch):
+        monkeypatch.setattr(fetching, "RANGE", 2000)  # many requests
+        server.rates = dict.fromkeys(("busy", "cut", "flip"), 0.01)
+        options = {"cache_dir": cache_dir, "storage_options": server.options}
+        here = Loader(bucket / "D", order="sequential", block="shard", **SETTINGS)
+        want = batches(here)
+        for number in range(6):
+            there = Loader("s3://bucket/D", order="sequential", **options, **SETTINGS)
+            assert_same(batches(there), want)
+            if number < 5:
+                shutil.rmtree(cache_dir)
+        assert set(server.met) == {"busy", "cut", "flip"}
+
+    def test_latencies_of_a_second(self, server, bucket, opened):
+        dataset = opened()  # its index has been made
+        shutil.rmtree(dataset.files()[0].parent)
+        server.latency = 1.0
+        assert samples(dataset, [0]) == samples(open_dataset(bucket / "D"), [0])
+
+    def test_times_of_local_files_do_not_matter(self, opened, server, bucket, cache_dir):
+        dataset = opened()
+        want = samples(dataset)
+        for file in [*(bucket / "D").iterdir(), *cache_dir.glob("D-*/train.fidx")]:  # written tomorrow
+            os.utime(file, (4e9, 4e9))
+        server.requests.clear()
+        assert samples(opened()) == want and server.requests == ["D/dataset.json"]
+
+
+class TestReplacedTars:
+    def test_are_named(self, opened, bucket, images, server):
+        (bucket / "D/dataset.json").unlink()
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        shutil.copy(bucket / "D/train-00000.tar", bucket / "D/train-00001.tar")
+        assert len(samples(dataset, range(PER_SHARD))) == PER_SHARD
+        with pytest.raises(ShardError, match=r"^s3://bucket/D/train-00001.tar: was replaced in the store while it was"):
+            samples(dataset, [PER_SHARD])
