@@ -32,6 +32,7 @@ def convert(
     label_delimiter: str | None = None,
     field: Sequence[str] = (),
     images: str | PathLike[str] | None = None,
+    masks: Literal["semantic"] | None = None,
     split_column: str | None = None,
     no_header: bool = False,
     delimiter: str | None = None,

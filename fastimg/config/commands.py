@@ -88,6 +88,9 @@ class Convert:  # more than 12 fields: a flag each
     boxes."""
     images: Path | None = None
     """For COCO's annotations, the folder of the images. Default: what lies beside the file."""
+    masks: Literal["semantic"] | None = None
+    """semantic: for COCO's and YOLO's annotations, draw the outlines of objects (polygons and run lengths) as a field
+    `mask`, whose pixels are numbers of classes from 1, or 0 for the background."""
     split_column: str | None = None
     """Manifest column with split names. Default: split, where there is one."""
     no_header: Switch[bool] = False

@@ -171,12 +171,20 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
         raise UsageError(
             f"--classes {config.classes} has no effect: {given} is not a folder of class folders; leave it out"
         )
-    if config.images is not None and not any(annotations_in(src) == "COCO" for src in request.sources):
+    layouts = {annotations_in(src) for src in request.sources} if config.images or config.masks else set()
+    if config.images is not None and "COCO" not in layouts:
         raise UsageError(f"--images {config.images} has no effect: no source is COCO's annotations; leave it out")
+    if config.masks is not None and not layouts & {"COCO", "YOLO"}:
+        raise UsageError(
+            f"--masks {config.masks} has no effect: no source has COCO's or YOLO's outlines of objects; leave it out"
+        )
+    masks = config.masks is not None
     sources = [_as_begun(src, request) for src in request.sources]
     asked = 1 if config.workers == "auto" else request.workers
     with listing(ray, sources, asked, partial(say, console)) as mapped:
-        listed = (read_source(src, columns, request.dst, config.classes, config.images, mapped) for src in sources)
+        listed = (
+            read_source(src, columns, request.dst, config.classes, config.images, masks, mapped) for src in sources
+        )
         source = combine(list(listed))
     if config.labels_are_classes and not source.from_table:
         source.close()

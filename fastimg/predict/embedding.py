@@ -41,6 +41,7 @@ from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.decoders.arrays import MULTIPLE, TokenDecoder
+from fastimg.loaders.remote.stores import url_of
 from fastimg.models.input_size import check_input
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
@@ -128,6 +129,10 @@ def _cluster(config: Embed, stated: Stated, err: Console) -> Iterator[_Cluster |
         yield None
         return
     check_installed("embed")
+    if (url := url_of(config.data)) is not None:
+        raise UsageError(
+            f"--backend ray: {url} is read on one machine only; copy it to a shared folder, or leave it out"
+        )
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UsageError("--backend ray has no effect under torchrun; start embed without it, once")
     attempts = cache_root(config.data, config.cache_dir).resolve() / ATTEMPTS

@@ -65,7 +65,7 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "convert": {
         "source": (
-            *("classes", "split_column", "label_column", "target", "label_delimiter", "field", "images"),
+            *("classes", "split_column", "label_column", "target", "label_delimiter", "field", "images", "masks"),
             *("path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),

@@ -1,14 +1,16 @@
 """Columns of tables as fields: what `--field` asks for, and the schemas that the cells of all rows give.
 
 A cell is a number, a list (in a csv as JSON), or a path relative to the table: of a mask, an image, a file of bytes, of
-bands in a TIFF or .npy, or of an .npy instead of a list. The first row that has an array, or items, decides its shape.
+bands in a TIFF or .npy, or of an .npy instead of a list. Beside image bytes in a parquet file, masks, images and bytes
+may be bytes themselves, or Hugging Face's struct of `bytes` and `path`. The first row that has an array, or items,
+decides its shape.
 """
 
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
@@ -26,7 +28,7 @@ from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.folders.bands import is_tiff, read_bands
 from fastimg.wording import plural, shortened
 
-from .reader import GIVEN, file_value
+from .reader import GIVEN, INSIDE, Given, file_value
 
 WRITINGS: tuple[FieldWriting, ...] = get_args(FieldWriting)
 _FILES = ("mask", "image", "bytes")
@@ -60,7 +62,9 @@ def parse_fields(texts: Sequence[str]) -> tuple[AskedField, ...]:
     return tuple(asked)
 
 
-def check_fields_of(src: Path, known: Sequence[str], asked: Sequence[AskedField], taken: Iterable[str | None]) -> None:
+def check_fields_of(
+    src: object, known: Sequence[str], asked: Sequence[AskedField], taken: Iterable[str | None]
+) -> None:
     """Raise DataError or UsageError for fields that are no columns, or columns that mean something else."""
     for field in asked:
         if field.name not in known:
@@ -88,16 +92,33 @@ class _CellTally:
 
 
 class FieldCells:
-    """The fields of a table: their values in a row, and, after all rows, their schemas."""
+    """The fields of a table: their values in a row, and, after all rows, their schemas.
 
-    def __init__(self, src: Path, asked: Sequence[AskedField]) -> None:
+    `named`: the names of the classes whose numbers are in a column of `labels`, where the table states them.
+    """
+
+    def __init__(
+        self, src: Path, asked: Sequence[AskedField], named: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
         self._src = src
         self._asked = asked
+        self._named = named or {}
+        self._file = src  # that has the row which is being read
+        self._inside: dict[str, bytes] = {}  # files that stand in this row, by field
         self._tallies = {field.name: _CellTally() for field in asked}
 
     def read_into(self, extra: Row, number: int, row: Row) -> None:
         """Move the fields of a row from its other columns to `GIVEN`. Raises DataError that names the row."""
-        given: dict[str, Any] = {}
+        extra[GIVEN], _ = self.read(extra, number, row)
+
+    def read(self, extra: Row, number: int, row: Row, file: Path | None = None) -> tuple[Given, dict[str, bytes]]:
+        """The values of a row of `file`, and the files that stand in it, by field; numbers move to `extra`.
+
+        Raises DataError that names the row.
+        """
+        given: Given = {}
+        self._file = file or self._src
+        self._inside = {}
         for field in self._asked:
             extra.pop(field.name, None)
             tally = self._tallies[field.name]
@@ -106,7 +127,7 @@ class FieldCells:
             try:
                 value = None if is_empty(cell) and not isinstance(cell, list) else self._value(field, cell, tally)
             except ValueError as error:
-                where = f"{self._src}: row {number}: column {field.name!r}"
+                where = f"{self._file}: row {number}: column {field.name!r}"
                 raise DataError(f"{where}: {shortened(str(cell), 40)!r} {error}; correct it") from error
             if value is None:
                 tally.missing += 1
@@ -114,7 +135,7 @@ class FieldCells:
                 extra[field.name] = value
             elif value is not None:
                 given[field.name] = value
-        extra[GIVEN] = given
+        return given, self._inside
 
     def decided(self) -> tuple[tuple[StoredField, ...], tuple[str, ...]]:
         """The schemas, and a remark on each field. Raises DataError."""
@@ -136,6 +157,11 @@ class FieldCells:
             remarks.append(f"{where}: {'; '.join(parts)}")
             schemas.append(schema)
         return tuple(schemas), tuple(remarks)
+
+    def member(self, name: str) -> str:
+        """The member that a field of files is stored as."""
+        field = next(field for field in self._asked if field.name == name)
+        return self._schema(field, self._tallies[name]).member
 
     def _schema(self, field: AskedField, tally: _CellTally) -> StoredField:
         number = "float32" if tally.fractions else "int64"
@@ -160,7 +186,7 @@ class FieldCells:
             dtype, shape = "int64", ()
         elif field.kind != "ragged":
             geometry, dtype, shape = "box", "float32", (4,)
-        classes = tuple(sorted(tally.names))
+        classes = tuple(sorted(tally.names)) or (self._named.get(field.name, ()) if field.kind == "labels" else ())
         return StoredField(
             name=field.name, kind=kind, dtype=dtype, shape=shape, geometry=geometry, along=field.along, classes=classes
         )
@@ -172,9 +198,7 @@ class FieldCells:
         if field.kind == "bands":
             return self._bands(cell, tally)
         if field.kind in _FILES:
-            if not isinstance(cell, str):
-                raise ValueError("is not a path")
-            return self._file(cell)
+            return self._file_in(field.name, cell)
         items = cell
         if isinstance(cell, str):
             if cell.strip().lower().endswith(".npy"):
@@ -186,7 +210,7 @@ class FieldCells:
         if not isinstance(items, list):
             raise ValueError("is not a list")
         if field.kind == "labels":
-            return _labels(items, tally)
+            return _labels(items, tally, self._named.get(field.name, ()))
         first = items[0] if items and field.kind != "array" else items
         if items and tally.shape is None:
             tally.shape = np.shape(first) if _even(first) else ()
@@ -194,8 +218,23 @@ class FieldCells:
         tally.fractions = tally.fractions or _has_fractions(items)
         return items
 
-    def _file(self, cell: str) -> dict[str, Any]:
-        root = self._src.parent
+    def _file_in(self, name: str, cell: Any) -> Given | None:
+        """The value for a path, bytes, or a struct of both; None if it has neither. Raises ValueError."""
+        content, path = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
+        if isinstance(content, bytes):
+            if content:
+                self._inside[name] = content
+                return {"path": path or name, "bytes": len(content), INSIDE: True}
+            content = None
+        found = path if content is None else content
+        if found is None:
+            return None
+        if not isinstance(found, str):
+            raise ValueError("is not a path")
+        return self._path(found)
+
+    def _path(self, cell: str) -> Given:
+        root = self._file.parent
         tried = dict.fromkeys((cell, cell.strip(), cell.strip().replace("\\", "/")))
         values = [file_value(root, os.path.normpath(path)) for path in tried]
         return next((value for value in values if value["bytes"] >= 0), values[0])
@@ -204,9 +243,9 @@ class FieldCells:
         """The value for the path of a file of bands, which is as the first one is. Raises ValueError."""
         if not isinstance(cell, str) or not (is_tiff(cell.strip()) or cell.strip().lower().endswith(".npy")):
             raise ValueError("is not the path of a .tif or .npy file")
-        value = self._file(cell)
+        value = self._path(cell)
         try:
-            bands = read_bands(self._src.parent / value["path"], value["path"])
+            bands = read_bands(self._file.parent / value["path"], value["path"])
         except ImageError as error:
             raise ValueError(str(error)) from error
         if bands.dtype.name not in DTYPES:
@@ -222,9 +261,9 @@ class FieldCells:
 
     def _array_file(self, field: AskedField, cell: str, tally: _CellTally) -> dict[str, Any]:
         """The value for the path of an .npy file, whose head is read. Raises ValueError."""
-        value = self._file(cell)
+        value = self._path(cell)
         try:
-            array = np.load(self._src.parent / value["path"], mmap_mode="r", allow_pickle=False)
+            array = np.load(self._file.parent / value["path"], mmap_mode="r", allow_pickle=False)
         except (OSError, EOFError) as error:
             raise ValueError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
         if array.dtype.kind not in "iufb" or array.ndim == 0:
@@ -254,12 +293,17 @@ def _number(cell: Any, tally: _CellTally) -> int | float | None:
     return value
 
 
-def _labels(items: list[Any], tally: _CellTally) -> list[Any]:
-    """Names, or numbers of classes. Raises ValueError if they are mixed, in this row or with another."""
-    if all(isinstance(item, str) and item for item in items):
+def _labels(items: list[Any], tally: _CellTally, known: tuple[str, ...]) -> list[Any]:
+    """Names, or numbers of classes, which are `known` if there are any.
+
+    Raises ValueError if they are mixed, in this row or with another, or unknown.
+    """
+    if all(isinstance(item, str) and item for item in items):  # so it is for none
         tally.names.update(items)
     elif all(type(item) is int and item >= 0 for item in items):
         tally.numbered = True
+        if known and max(items) >= len(known):
+            raise ValueError(f"has the class {max(items)}, and the schema names {plural(len(known), 'class')}")
     else:
         raise ValueError("is not a list of names, or of whole numbers from 0 on")
     if tally.names and tally.numbered:

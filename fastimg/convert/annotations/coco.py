@@ -2,7 +2,9 @@
 
 Stored are `boxes` (xyxy), and along them `box_labels` (indices into the categories, sorted by their ids), `iscrowd` and
 `area`, and where there are key points, `keypoints` and `keypoint_flags`; and the number `image_id`. Crowds are kept and
-marked. An image without annotations has no boxes. Segmentations and captions are not stored, which is said.
+marked. An image without annotations has no boxes. With `masks` their segmentations are drawn as a mask of classes: 0
+is the background, and a category the label that its boxes have, plus 1. Captions, and segmentations without `masks`,
+are not stored, which is said.
 """
 
 import json
@@ -20,7 +22,8 @@ from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
 from fastimg.wording import plural
 
-from .reader import GIVEN, SIZE, FieldsReader
+from .reader import GIVEN, OUTLINES, RELATIVE, SIZE, FieldsReader
+from .segmentations import MASK, Outline, mask_of_classes
 
 _NOT_STORED = ("segmentation", "caption")
 _RAGGED = ("boxes", "box_labels", "iscrowd", "area")
@@ -30,8 +33,9 @@ _KEYS = (b'"images"', b'"annotations"', b'"categories"')
 _CHUNK = 1 << 24
 
 
-def coco_fields(classes: Iterable[str], points: int = 0) -> tuple[StoredField, ...]:
-    """The fields of a sample from COCO, with this number of key points for each box."""
+def coco_fields(classes: Iterable[str], points: int = 0, masks: bool = False) -> tuple[StoredField, ...]:
+    """The fields of a sample from COCO, with this number of key points for each box, and with a mask if asked."""
+    names = tuple(classes)
     shape = (points, 2)
     keypoints = (
         StoredField(name="keypoints", kind="ragged", shape=shape, along="boxes", geometry="keypoint"),
@@ -39,11 +43,12 @@ def coco_fields(classes: Iterable[str], points: int = 0) -> tuple[StoredField, .
     )
     return (
         StoredField(name="boxes", kind="ragged", shape=(4,), geometry="box"),
-        StoredField(name="box_labels", kind="ragged", dtype="int64", along="boxes", classes=tuple(classes)),
+        StoredField(name="box_labels", kind="ragged", dtype="int64", along="boxes", classes=names),
         StoredField(name="iscrowd", kind="ragged", dtype="uint8", along="boxes"),
         StoredField(name="area", kind="ragged", along="boxes"),
         *(keypoints if points else ()),
         StoredField(name="image_id", kind="number", dtype="int64"),
+        *((mask_of_classes(names),) if masks else ()),
     )
 
 
@@ -52,14 +57,14 @@ def is_coco(src: Path) -> bool:
     return bool(_instances(src) or _beside(src) or _lone(src))
 
 
-def read_coco_folder(src: Path, images: Path | None) -> Source:
+def read_coco_folder(src: Path, images: Path | None, masks: bool = False) -> Source:
     """List the images of a folder that `is_coco`. Raises DataError.
 
     Its files are `annotations/instances_train2017.json` and the like, with images in `train2017/`; or
     `train/_annotations.coco.json`, beside the images; or one file in the folder itself.
     """
     if not (found := _instances(src) or _beside(src)) and (lone := _lone(src)):
-        return _read(src, {"train": lone}, images)
+        return _read(src, {"train": lone}, images, masks)
     files: dict[str, Path] = {}
     for name, file in found:
         split = SPLIT_FOLDERS.get(name.rstrip("0123456789").lower())
@@ -69,12 +74,12 @@ def read_coco_folder(src: Path, images: Path | None) -> Source:
         files[split] = file
     if "train" not in files:
         raise DataError(f"{src}: no annotations of a train split; give one file as the source")
-    return _read(src, files, images)
+    return _read(src, files, images, masks)
 
 
-def read_coco(src: Path, images: Path | None) -> Source:
-    """List the images of one file. Raises DataError."""
-    return _read(src, {"train": src}, images)
+def read_coco(src: Path, images: Path | None, masks: bool = False) -> Source:
+    """List the images of one file; `masks`: with a mask of the segmentations of each. Raises DataError."""
+    return _read(src, {"train": src}, images, masks)
 
 
 def _instances(src: Path) -> list[tuple[str, Path]]:
@@ -105,7 +110,7 @@ def _lone(src: Path) -> Path | None:
     return None if missing else files[0]
 
 
-def _read(src: Path, files: Mapping[str, Path], images: Path | None) -> Source:
+def _read(src: Path, files: Mapping[str, Path], images: Path | None, masks: bool) -> Source:
     contents = {split: _load(file) for split, file in files.items()}
     categories = _categories(files, contents)
     names = tuple(categories.values())
@@ -118,12 +123,16 @@ def _read(src: Path, files: Mapping[str, Path], images: Path | None) -> Source:
     remarks: list[str] = []
     if counts and not count:
         remarks.append(f"{src}: not stored: key points, because not all boxes have the same number of them")
+    if masks and not any(_outlined(content["annotations"]) for content in contents.values()):
+        raise UsageError(f"--masks semantic has no effect: {src} has no segmentations; leave it out")
     for split, file in files.items():
         content = contents.pop(split)
         folder = images if images is not None else _images_beside(file, content["images"])
         splits[split] = _entries(file, content, index, os.path.relpath(folder, root), root, count)
-        remarks += _not_stored(file, content["annotations"])
-    schemas = coco_fields(names, count)
+        if masks:
+            splits[split] = _with_masks(splits[split], content["annotations"], index)
+        remarks += _not_stored(file, content["annotations"], masks)
+    schemas = coco_fields(names, count, masks)
     reader = FieldsReader(FilesReader(root), root, schemas, {"boxes": "box-xywh"})
     pointed = f" with {plural(count, 'key point')}" if count else ""
     said = f"{src.name}: boxes of {plural(len(names), 'class')}{pointed} from COCO's annotations"
@@ -201,7 +210,7 @@ def _points(file: Path, annotations: list[Any]) -> set[int]:
         if not points:
             continue
         if not isinstance(points, list) or len(points) % 3 or not all(type(each) in (int, float) for each in points):
-            what = f"annotation {annotation.get('id', place)}"
+            what = _called(annotation, place)
             raise DataError(f"{file}: {what} has keypoints that are not x, y and a flag for each point; correct it")
         found.add(len(points) // 3)
     return found
@@ -224,7 +233,7 @@ def _entries(
     seen: set[int] = set()
     for place, annotation in enumerate(content["annotations"]):
         own = annotation.get("id") if isinstance(annotation, dict) else None
-        what = f"annotation {place if own is None else own}"
+        what = _called(annotation, place)
         if own in seen:
             raise DataError(f"{file}: two annotations have the id {own}; correct one")
         if type(own) is int:
@@ -269,8 +278,38 @@ def _add_points(file: Path, what: str, annotation: dict[str, Any], count: int, g
     given["keypoint_flags"].append([int(flag) for flag in listed[2::3]])
 
 
-def _not_stored(file: Path, annotations: list[dict[str, Any]]) -> list[str]:
-    """A remark about what annotations have that is not stored."""
-    counts = {key: sum(bool(annotation.get(key)) for annotation in annotations) for key in _NOT_STORED}
+def _outlined(annotations: list[Any]) -> int:
+    """How many annotations have a segmentation."""
+    return sum(bool(annotation.get("segmentation")) for annotation in annotations if isinstance(annotation, dict))
+
+
+def _with_masks(entries: Entries, annotations: list[dict[str, Any]], index: Mapping[int, int]) -> Entries:
+    """The entries with the outlines of their objects, of which their masks are drawn."""
+    outlines: dict[int, list[Outline]] = {}
+    for place, annotation in enumerate(annotations):
+        if shape := annotation.get("segmentation"):
+            outline = Outline(_called(annotation, place), index[annotation["category_id"]] + 1, shape)
+            outlines.setdefault(annotation["image_id"], []).append(outline)
+    drawn = Entries()
+    for entry in entries:
+        extra = dict(entry.extra or {})
+        mask = {OUTLINES: outlines.pop(extra["image_id"], []), RELATIVE: False}
+        drawn.append(entry._replace(extra=extra | {GIVEN: extra[GIVEN] | {MASK: mask}}))
+    return drawn
+
+
+def _called(annotation: Any, place: int) -> str:
+    """The name of an annotation in messages: its id, or else its place in the list."""
+    own = annotation.get("id") if isinstance(annotation, dict) else None
+    return f"annotation {place if own is None else own}"
+
+
+def _not_stored(file: Path, annotations: list[dict[str, Any]], masks: bool) -> list[str]:
+    """Remarks about what annotations have that is not stored, and which masks lack objects."""
+    keys = [key for key in _NOT_STORED if key != "segmentation" or not masks]
+    counts = {key: sum(bool(annotation.get(key)) for annotation in annotations) for key in keys}
     said = ", ".join(f"{key} of {plural(count, 'annotation')}" for key, count in counts.items() if count)
-    return [f"{file}: not stored: {said}"] if said else []
+    remarks = [f"{file}: not stored: {said}"] if said else []
+    if masks and (bare := len(annotations) - _outlined(annotations)):
+        remarks.append(f"{file}: not in the masks: {plural(bare, 'annotation')} without a segmentation")
+    return remarks

@@ -35,8 +35,11 @@ def mask_png(data: bytes, orientation: int = 1) -> bytes:
             numbers = _numbers(image, data)
     except (UnidentifiedImageError, Image.DecompressionBombError, *_FAULTS) as error:
         raise ValueError(str(error) if type(error) is ValueError else f"it cannot be decoded ({error})") from error
-    if kept:
-        return data
+    return data if kept else encoded_mask(numbers, orientation)
+
+
+def encoded_mask(numbers: npt.NDArray[np.uint8 | np.uint16], orientation: int = 1) -> bytes:
+    """Numbers [H, W] as a mask is stored, turned upright by the EXIF `orientation` of its image."""
     buffer = io.BytesIO()
     turn = turn_of(orientation)
     numbers = numbers.T if turn.transposed else numbers

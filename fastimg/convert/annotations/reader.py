@@ -1,8 +1,8 @@
 """Reads samples with their fields: the values that a listing found, or the files that it names, as they are stored.
 
-An entry keeps the values of its fields as JSON, under `GIVEN` in its further columns: a list, or for a file its `path`
-and `bytes`. So everything that determines a sample is part of the listing, and of its fingerprint. Numbers are columns
-of their own, and stay in the sample's note.
+An entry keeps the values of its fields as JSON, under `GIVEN` in its further columns: a list, for a file its `path`
+and `bytes`, or for a mask the outlines that it is drawn of. So everything that determines a sample is part of the
+listing, and of its fingerprint. Numbers are columns of their own, and stay in the sample's note.
 """
 
 import io
@@ -25,9 +25,13 @@ from fastimg.loaders.folders.bands import read_bands
 from fastimg.wording import plural
 
 from .geometry import boxes_of, numbers_of, orientation_of, points_of, turned, turned_boxes
-from .masks import mask_png, mask_size
+from .masks import encoded_mask, mask_png, mask_size
+from .segmentations import Outline, drawn_mask
 
 GIVEN = "__fields__"  # key in an entry's further columns: the values of its fields by name
+INSIDE = "inside"  # key in the value of a file: that its bytes come with the sample, not from `path`
+OUTLINES = "outlines"  # key in the value of a mask that is drawn: Outline, of each object
+RELATIVE = "relative"  # key beside it: whether points are shares of the image
 SIZE = "__size__"  # key beside these values: the (width, height) that they are for, if the source states it
 
 Given = dict[str, Any]
@@ -44,6 +48,11 @@ class AnnotationFrame(NamedTuple):
     def orientation(self) -> int:
         """The EXIF orientation by which they must be turned. Raises ValueError if they are for another size."""
         return orientation_of(self.header, self.stated, self.usually_upright)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) of what they are for. Raises ValueError as `orientation` does."""
+        return self.header.size if self.orientation == 1 else (self.header.width, self.header.height)
 
 
 def file_value(root: Path, path: str) -> Given:
@@ -66,7 +75,7 @@ class FieldsReader:
         styles: Mapping[str, str] | None = None,
         usually_upright: bool = False,
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self._root = root
         self._schemas = [schema for schema in schemas if schema.member]
         self._classes = {each.name: {name: i for i, name in enumerate(each.classes)} for each in schemas}
@@ -77,7 +86,7 @@ class FieldsReader:
         """See SourceReader."""
         extra = dict(entry.extra or {})
         given: Given = extra.pop(GIVEN, {})
-        original = self._reader.read(entry._replace(extra=extra or None))
+        original = self.reader.read(entry._replace(extra=extra or None))
         assert isinstance(original.image, bytes)
         stated = given.get(SIZE)
         header = read_header(original.image, sys.maxsize)
@@ -90,7 +99,7 @@ class FieldsReader:
                 continue
             try:
                 if isinstance(value, dict) and schema.kind in ("image", "bytes"):
-                    fields[schema.member] = self._file(schema, value, frame)
+                    fields[schema.member] = self._file(schema, value, frame, original.fields)
                 else:
                     array = self._array(schema, value, frame)
                     fields[schema.member] = packed_npy(array)
@@ -102,15 +111,15 @@ class FieldsReader:
 
     def name(self, entry: SourceEntry) -> str:
         """See SourceReader."""
-        return self._reader.name(entry)
+        return self.reader.name(entry)
 
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
-        return self._reader.problem(entry)
+        return self.reader.problem(entry)
 
     def close(self) -> None:
         """See SourceReader."""
-        self._reader.close()
+        self.reader.close()
 
     def _refuse_lengths(self, lengths: Mapping[str, int]) -> None:
         for schema in self._schemas:
@@ -128,8 +137,10 @@ class FieldsReader:
             raise ValueError(f"{value['path']}: changed after the source was listed")
         return data
 
-    def _file(self, schema: StoredField, value: Given, frame: AnnotationFrame) -> bytes:
-        data = self._content(value)
+    def _file(self, schema: StoredField, value: Given, frame: AnnotationFrame, inside: Mapping[str, bytes]) -> bytes:
+        if OUTLINES in value:
+            return _drawn(schema, value, frame)
+        data = inside[schema.member] if INSIDE in value else self._content(value)
         try:
             if schema.geometry == "mask":
                 its_frame = frame._replace(stated=mask_size(data))
@@ -158,8 +169,7 @@ class FieldsReader:
         if isinstance(value, dict):
             value = np.load(io.BytesIO(self._content(value)), allow_pickle=False).tolist()
         if schema.geometry == "box":
-            size = header.size if frame.orientation == 1 else (header.width, header.height)
-            boxes = boxes_of(value, self._styles.get(schema.name, "box"), size)
+            boxes = boxes_of(value, self._styles.get(schema.name, "box"), frame.size)
             return turned_boxes(boxes, header, frame.orientation).astype(np.float32)
         if schema.geometry == "keypoint":
             several = schema.kind == "ragged" and schema.shape != (2,)  # each item has as many points
@@ -170,6 +180,13 @@ class FieldsReader:
         if np.dtype(schema.dtype).kind in "iu":
             return _shaped(_whole(value, schema), schema)
         return _shaped(_floats(value, schema), schema)
+
+
+def _drawn(schema: StoredField, value: Given, frame: AnnotationFrame) -> bytes:
+    """The mask of the outlines of a sample, with as many bits as its classes need beside 255. Raises ValueError."""
+    dtype = np.uint8 if len(schema.classes) <= 255 else np.uint16
+    outlines = [Outline(*each) for each in value[OUTLINES]]
+    return encoded_mask(drawn_mask(outlines, frame.size, dtype, value[RELATIVE]), frame.orientation)
 
 
 def _shaped(array: npt.NDArray[Any], schema: StoredField) -> npt.NDArray[Any]:

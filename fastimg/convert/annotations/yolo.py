@@ -2,7 +2,8 @@
 
 The folder has `images/` and `labels/`, each with the same folders below it, or splits with both of them (Roboflow). A
 `data.yaml` says where the splits and how the classes are called; without it there is one split, or a folder for each.
-An image without a label file has no boxes, as Ultralytics has it. A line with a polygon gives the box around it. Key
+An image without a label file has no boxes, as Ultralytics has it. A line with a polygon (`class x y x y x y ...`) gives
+the box around it, and with `masks` the polygons are drawn as a mask: 0 is the background, and class k is k + 1. Key
 points, which a `kpt_shape` in data.yaml announces, are left out, which is said.
 """
 
@@ -10,20 +11,30 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastimg.convert.sources.folders import FilesReader, file_size
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
+from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
 from fastimg.loaders.folders.formats import image_extensions
 from fastimg.wording import plural
 
-from .reader import GIVEN, FieldsReader
+from .reader import GIVEN, OUTLINES, RELATIVE, FieldsReader, Given
+from .segmentations import MASK, Outline, mask_of_classes
 
 _IMAGES, _LABELS = "images", "labels"
 _YAML = ("data.yaml", "dataset.yaml")
+
+
+class _LabelFile(NamedTuple):
+    """What a label file has."""
+
+    boxes: list[list[float]]  # centre and size, in shares of the image
+    classes: list[int]
+    outlines: list[Outline]  # of the lines with a polygon
 
 
 def is_yolo(src: Path) -> bool:
@@ -35,32 +46,39 @@ def is_yolo(src: Path) -> bool:
     return any((at / _IMAGES).is_dir() and _has_labels(at / _LABELS) for at in pairs)
 
 
-def read_yolo(src: Path) -> Source:
-    """List the images and boxes of a folder. Raises DataError."""
+def read_yolo(src: Path, masks: bool = False) -> Source:
+    """List the images and boxes of a folder; `masks`: with a mask of the polygons of each. Raises DataError."""
     described = next((src / name for name in _YAML if (src / name).is_file()), None)
     stated = _stated(described) if described else {}
     names = _names(described, stated)
     places = _places_of(described, stated) if described else _folders(src)
     splits: dict[str, Entries] = {}
     highest = -1
-    points = 0
+    boxes = drawn = 0
     posed = "kpt_shape" in stated
     for split, folders in sorted(places.items()):
         splits[split] = Entries()
         for image in _images(src, split, folders):
-            boxes, labels = _boxes(_label_file(image), posed)
-            highest = max([highest, *labels])
-            points += len(boxes) * posed
+            labels = _read_labels(_label_file(image), posed)
+            highest = max([highest, *labels.classes])
+            boxes, drawn = boxes + len(labels.boxes), drawn + len(labels.outlines)
             path = os.path.relpath(image, src)
-            extra = {GIVEN: {"boxes": boxes, "box_labels": labels}}
-            splits[split].append(SourceEntry(path, -1, file_size(image), extra=extra))
+            given: Given = {"boxes": labels.boxes, "box_labels": labels.classes}
+            given |= {MASK: {OUTLINES: labels.outlines, RELATIVE: True}} if masks else {}
+            splits[split].append(SourceEntry(path, -1, file_size(image), extra={GIVEN: given}))
+    if masks and not drawn:
+        raise UsageError(f"--masks semantic has no effect: {src} has no polygons; leave it out")
     if names and highest >= len(names):
         raise DataError(f"{described}: names {plural(len(names), 'class')}, and a box has the class {highest}; name it")
     classes = names or tuple(str(number) for number in range(highest + 1))
     schemas = (
         StoredField(name="boxes", kind="ragged", shape=(4,), geometry="box"),
         StoredField(name="box_labels", kind="ragged", dtype="int64", along="boxes", classes=classes),
+        *((mask_of_classes(classes),) if masks else ()),
     )
+    remarks = [f"{src}: not stored: the key points of {plural(boxes, 'box')}"] if posed and boxes else []
+    if masks and drawn < boxes:
+        remarks.append(f"{src}: not in the masks: {plural(boxes - drawn, 'box')} without a polygon")
     reader = FieldsReader(FilesReader(src), src, schemas, {"boxes": "box-yolo"}, usually_upright=True)
     return Source(
         src,
@@ -68,7 +86,7 @@ def read_yolo(src: Path) -> Source:
         (),
         splits,
         (reader,),
-        remarks=(f"{src}: not stored: the key points of {plural(points, 'box')}",) if points else (),
+        remarks=tuple(remarks),
         fields=tuple(schema.member for schema in schemas),
         columns=(f"{src.name}: boxes of {plural(len(classes), 'class')} from YOLO's labels",),
         stored_fields=schemas,
@@ -165,16 +183,16 @@ def _label_file(image: Path) -> Path:
     return Path(*parts).with_suffix(".txt")
 
 
-def _boxes(file: Path, posed: bool) -> tuple[list[list[float]], list[int]]:
-    """The boxes (centre and size, in shares) and classes in a label file; none if there is no file. Raises DataError.
+def _read_labels(file: Path, posed: bool) -> _LabelFile:
+    """What a label file has; nothing if there is no file. Raises DataError.
 
     `posed`: key points follow each box; otherwise more than four numbers are a polygon.
     """
-    boxes: list[list[float]] = []
-    labels: list[int] = []
+    labels = _LabelFile([], [], [])
     if not file.exists():
-        return boxes, labels
-    for where, words in _lines(file):
+        return labels
+    for number, words in _lines(file):
+        where = f"{file}: line {number}"
         try:
             label, *numbers = (float(word) for word in words)
         except ValueError as error:
@@ -184,19 +202,21 @@ def _boxes(file: Path, posed: bool) -> tuple[list[list[float]], list[int]]:
         if len(numbers) > 4 and not posed:
             if len(numbers) % 2 or len(numbers) < 6:
                 raise DataError(f"{where}: {len(numbers)} numbers are neither a box nor a polygon; correct it")
+            labels.outlines.append(Outline(f"{file.name}: line {number}", int(label) + 1, [numbers]))
             xs, ys = numbers[::2], numbers[1::2]
             left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
             numbers = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
-        boxes.append(numbers[:4])
-        labels.append(int(label))
-    return boxes, labels
+        labels.boxes.append(numbers[:4])
+        labels.classes.append(int(label))
+    return labels
 
 
-def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:
+def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The words of each line that has any, with its number from 1. Raises DataError."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}); correct it") from error
     for number, line in enumerate(text.splitlines(), start=1):
         if words := line.split():
-            yield f"{file}: line {number}", words
+            yield number, words

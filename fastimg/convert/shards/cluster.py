@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from fastimg.cluster.connection import alive, room
 from fastimg.cluster.shared_places import ATTEMPTS, shared_places
 from fastimg.cluster.tasks import ClusterTasks, TaskCount
+from fastimg.convert.annotations.reader import FieldsReader
 from fastimg.convert.image_preparation import prepared_in_order
 from fastimg.convert.journal import Finished
 from fastimg.convert.plan import Shard
@@ -54,7 +55,8 @@ class NodeWork:
 
 def refuse_source(source: Source) -> None:
     """Raise UsageError for a source that only the process can read which has listed it."""
-    if any(isinstance(reader, SpoolReader) for reader in source.readers):
+    readers = [reader.reader if isinstance(reader, FieldsReader) else reader for reader in source.readers]
+    if any(isinstance(reader, SpoolReader) for reader in readers):
         raise UsageError(
             f"--backend ray: {source.src} is read from front to back, once, into a temporary file of this machine; "
             "leave out --backend ray"

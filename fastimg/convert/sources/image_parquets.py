@@ -2,7 +2,7 @@
 
 An image is a struct of `bytes` and `path`, or a value of a column of bytes. A label is an integer with names in the
 metadata of the schema (ClassLabel), or any label that a manifest may have. Other columns of bytes or images become
-fields of the sample; all remaining columns go into its note.
+members of the sample, and columns that --field names its fields; all remaining columns go into its note.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastimg.convert.annotations.cells import check_fields_of
 from fastimg.convert.hub.ranges import HubFile, RangeFile
 from fastimg.errors import UsageError
 from fastimg.loaders.decode import read_header
@@ -52,6 +53,7 @@ class ParquetLayout(NamedTuple):
     classes: tuple[str, ...] | None  # names of a ClassLabel
     fields: frozenset[str]  # other columns of bytes or images
     targets: frozenset[str]  # columns that --target names
+    asked: frozenset[str]  # columns that --field names
 
 
 class ImageRow(NamedTuple):
@@ -65,6 +67,7 @@ class ImageRow(NamedTuple):
     extra: Row
     fields: dict[str, bytes]
     targets: Row  # the columns that --target names, as they are
+    cells: Row  # those that --field names
 
 
 def holds_images(file: Path, columns: Columns) -> bool:
@@ -122,7 +125,9 @@ def read_layout(file: ParquetPath, columns: Columns, stated: Mapping[str, Any] |
         )
     check_targets(file, names, columns.targets, taken)
     targets = frozenset(target.name for target in columns.targets)
-    rest = [field for field in schema if field.name not in taken]
+    asked = frozenset(field.name for field in columns.fields)
+    check_fields_of(file, names, columns.fields, [*taken, *targets])
+    rest = [field for field in schema if field.name not in taken and field.name not in asked]
     key = next((field.name for field in rest if field.name == "path"), None)
     if key and not (pa.types.is_string(schema.field(key).type) or pa.types.is_large_string(schema.field(key).type)):
         raise DataError(f"{file}: the column 'path' beside {image!r} is not text and cannot name the images; rename it")
@@ -138,7 +143,7 @@ def read_layout(file: ParquetPath, columns: Columns, stated: Mapping[str, Any] |
     classes = _class_names(features.get(label or ""))
     if label is not None and not pa.types.is_integer(schema.field(label).type):
         classes = None
-    return ParquetLayout(frozenset(names), image, key, label, split, classes, frozenset(fields), targets)
+    return ParquetLayout(frozenset(names), image, key, label, split, classes, frozenset(fields), targets, asked)
 
 
 def _image_column(schema: pa.Schema, columns: Columns, features: Mapping[str, Any] | None = None) -> str | None:
@@ -151,6 +156,7 @@ def _image_column(schema: pa.Schema, columns: Columns, features: Mapping[str, An
                 return name
     known = _features(schema) if features is None else features
     images = [name for name in holding if _is_image(schema.field(name).type) or _kind(known.get(name)) == "Image"]
+    images = [name for name in images if all(name != field.name for field in columns.fields)]
     return images[0] if len(images) == 1 else None
 
 
@@ -267,6 +273,7 @@ def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: La
         value = row.pop(layout.label)
         label = labels.read(where, value) if labels else _label(where, layout, value)
     split = None if layout.split is None else split_of(where, row.pop(layout.split))
+    cells = {name: row.pop(name) for name in layout.asked}
     fields: dict[str, bytes] = {}
     for name, value in row.items():
         if name not in layout.fields:
@@ -278,7 +285,7 @@ def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: La
                 fields[_field_name(name, content, path) if isinstance(value, dict) else name] = content
     noted = {name: plain(where, name, value) for name, value in extra.items()}
     targets = {name: extra[name] for name in layout.targets}
-    return ImageRow(number, key or None, image, label, split, noted, fields, targets)
+    return ImageRow(number, key or None, image, label, split, noted, fields, targets, cells)
 
 
 def _picture(name: str, value: Any) -> tuple[bytes, str, Row]:

@@ -43,18 +43,20 @@ def read_source(
     spool: Path,
     classes: Level | None = None,
     images: Path | None = None,
+    masks: bool = False,
     mapped: Mapped = waiting_mapped,
 ) -> Source:
     """List the samples of `src` without decoding them. `spool` is the folder for a temporary file, if one is needed.
 
     `classes` tells which level of a class folder names the classes, `images` where the images of COCO's annotations
-    are, `mapped` how the folders of a class folder are read, see `list_folder`. Other sources ignore them.
+    are, `masks` whether COCO's and YOLO's outlines are drawn as masks, `mapped` how the folders of a class folder are
+    read, see `list_folder`. Other sources ignore them.
     Raises DataError, UsageError.
     """
     text = str(src)
     if (annotated := annotations_in(src)) is not None:
         _refuse_columns(columns, f"{src} holds {annotated} annotations and has no columns")
-        return _read_annotations(src, annotated, images)
+        return _read_annotations(src, annotated, images, masks)
     if is_hub(src) and not os.path.exists(src):
         _refuse_separation(columns, src)
         _refuse_fields(columns, src)
@@ -66,7 +68,6 @@ def read_source(
         parquets = find_parquets(src)
         if parquets and not (src / "dataset.json").exists():
             _refuse_separation(columns, src)
-            _refuse_fields(columns, src)
             source = read_parquets(src, parquets, columns, spool)
             files = [file for files in parquets.values() for file in files]
             return replace(source, ignored=strays(src, files, "parquet files"))
@@ -91,7 +92,6 @@ def read_source(
         from .image_parquets import holds_images  # brings pyarrow
 
         if holds_images(src, columns):
-            _refuse_fields(columns, src)
             return read_parquets(src, {"train": [src]}, columns, spool)
     if columns.fields and columns.text is not None:
         raise UsageError(f"{src}: --field goes with images alone, and --text-column names texts; leave one of them out")
@@ -117,14 +117,14 @@ def annotations_in(src: Path) -> Annotations | None:
     return next((name for name, found in layouts if found), None)
 
 
-def _read_annotations(src: Path, kind: Annotations, images: Path | None) -> Source:
+def _read_annotations(src: Path, kind: Annotations, images: Path | None, masks: bool) -> Source:
     match kind:
         case "COCO":
-            return read_coco_folder(src, images) if src.is_dir() else read_coco(src, images)
+            return read_coco_folder(src, images, masks) if src.is_dir() else read_coco(src, images, masks)
         case "VOC":
             return read_voc(src)
         case "YOLO":
-            return read_yolo(src)
+            return read_yolo(src, masks)
         case "mask":
             return read_mask_folders(src)
 
@@ -158,7 +158,7 @@ def _refuse_separation(columns: Columns, src: Path) -> None:
 
 def _refuse_fields(columns: Columns, src: Path) -> None:
     if columns.fields:
-        raise UsageError(f"--field: {src} holds the images themselves; give a manifest with their paths")
+        raise UsageError(f"--field: {src} comes from the Hub without fields; download it and give the folder")
 
 
 def _refuse_columns(columns: Columns, reason: str) -> None:

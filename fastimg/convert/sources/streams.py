@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastimg.convert.annotations.cells import FieldCells
+from fastimg.convert.annotations.reader import GIVEN, FieldsReader
 from fastimg.loaders.containers.targets import Target
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
@@ -33,7 +35,7 @@ from .samples import Entries, Original, Row, Source, SourceEntry, note
 from .targets import TargetCells
 
 if TYPE_CHECKING:
-    from .image_parquets import ParquetPath
+    from .image_parquets import ImageRow, ParquetPath  # brings pyarrow
 
 NAMED = tuple(SETS)
 
@@ -212,6 +214,8 @@ def read_parquets(
         if columns.targets:
             rows = target_rows((path for _, paths in sorted(files.items()) for path in paths), layout)
             target_cells = TargetCells(src, columns, rows, named_columns(first, sorted(layout.targets), features))
+        named_items = named_columns(first, sorted(layout.asked), features)
+        field_cells = FieldCells(src, columns.fields, named_items) if columns.fields else None
         readers: list[SpoolReader] = []
         splits: dict[str, Entries] = {}
         labels: dict[str, int] = {}  # labels without names in the schema, numbered as they appear
@@ -227,7 +231,10 @@ def read_parquets(
                         within = sample.split or split
                         label = target_cells.read_into(sample.extra, sample.row, sample.targets, within)
                     entry = SourceEntry(key, label, 0, sample.row, reader=len(readers))
-                    entry = reader.add(entry, sample.image, sample.extra, sample.fields)
+                    if field_cells:
+                        entry = _add_fields(reader, entry, sample, field_cells, path)
+                    else:
+                        entry = reader.add(entry, sample.image, sample.extra, sample.fields)
                     splits.setdefault(sample.split or split, Entries()).append(entry)
                     if tick:
                         tick(1)
@@ -250,8 +257,33 @@ def read_parquets(
         targets = target_cells.targets if target_cells else ()
         source = _source(src, "parquet", classes, splits, tuple(readers), named=named, remarks=remarks, targets=targets)
         source = replace(source, from_table=label_cells is not None)
+        source = _with_fields(source, field_cells, columns, readers) if field_cells else source
         stack.pop_all()
     return source
+
+
+def _add_fields(
+    reader: SpoolReader, entry: SourceEntry, sample: "ImageRow", cells: FieldCells, file: "ParquetPath"
+) -> SourceEntry:
+    """Store a sample of `file` with the files of its fields, whose other values go to its entry. Raises DataError."""
+    given, inside = cells.read(sample.extra, sample.row, sample.cells, file if isinstance(file, Path) else None)
+    members = {cells.member(name): content for name, content in inside.items()}
+    entry = reader.add(entry, sample.image, sample.extra, {**sample.fields, **members})
+    return entry._replace(extra={**(entry.extra or {}), GIVEN: given})
+
+
+def _with_fields(source: Source, cells: FieldCells, columns: Columns, readers: Iterable[SpoolReader]) -> Source:
+    """The source with the fields that --field names. Raises DataError."""
+    schemas, remarks = cells.decided()
+    styles = {field.name: field.kind for field in columns.fields}
+    members = (schema.member for schema in schemas if schema.member)
+    return replace(
+        source,
+        readers=tuple(FieldsReader(reader, Path(reader.where).parent, schemas, styles) for reader in readers),
+        remarks=(*source.remarks, *remarks),
+        fields=tuple(sorted({*source.fields, *members})),
+        stored_fields=schemas,
+    )
 
 
 def _place(path: "ParquetPath", src: Path) -> str:

@@ -64,8 +64,8 @@ def connected(asked: ClusterRequest) -> Iterator["RayHosts"]:
             )
         prefix = hashlib.sha256(str(asked.folder.resolve()).encode()).hexdigest()[:16]
         end_earlier(ray, _COMMAND, prefix)
-        here = () if mirror_at(asked.data) is not None else (asked.data,)  # an object store is opened by each node
-        with shared_places(_COMMAND, here, asked.folder) as places:
+        data = () if mirror_at(asked.data) else (asked.data,)  # an object store is opened by each node
+        with shared_places(_COMMAND, data, asked.folder) as places:
             yield RayHosts(ray, count, amounts, asked.memory, prefix, places)
 
 
