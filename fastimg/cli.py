@@ -278,18 +278,18 @@ def _refuse(command: str, settings: Any) -> None:
 
     Raises UsageError, UserError and DataError.
     """
-    from .config import rule_tables as tables
+    from .config.rule_tables import reading, training
 
     rules = {
-        "train": tables.TRAIN,
-        "eval": tables.EVAL,
-        "predict": tables.PREDICT,
-        "embed": tables.EMBED,
-        "bench": tables.BENCH,
-        "inspect": tables.INSPECT,
-        "verify": tables.VERIFY,
-        "suggest": tables.SUGGEST,
-        "convert": tables.CONVERT,
+        "train": training.TRAIN,
+        "eval": reading.EVAL,
+        "predict": reading.PREDICT,
+        "embed": reading.EMBED,
+        "bench": reading.BENCH,
+        "inspect": reading.INSPECT,
+        "verify": reading.VERIFY,
+        "suggest": reading.SUGGEST,
+        "convert": reading.CONVERT,
     }
     if command in rules and getattr(settings, "weights", None) is None:
         refuse(settings, rules[command])

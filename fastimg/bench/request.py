@@ -6,7 +6,7 @@ from pathlib import Path
 from fastimg.config.benchmarking import Bench
 from fastimg.config.commands import Train
 from fastimg.config.intent import BATCH
-from fastimg.config.rule_tables import BENCH
+from fastimg.config.rule_tables.reading import BENCH
 from fastimg.config.rules import refuse
 from fastimg.config.training import HF_PREFIX
 from fastimg.data.datasets import check_backend, chosen_backend

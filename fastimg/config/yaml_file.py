@@ -18,7 +18,7 @@ from . import flags, recipes, rules
 from . import yaml_values as yamlvalues
 from .augmentation import ON_A_LIST, listed
 from .commands import Train
-from .rule_tables import TRAIN
+from .rule_tables.training import TRAIN
 
 _T = TypeVar("_T")
 

@@ -10,7 +10,7 @@ from fastimg import __version__
 from fastimg.cluster.connection import check_installed
 from fastimg.config.commands import Convert
 from fastimg.config.flag_types import parse_workers
-from fastimg.config.rule_tables import CLUSTER
+from fastimg.config.rule_tables.clusters import CLUSTER
 from fastimg.config.rules import refuse, refuse_set
 from fastimg.convert.annotations.cells import parse_fields
 from fastimg.convert.recompression.choice import Recompression, parse_recompression

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from fastimg.config.commands import Verify
-from fastimg.config.rule_tables import VERIFY
+from fastimg.config.rule_tables.reading import VERIFY
 from fastimg.config.rules import refuse, refuse_set
 from fastimg.data.elsewhere import as_given, with_local_data
 from fastimg.errors import UserError, printable

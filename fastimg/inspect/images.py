@@ -17,7 +17,8 @@ from fastimg.config import yaml_file as configfile
 from fastimg.config.augmentation import FIELDS, effective, was_given
 from fastimg.config.commands import Inspect, Train
 from fastimg.config.flag_types import parse_workers
-from fastimg.config.rule_tables import AUGMENTATION, INSPECT
+from fastimg.config.rule_tables.reading import INSPECT
+from fastimg.config.rule_tables.training import AUGMENTATION
 from fastimg.config.rules import refuse, refuse_set
 from fastimg.convert.description import stated_recompression
 from fastimg.convert.recompression.facts import recompression_lines

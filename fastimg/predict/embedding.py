@@ -27,7 +27,7 @@ from fastimg.cluster.tasks import ClusterTasks
 from fastimg.config import intent
 from fastimg.config.commands import Embed, Train
 from fastimg.config.flag_types import parse_workers
-from fastimg.config.rule_tables import EMBED
+from fastimg.config.rule_tables.reading import EMBED
 from fastimg.config.rules import refuse
 from fastimg.config.values.trial_resources import written
 from fastimg.data.datasets import DatasetPart, banded, build_loader, center_crop, check_classes, worker_count

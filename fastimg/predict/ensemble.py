@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.config.commands import Eval
-from fastimg.config.rule_tables import EVAL
+from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import check_backend, check_classes, chosen_backend
 from fastimg.data.elsewhere import local_folder

@@ -17,7 +17,7 @@ from rich.text import Text
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from fastimg.config.commands import Eval
-from fastimg.config.rule_tables import EVAL
+from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import check_backend, check_classes, chosen_backend
 from fastimg.data.elsewhere import local_folder

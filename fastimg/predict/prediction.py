@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fastimg.config.commands import Predict
 from fastimg.config.intent import BATCH
-from fastimg.config.rule_tables import PREDICT
+from fastimg.config.rule_tables.reading import PREDICT
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import worker_count
 from fastimg.data.elsewhere import local_folder, sources

@@ -11,7 +11,7 @@ from fastimg.config import yaml_file
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import Flag, command_flags, options
 from fastimg.config.flags import suggestion
-from fastimg.config.rule_tables import TRAIN
+from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import Range, refuse, without_effect
 from fastimg.errors import UsageError
 

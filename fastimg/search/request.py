@@ -12,7 +12,8 @@ from fastimg.cluster.connection import check_installed
 from fastimg.config import yaml_file
 from fastimg.config.command_line.parsing import parse
 from fastimg.config.commands import Train
-from fastimg.config.rule_tables import SEARCH, TRAIN
+from fastimg.config.rule_tables.reading import SEARCH
+from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import Excludes, Range, refuse
 from fastimg.config.searching import Search
 from fastimg.config.values import durations, trial_resources

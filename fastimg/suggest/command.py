@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fastimg.bench.budget import short
 from fastimg.config.commands import Train
-from fastimg.config.rule_tables import SUGGEST
+from fastimg.config.rule_tables.reading import SUGGEST
 from fastimg.config.rules import refuse
 from fastimg.config.searching import Suggest, check
 from fastimg.data.elsewhere import as_given, with_local_data

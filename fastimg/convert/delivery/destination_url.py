@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastimg.config.commands import Convert
-from fastimg.config.rule_tables import CONVERT
+from fastimg.config.rule_tables.reading import CONVERT
 from fastimg.config.rules import refuse
 from fastimg.errors import UsageError
 from fastimg.loaders.remote.stores import url_of

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Train
-from fastimg.config.rule_tables import TRAIN
+from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import Excludes, Range
 from fastimg.config.yaml_file import fitted
 from fastimg.search.pool import Job

@@ -1,7 +1,7 @@
 """Configurations of `train` that are refused: by the rules between flags, or for what is not installed."""
 
 from fastimg.config.commands import Train
-from fastimg.config.rule_tables import CUDA_GRAPHS, TRAIN, TRAIN_DEVICE
+from fastimg.config.rule_tables.training import CUDA_GRAPHS, TRAIN, TRAIN_DEVICE
 from fastimg.config.rules import refuse, refuse_device
 from fastimg.data.datasets import check_backend, chosen_backend
 from fastimg.errors import UsageError

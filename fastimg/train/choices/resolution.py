@@ -21,7 +21,7 @@ from fastimg.config.intent import (
     reads_text,
     tuned,
 )
-from fastimg.config.rule_tables import TRAIN
+from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import without_effect
 from fastimg.config.values import durations
 from fastimg.data.datasets import DatasetPart, chosen_backend

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from fastimg.config.commands import Train
-from fastimg.config.rule_tables import EVAL, TRAIN, TRAIN_DEVICE
+from fastimg.config.rule_tables.reading import EVAL
+from fastimg.config.rule_tables.training import TRAIN, TRAIN_DEVICE
 from fastimg.config.rules import Excludes, Idle, Needs, Range, dropped, flag, refuse, refuse_device, without_effect
 from fastimg.config.training import COMPILE_MODES, CUDA_GRAPH_MODES
 from fastimg.errors import UsageError
@@ -15,14 +16,14 @@ from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 
 # Fields of Train without a rule, and the reason.
 WITHOUT_RULES = {
-    "any text": ("data", "output", "name", "train_split", "val_split", "weights"),
+    "any text": ("data", "name", "train_split", "val_split", "weights"),
     "only certain values parse": ("classes", "opt_impl", "order", "head"),
     "judged with the model": ("num_classes", "freeze", "model_kwargs"),
     "judged by the optimiser": ("opt", "opt_kwargs"),
     "judged with the data": ("targets", "target_weights"),
     "good with everything": ("channels_last", "deterministic", "evaluate_training_set"),
     "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),
-    "named by rules of other fields": ("arch", "amp", "bce_loss", "no_aug", "backend"),
+    "named by rules of other fields": ("arch", "amp", "bce_loss", "no_aug"),
 }
 
 
@@ -43,7 +44,7 @@ def test_loader_settings_have_the_names_of_flags():
 
 
 def test_the_table_is_read_without_torch():
-    code = "import sys, fastimg.config.rule_tables; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, fastimg.config.rule_tables.reading; print('torch' in sys.modules, 'numpy' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False False\n"
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from timm.models._manipulate import adapt_input_conv
 
 from fastimg.config.commands import Train
-from fastimg.config.rule_tables import TRAIN
+from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import refuse
 from fastimg.data import datasets as data
 from fastimg.errors import UsageError

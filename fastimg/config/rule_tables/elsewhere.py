@@ -1,0 +1,96 @@
+"""Rules of data, runs and results in an object store."""
+
+from typing import Any
+
+from fastimg.config.commands import Convert, Eval, Predict
+from fastimg.config.rules import Check, Needs, Rule
+from fastimg.config.training import Train
+from fastimg.loaders.remote.shard_cache import parse_size
+from fastimg.loaders.remote.stores import url_of
+
+_SECRETS = ("secret", "token", "password", "access_key", "account_key", "sas")  # in names of options
+
+
+def _is_elsewhere(config: Any) -> bool:
+    """Whether the data is in an object store."""
+    if isinstance(config, Predict):
+        return any(url_of(source) is not None for source in config.sources)
+    data = config.dataset if isinstance(config, Eval) else getattr(config, "data", None)
+    return data is not None and url_of(data) is not None
+
+
+def _has_run_elsewhere(config: Any) -> bool:
+    """Whether a run is in an object store: one that is written, or one that is read."""
+    if isinstance(config, Train):
+        runs: tuple[Any, ...] = (config.output, config.resume or "")
+    else:
+        runs = config.runs if isinstance(config, Eval) else (getattr(config, "checkpoint", ""),)
+    return any(url_of(run) is not None for run in runs)
+
+
+def uses_store(config: Any) -> bool:
+    return _is_elsewhere(config) or _has_run_elsewhere(config)
+
+
+def check_output(config: Train) -> str | None:
+    if url_of(config.output) is None or config.name is not None or config.dry_run:
+        return None
+    return "a run in an object store has a name that you give; add --name"
+
+
+def check_cluster_and_store(config: Any) -> str | None:
+    if config.backend == "local":
+        return None
+    to_store = goes_elsewhere(config) if isinstance(config, Convert) else url_of(config.output) is not None
+    return "writes to a folder that all nodes share, not to a URL; give a folder" if to_store else None
+
+
+def goes_elsewhere(config: Convert) -> bool:
+    """Whether the dataset is written to an object store."""
+    return url_of((config.dst, *config.more)[-1]) is not None
+
+
+def _loader_elsewhere(config: Any) -> str | None:
+    if not _is_elsewhere(config) or config.loader in ("auto", "native", "synthetic"):
+        return None
+    return "reads only data on this machine, and DATA is a URL; leave it out"
+
+
+def check_loaders_elsewhere(config: Any) -> str | None:
+    if not _is_elsewhere(config) or config.loaders in (None, "none"):
+        return None
+    return "loaders are compared on data of this machine, and DATA is a URL; leave it out"
+
+
+def _cache_limit(config: Any) -> str | None:
+    if config.cache_limit is None:
+        return None
+    try:
+        parse_size(config.cache_limit)
+        return None
+    except ValueError:
+        return "give bytes, or a number with KB, MB, GB or TB, as in 200GB"
+
+
+def check_storage_option(config: Any) -> str | None:
+    for option in config.storage_option:
+        name, equals, _ = option.partition("=")
+        if not name or not equals:
+            return f"{option} is not NAME=VALUE, as in region=eu-west-1"
+        if any(word in name for word in _SECRETS):
+            return f"{name} is written down with the run; give it in the environment, as in AWS_SECRET_ACCESS_KEY"
+    return None
+
+
+ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
+    Needs("cache_limit", _is_elsewhere, "a URL as DATA"),
+    Needs("storage_option", uses_store, "a URL as DATA or run"),
+    Check("cache_limit", _cache_limit),
+    Check("storage_option", check_storage_option),
+)
+
+LOADER_ELSEWHERE = Check("loader", _loader_elsewhere)
+
+_CACHE_ELSEWHERE = Needs("cache_dir", uses_store, "a URL as DATA or run")
+
+FROM_STORE: tuple[Rule, ...] = (_CACHE_ELSEWHERE, *ELSEWHERE)  # of commands that keep nothing else in a cache

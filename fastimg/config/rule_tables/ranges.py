@@ -1,0 +1,40 @@
+"""Which values of single flags are in their range."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+def at_least(least: float) -> Callable[[Any], bool]:
+    return lambda value: bool(least <= value < math.inf)
+
+
+def is_above_zero(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+def is_share(value: float) -> bool:
+    return 0 <= value <= 1
+
+
+def is_share_above_zero(value: float) -> bool:
+    return 0 < value <= 1
+
+
+def is_share_below_one(value: float) -> bool:
+    return 0 <= value < 1
+
+
+def is_size(pixels: int) -> bool:
+    return 1 <= pixels <= 16384
+
+
+def are_views(text: str) -> bool:
+    return text == "off" or (text.isascii() and text.isdigit() and int(text) >= 1)
+
+
+def is_pos_weight(text: str) -> bool:
+    try:
+        return text == "balanced" or is_above_zero(float(text))
+    except ValueError:
+        return False

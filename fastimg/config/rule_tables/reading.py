@@ -1,0 +1,94 @@
+"""The rules of the other commands."""
+
+from fastimg.config.intent import reads_text
+from fastimg.config.rules import Check, Excludes, Idle, Needs, Range, Rule
+from fastimg.config.searching import Search
+from fastimg.config.values import trial_resources
+
+from .clusters import CLUSTER, check_cluster_device, on_ray
+from .elsewhere import (
+    ELSEWHERE,
+    FROM_STORE,
+    LOADER_ELSEWHERE,
+    check_cluster_and_store,
+    check_loaders_elsewhere,
+    check_storage_option,
+    goes_elsewhere,
+)
+from .ranges import at_least, is_share, is_size
+from .training import AUGMENTATION, LOADER
+
+_READING = (Range("batch_size", at_least(1), "1 or more"), Range("max_pixels", at_least(1), "1 or more"))
+
+EVAL: tuple[Rule, ...] = (
+    *FROM_STORE,
+    LOADER_ELSEWHERE,
+    *_READING,
+    *LOADER,
+)
+
+PREDICT: tuple[Rule, ...] = (
+    Range("topk", at_least(1), "1 or more"),
+    Range("threshold", is_share, "a probability from 0 to 1"),
+    *FROM_STORE,
+    *_READING,
+)
+
+EMBED: tuple[Rule, ...] = (
+    *ELSEWHERE,
+    *_READING,
+    *CLUSTER,
+    Check("device", check_cluster_device),
+    Idle("img_size", reads_text, "on texts", "leave it out"),
+    Idle("max_length", lambda c: not reads_text(c), "on images", "leave it out"),
+    Idle("pretrained", reads_text, lambda c: f"with {c.arch}, which comes with its weights", "leave it out"),
+    Excludes("pretrained", "weights"),
+    Range("knn", at_least(1), "1 or more"),
+    Range("img_size", at_least(1), "1 or more"),
+)
+
+INSPECT: tuple[Rule, ...] = (
+    *FROM_STORE,
+    Range("samples", lambda count: 1 <= count <= 400, "1 to 400"),
+    Range("max_pixels", at_least(1), "1 or more"),
+    Range("seed", at_least(0), "0 or more"),
+    Range("img_size", is_size, "a size from 1 to 16384 pixels"),
+)
+
+VERIFY: tuple[Rule, ...] = (*FROM_STORE, Range("max_pixels", at_least(1), "1 or more"))
+
+SUGGEST: tuple[Rule, ...] = FROM_STORE
+
+CONVERT: tuple[Rule, ...] = (
+    Check("backend", check_cluster_and_store),
+    Needs("cache_dir", goes_elsewhere, "a URL as DST"),
+    Needs("storage_option", goes_elsewhere, "a URL as DST"),
+    Check("storage_option", check_storage_option),
+)
+
+BENCH: tuple[Rule, ...] = (
+    *FROM_STORE,
+    LOADER_ELSEWHERE,
+    Check("loaders", check_loaders_elsewhere),
+    Excludes("quick", "full"),
+    Needs("no_advice", lambda c: bool(c.full), "--full, which alone tries what would be faster"),
+    *AUGMENTATION,
+    *LOADER,
+    *(Range(name, at_least(1), "1 or more") for name in ("batch_size", "img_size", "repeats", "images")),
+)
+
+
+def _parts_a_gpu(config: Search) -> bool:
+    amounts = trial_resources.parse(config.resources_per_trial or "cpu=1")
+    return amounts.get("GPU", 1) < 1
+
+
+SEARCH: tuple[Rule, ...] = (
+    *CLUSTER,
+    *(Needs(name, on_ray, "--backend ray") for name in ("resources_per_trial", "limit_gpu_memory")),
+    Check("device", check_cluster_device),
+    Needs("limit_gpu_memory", _parts_a_gpu, "a part of a GPU, as in --resources-per-trial gpu=0.5"),
+    Range("trials", at_least(1), "1 or more"),
+    Range("jobs", at_least(1), "1 or more"),
+    Range("seed", at_least(0), "0 or more"),
+)
