@@ -27,8 +27,8 @@ from PIL import Image, UnidentifiedImageError
 from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.folders.deep_png import read_deep_png
 from fastimg.loaders.folders.formats import recognise, register_plugins
-from fastimg.loaders.jpeg.decoding.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
+from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, splice
 from fastimg.loaders.runtime.scratch import Scratch
 

@@ -47,7 +47,8 @@ class ImageDecoder(Decoder):
 
     crop: Crop
     max_pixels: int = MAX_PIXELS
-    dct_scaling: Scaling = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
+    dct_scaling: Scaling = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8;
+    # "low": at 1/4 and 1/8 by low frequencies alone; "eighths": at the smallest eighth as large as what is wanted
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3
     depth: int = 8  # bits of a channel

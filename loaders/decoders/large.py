@@ -140,7 +140,7 @@ class PartialReads:
             images.doubt(index)
             return False
         extents = plane_extents(header, region)
-        finer = not region["low"][0] and header["h"][0][0] == 2  # of libjpeg-turbo's scaling, behind the means
+        finer = not region["low"][0] and header["v"][0][0] == 2  # of libjpeg-turbo's scaling, behind the means
         planes = (0, 3, 4) if finer else tuple(range(len(extents)))
         luma, means = extents[0][0], extents[0][0] // int(header["h"][0][0] * header["v"][0][0])
         sizes = [nbytes * tiles for nbytes in (luma, means, means, luma, luma)][:count]

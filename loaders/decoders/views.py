@@ -51,7 +51,7 @@ class ViewDecoder(Decoder):
 
     views: tuple[View, ...]
     max_pixels: int = MAX_PIXELS
-    dct_scaling: Scaling = False  # a tiled JPEG's crops of at least twice the size are decoded at 1/2, 1/4 or 1/8
+    dct_scaling: Scaling = False  # each crop of a tiled JPEG, as `ImageDecoder` has it
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3  # of all crops: 3 for RGB, 1 for gray
     depth: int = 8  # bits of a channel

@@ -20,6 +20,7 @@ from .dct import inverse_dct, inverse_dct2, inverse_dct4, low_dct2
 from .entropy import NATURAL, STRIDE, coefficients, collect
 from .frame import MAX_BLOCKS, mcu_blocks
 from .lookups import TABLE, fill_table
+from .scaled_dct import drop_high, transform_scaled
 
 _CHUNK = 1 << 15  # coefficients that are decoded at once, 64 KB: they stay in a core's own cache
 _WORK = 6 * TABLE + 64  # DC and AC tables of three components, and four quantisers of 64 int16
@@ -60,10 +61,10 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
 
     Of a region with one plane chroma is read, as it lies between the luma, and not transformed.
 
-    A block of luma becomes `side` x `side` samples. Like libjpeg, chroma of 4:2:0 gets twice as many if `side` is less
-    than 8, but not with low frequencies. A component's plane has `(right - left) * interval * h * side` columns of
-    `(bottom - top) * v * side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work`
-    [SCRATCH] int64 are scratch.
+    A block of luma becomes `side` x `side` samples. Like libjpeg, chroma of 4:2:0 gets twice as many across and down if
+    `side` is less than 8, but not with low frequencies. A component's plane has `(right - left) * interval * h * side`
+    columns of `(bottom - top) * v * side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and
+    `work` [SCRATCH] int64 are scratch.
     """
     return collect(data, headers, regions, clean, bounds) and decode_collected(
         data, headers, regions, clean, bounds, work, out
@@ -84,7 +85,7 @@ def lay_out(headers: Any, regions: Any) -> Any:
     down = region.bottom - region.top
     per_mcu = mcu_blocks(headers)
     sides = np.full(3, region.side, np.int64)
-    if region.side < 8 and header.h[0] == 2 and not region.low:
+    if region.side < 8 and header.v[0] == 2 and not region.low:
         sides[1:] = 2 * region.side
     rows = np.empty(per_mcu * per_tile, np.int64)
     places = np.empty((rows.size, 2), np.int64)
@@ -119,6 +120,10 @@ def decode_collected(data: Any, headers: Any, regions: Any, clean: Any, bounds: 
     values = work[_WORK:].view(np.int16)
     rows, places, sides, strides, rightwards, downwards = lay_out(headers, regions)
     fits = True
+    scaled = region.side == 3 or (region.side > 4 and region.side < 8)
+    if scaled:
+        drop_high(quantisers, sides)
+    places_to, places_to2 = np.full(3, -1, np.int64), np.full(3, -1, np.int64)  # of two tiles' components
     total = down * across
     chunk = max(2, _CHUNK // (2 * rows.size * STRIDE) * 2)
     previous = np.empty((2, 3), np.int64)
@@ -137,6 +142,14 @@ def decode_collected(data: Any, headers: Any, regions: Any, clean: Any, bounds: 
                 previous[1, c] += values[dc2]
                 values[dc], values[dc2] = previous[0, c], previous[1, c]
             column, row, column2, row2 = tile % across, tile // across, other % across, other // across
+            if scaled:
+                for c in range(min(region.planes, headers[0].components)):
+                    places_to[c] = column * rightwards[c] + row * downwards[c]
+                    places_to2[c] = column2 * rightwards[c] + row2 * downwards[c]
+                fits &= transform_scaled(
+                    values, at, at2, quantisers, places, sides, strides, places_to, places_to2, out
+                )
+                continue
             for block in range(rows.size):
                 c, begin = places[block, 0], places[block, 1]
                 if c >= region.planes:

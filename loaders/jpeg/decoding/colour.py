@@ -38,6 +38,7 @@ def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> 
     chroma_stride = stride // v
     plane = across * stride
     size = (across // h) * chroma_stride
+    repeats = region.side == 1 and not region.low  # libjpeg-turbo does not filter at 1/8
     # The real size of chroma in these tiles; beyond it is padding, which is not read.
     wide = -(-min(across, region.picture_width - region.left * region.tile_width) // h)
     high = -(-min(stride, region.picture_height - region.top * region.tile_height) // v)
@@ -46,6 +47,7 @@ def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> 
             i = (x0 + x) // h
             odd = (x0 + x) % 2
             side = min(i + 1, wide - 1) if odd else max(i - 1, 0)
+            side = i if repeats else side
             luma = (x0 + x) * stride + y0
             to = 3 * x * height
             if h == 1:

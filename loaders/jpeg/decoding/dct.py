@@ -131,7 +131,7 @@ def _saturated(builder: Any, values: list[Any]) -> Any:
     return b.icmp_unsigned("!=", b.bitcast(found, lanes), ir.Constant(lanes, 0))
 
 
-def _row(builder: Any, address: Any, number: int) -> Any:
+def block_row(builder: Any, address: Any, number: int) -> Any:
     """Row `number` of a block [8, 8] int16."""
     place = builder.bitcast(
         builder.gep(address, [ir.Constant(I64, LANES * number)]), ir.VectorType(I16, LANES).as_pointer()
@@ -158,8 +158,8 @@ def inverse_dct(
         scale = pointer(b, context, kinds[3], arguments[3], arguments[4])
         rows = []
         for i in range(LANES):
-            both = shuffle(b, _row(b, first, i), _row(b, second, i), range(PAIRED))
-            factors = _row(b, scale, i)
+            both = shuffle(b, block_row(b, first, i), block_row(b, second, i), range(PAIRED))
+            factors = block_row(b, scale, i)
             rows.append(b.mul(both, shuffle(b, factors, factors, [*range(LANES)] * 2)))
         columns = _inverse_dct(b, avx2, rows, _CONST_BITS - _PASS1_BITS)
         passed = _inverse_dct(b, avx2, transposed(b, columns), _CONST_BITS + _PASS1_BITS + 3)
@@ -192,7 +192,7 @@ def _reduced_dct(side: int) -> Any:
             narrow = ir.VectorType(I8, side)
             source = pointer(b, context, kinds[0], arguments[0], arguments[1])
             scale = pointer(b, context, kinds[2], arguments[2], arguments[3])
-            rows = [b.mul(_row(b, source, i), _row(b, scale, i)) for i in range(LANES)]
+            rows = [b.mul(block_row(b, source, i), block_row(b, scale, i)) for i in range(LANES)]
             passed = transform(b, rows, _CONST_BITS - _PASS1_BITS)
             columns = [b.trunc(clamp(b, value, -32768, 32767), ir.VectorType(I16, LANES)) for value in passed]
             rows = transposed(b, columns + [vector(I16, 0)] * (LANES - side))

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.jpeg.exif import read_orientation
 from fastimg.loaders.runtime.compiled import compiled, held, inlined, int64
-
-from .exif import read_orientation
 
 SOI, EOI, SOS, DQT, DHT, DRI = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2

@@ -5,20 +5,22 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.runtime.compiled import compiled
+from fastimg.loaders.runtime.compiled import compiled, inlined
 
 from .filters import reach
 from .vectors import WIDE
 
-Scaling: TypeAlias = bool | Literal["low"]  # none, libjpeg-turbo's, or with 1/4 and 1/8 by low frequencies alone
+# None; libjpeg-turbo's at 1/2, 1/4 and 1/8; the same with 1/4 and 1/8 by low frequencies alone; libjpeg-turbo's at each
+# eighth.
+Scaling: TypeAlias = bool | Literal["low", "eighths"]
 
-LOW = 2  # in compiled code, where 1 is libjpeg-turbo's and 0 none
+LOW, EIGHTHS = 2, 3  # in compiled code, where 1 is libjpeg-turbo's at 1/2, 1/4 and 1/8, and 0 none
 _MARGIN = 2  # pixels that the upsampling of chroma looks past a box
 
 # In samples of the decoded picture, which may be scaled.
 REGION = np.dtype(
     [
-        ("side", np.int64),  # samples across a decoded block of luma: 8, or 4, 2 or 1 by DCT scaling
+        ("side", np.int64),  # samples across a decoded block of luma: 8, or fewer by DCT scaling
         ("low", np.int64),  # whether it is 2 or 1, and so many rows and columns of coefficients count, of chroma, too
         ("picture_width", np.int64),
         ("picture_height", np.int64),
@@ -60,7 +62,7 @@ REGION = np.dtype(
 
 def scaling_of(scaling: Scaling) -> int:
     """The scaling as compiled code takes it."""
-    return LOW if scaling == "low" else int(scaling)
+    return {"low": LOW, "eighths": EIGHTHS}[scaling] if isinstance(scaling, str) else int(scaling)
 
 
 def new_region() -> npt.NDArray[np.void]:
@@ -77,8 +79,8 @@ def find_region(
     `size`, `at` and `window` are (across, down), in pixels.
 
     With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8; the latter two by low frequencies if
-    it is LOW. Returns False for a box or window that is not inside the picture, and for a picture that is too narrow to
-    cut.
+    it is LOW. With EIGHTHS it is decoded at the smallest eighth at which it is as large as `size`. Returns False for a
+    box or window that is not inside the picture, and for a picture that is too narrow to cut.
     """
     header = headers[0]
     region = regions[0]
@@ -86,20 +88,16 @@ def find_region(
         return False
     if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window[1] > size[1]:
         return False
-    side = 8
-    # By libjpeg-turbo's rule chroma of 4:2:2 would be scaled otherwise across than down.
-    scales = scaling and (header.h[0] == header.v[0] or int(scaling) == LOW)
-    while scales and side > 1 and box[2] * side >= 16 * size[0] and box[3] * side >= 16 * size[1]:
-        side //= 2
-    low = int(scaling) == LOW and side <= 2
-    if side < 8 and not low and header.h[0] != header.v[0]:
-        side = 8
+    mode = int(scaling)
+    side = _side(box, size, mode, header.h[0] == header.v[0])
+    low = mode == LOW and side <= 2
     region.side = side
     region.low = low
     region.picture_width, region.picture_height = -(-header.width * side // 8), -(-header.height * side // 8)
     region.tile_width = header.interval * (header.mcu_width * side // 8)
     region.tile_height = header.mcu_height * side // 8
-    region.h, region.v = (header.h[0], header.v[0]) if side == 8 or low else (1, 1)
+    # libjpeg-turbo's scaling makes chroma of 4:2:0 as large as luma, and leaves that of 4:2:2 to the upsampling.
+    region.h, region.v = (1, 1) if side < 8 and not low and header.v[0] == 2 else (header.h[0], header.v[0])
     region.planes = 3
     region.resized_width, region.resized_height = size[0], size[1]
     region.at_x, region.at_y = at[0], at[1]
@@ -117,6 +115,20 @@ def find_region(
         (region.tile_width, region.tile_height),
     )
     return bool(is_wide_enough(region.left, region.right, region.picture_width, region.tile_width))
+
+
+@inlined
+def _side(box: Any, size: Any, mode: int, square: bool) -> int:
+    """The samples across a decoded block of luma; `square` is whether chroma has the same shape as luma."""
+    side = 8
+    if mode == EIGHTHS:
+        while side > 1 and box[2] * (side - 1) >= 8 * size[0] and box[3] * (side - 1) >= 8 * size[1]:
+            side -= 1
+        return side
+    while mode and side > 1 and box[2] * side >= 16 * size[0] and box[3] * side >= 16 * size[1]:
+        side //= 2
+    # Without EIGHTHS pictures in 4:2:2 are scaled by low frequencies only: the pixels of recorded runs must not change.
+    return side if square or (mode == LOW and side <= 2) else 8
 
 
 @compiled

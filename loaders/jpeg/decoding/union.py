@@ -24,7 +24,7 @@ from .region import REGION, find_region, hold_luma
 from .tiled import is_mirrored, peek
 from .vectors import WIDE
 
-_SIDES = 4  # samples across a decoded block: 8, 4, 2 or 1
+_SIDES = 8  # samples across a decoded block, by DCT scaling: 8 or fewer
 
 _IMAGE = np.dtype([("address", np.int64), ("nbytes", np.int64), ("status", np.int64)])  # status 0 while it waits
 

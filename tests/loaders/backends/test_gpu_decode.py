@@ -239,7 +239,7 @@ def test_dct_scaling_is_refused():
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_under_the_interpreter(interpreted):
+def test_under_the_interpreter(interpreted, compiled_decoder):
     interpreted(__file__, loops=True)
 
 

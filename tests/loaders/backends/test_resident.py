@@ -212,7 +212,7 @@ def by_kernel(files, crop, device="cpu", count=N):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which torch brings on Linux")
-def test_the_kernel_under_tritons_interpreter(interpreted):
+def test_the_kernel_under_tritons_interpreter(interpreted, compiled_decoder):
     interpreted(__file__, loops=True)
 
 

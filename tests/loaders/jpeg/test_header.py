@@ -14,7 +14,8 @@ from fastimg.config.flag_types import MAX_PIXELS
 from fastimg.loaders import CenterCrop, ImageDecoder, decode
 from fastimg.loaders.backends.ragged import HEADER, fill_table, table_words
 from fastimg.loaders.crop import Window
-from fastimg.loaders.jpeg.decoding import exif, frame
+from fastimg.loaders.jpeg import exif
+from fastimg.loaders.jpeg.decoding import frame
 from fastimg.loaders.jpeg.decoding.entropy import ZIGZAG
 from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
 from fastimg.loaders.jpeg.decoding.frame import (
