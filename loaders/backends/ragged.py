@@ -23,9 +23,9 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from fastimg.loaders.crop import Interpolation, Window
-from fastimg.loaders.jpeg.decoding.exif import turn_of
 from fastimg.loaders.jpeg.decoding.filters import fill_weights
 from fastimg.loaders.jpeg.decoding.filters import taps as most_taps
+from fastimg.loaders.jpeg.exif import turn_of
 from fastimg.loaders.runtime.compiled import compiled
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)

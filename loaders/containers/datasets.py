@@ -20,14 +20,14 @@ import numpy.typing as npt
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.folders.folder import FilesDataset, Level, is_class_folder, list_folder
 from fastimg.loaders.remote.fetched_files import FetchedFiles
-from fastimg.loaders.remote.mirrors import mirror_at, open_mirror, wanted_indexes, wanted_shards
+from fastimg.loaders.remote.mirrors import Mirror, mirror_at, open_mirror, wanted_indexes, wanted_shards
 from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
 from .betons.dataset import BetonDataset
 from .content import Content
-from .derived.block_index import MOST_AT_OPENING, block_index
+from .derived.block_index import MOST_AT_OPENING, block_index, has_large
 from .derived.field_columns import field_columns, fields_of_beton, fields_of_tars
 from .derived.target_columns import columns_of_beton, columns_of_tars, target_columns
 from .description import declared_targets, read_description, stated_fields
@@ -264,8 +264,10 @@ def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
     for shard, count in zip(shards, counts, strict=True):
         _check_count(index_path(path / shard["name"]), count, shard["samples"])
     _declare(path, split, dataset, description)
-    if mirror is None:  # to make it, every shard would be fetched
+    if mirror is None:
         _index_blocks(path, split, dataset, most)
+    else:
+        _fetch_blocks(mirror, split, dataset)
     return dataset
 
 
@@ -309,6 +311,18 @@ def _index_blocks(path: Path, split: str, dataset: TarDataset | BetonDataset, mo
         notes = list(dataset.notes)
         dataset.blocks = block_index(path, split, dataset.pixels(), dataset.fingerprint, dataset.read, notes, most)
         dataset.notes = notes
+
+
+def _fetch_blocks(mirror: Mirror, split: str, dataset: TarDataset) -> None:
+    """Give a dataset the index of its large images that is in the store; to make it, every shard would be fetched."""
+    pixels = dataset.pixels()
+    if dataset.content != "images" or not has_large(pixels) or mirror.cache.limit == 0:
+        return
+    notes = [*dataset.notes, *mirror.fetch_photographs(split)]
+    known = len(notes)
+    dataset.blocks = block_index(mirror.folder, split, pixels, dataset.fingerprint, dataset.read, notes, most=0)
+    del notes[known:]  # how it could be made
+    dataset.notes = notes
 
 
 def _attach_fields(

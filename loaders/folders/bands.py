@@ -5,8 +5,10 @@ TIFFs are read by tifffile, of the extra `tiff`: Pillow keeps 8 bits of several 
 
 import importlib.util
 import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +16,13 @@ import numpy.typing as npt
 from fastimg.loaders.errors import ImageError
 
 MISSING = "TIFF files of several bands are read by tifffile, which is not installed; pip install 'fastimg[tiff]'"
-_EXTENSIONS = (".tif", ".tiff")
+BANDS = frozenset((".npy", ".tif", ".tiff"))  # extensions
+_TIFF = (".tif", ".tiff")
 
 
 def is_tiff(name: str) -> bool:
     """Whether a file's name is a TIFF's."""
-    return name.lower().endswith(_EXTENSIONS)
+    return name.lower().endswith(_TIFF)
 
 
 def is_bands(name: str) -> bool:
@@ -32,37 +35,65 @@ def read_bands(content: bytes | Path, name: str) -> npt.NDArray[Any]:
 
     In a TIFF the bands may be pages, planes, or samples of a pixel; an array [H, W] is one band. Raises ImageError.
     """
-    array = _tiff(content) if is_tiff(name) else _npy(content)
-    if array.ndim == 2:
-        array = array[None]
-    if array.ndim != 3 or array.dtype.kind not in "iuf" or 0 in array.shape:
-        raise ImageError(f"{array.dtype} {list(array.shape)} is no image of bands; give numbers, [C, H, W]")
-    return array
+    array: npt.NDArray[Any]
+    if is_tiff(name):
+        with _series(content) as series:
+            axes, array = series.axes, series.asarray()
+        array = array.transpose(_order(axes, array.shape))
+        array = array.reshape(-1, *array.shape[-2:])
+    else:
+        array = _npy(content)
+    return array.reshape(_shaped(array.shape, array.dtype))
 
 
-def _npy(content: bytes | Path) -> npt.NDArray[Any]:
+def bands_head(file: Path) -> tuple[tuple[int, int, int], str]:
+    """The shape [C, H, W] and the type of the array in a TIFF or .npy file, without its values. Raises ImageError."""
+    if not is_tiff(file.name):
+        head = _npy(file, "r")
+        return _shaped(head.shape, head.dtype), head.dtype.name
+    with _series(file) as series:
+        axes, shape, dtype = series.axes, series.shape, np.dtype(series.dtype)
+    *others, height, width = (shape[place] for place in _order(axes, shape))
+    return _shaped((int(np.prod(others, dtype=np.int64)), height, width), dtype), dtype.name
+
+
+def _shaped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int, int]:
+    """The shape as [C, H, W]. Raises ImageError where it is no image of bands."""
+    if len(shape) == 2:
+        shape = (1, *shape)
+    if len(shape) != 3 or dtype.kind not in "iuf" or 0 in shape:
+        raise ImageError(f"{dtype} {list(shape)} is no image of bands; give numbers, [C, H, W]")
+    return shape[0], shape[1], shape[2]
+
+
+def _npy(content: bytes | Path, mapped: Literal["r"] | None = None) -> npt.NDArray[Any]:
     try:
-        array: npt.NDArray[Any] = np.load(io.BytesIO(content) if isinstance(content, bytes) else content)
+        array: npt.NDArray[Any] = np.load(io.BytesIO(content) if isinstance(content, bytes) else content, mapped)
     except (OSError, ValueError, EOFError) as error:
         raise ImageError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if not isinstance(array, np.ndarray):  # an archive of several
+        raise ImageError("cannot be read (an .npz of several arrays)")
     return array
 
 
-def _tiff(content: bytes | Path) -> npt.NDArray[Any]:
+@contextmanager
+def _series(content: bytes | Path) -> Iterator[Any]:
+    """The first series of a TIFF, within which it may be read. Raises ImageError."""
     if importlib.util.find_spec("tifffile") is None:
         raise ImageError(MISSING)
     import tifffile  # an extra
 
     try:
         with tifffile.TiffFile(io.BytesIO(content) if isinstance(content, bytes) else content) as file:
-            series = file.series[0]
-            axes, array = series.axes, series.asarray()
+            yield file.series[0]
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, tifffile.TiffFileError) as error:
         reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
         raise ImageError(f"cannot be read by tifffile ({reason})") from error
-    others = [axis for axis, size in zip(axes, array.shape, strict=True) if axis not in "YX" and size > 1]
+
+
+def _order(axes: str, shape: Sequence[int]) -> list[int]:
+    """The axes with Y and X as the last two. Raises ImageError where several others have more than one entry."""
+    others = [axis for axis, size in zip(axes, shape, strict=True) if axis not in "YX" and size > 1]
     if len(others) > 1 or "Y" not in axes or "X" not in axes:
-        raise ImageError(f"has the axes {axes} {list(array.shape)}, and bands are one of them, beside Y and X")
-    order = [axes.index(axis) for axis in axes if axis not in "YX"] + [axes.index("Y"), axes.index("X")]
-    moved: npt.NDArray[Any] = array.transpose(order)
-    return moved.reshape(-1, *moved.shape[-2:])
+        raise ImageError(f"has the axes {axes} {list(shape)}, and bands are one of them, beside Y and X")
+    return [place for place, axis in enumerate(axes) if axis not in "YX"] + [axes.index("Y"), axes.index("X")]

@@ -57,21 +57,22 @@ class Listing:
         return (*self.notes, *self.ignored.note(str(self.root), sum(map(len, self.files.values()))))
 
 
-def list_folder(root: Path, classes: Level | None = None, mapped: Mapped = map) -> Listing:
+def list_folder(root: Path, classes: Level | None = None, mapped: Mapped = map, arrays: bool = False) -> Listing:
     """Read the layout of a class folder. Classes are folder names in sorted order, the same in every split.
 
     `classes` says which folder names a file's class: "top", the subfolder of the split, or "leaf", the folder that
     contains the file; folders of the same name are one class. None is "top" with a note if "leaf" would differ.
     `mapped` calls a function for each of several folders, as `map` does; with threads, or on several machines.
+    `arrays`: list .npy and TIFF files in place of images and texts.
     A folder without splits is one split, `train`. It is a dataset of texts if class folders contain .txt files and no
     images. Raises DataError if there are no classes, a class is empty, a class is missing in the training split, or two
     folders are the same split.
     """
     splits, notes = _split_folders(root)
     try:
-        return _list(root, splits, "images", classes, notes, mapped)
+        return _list(root, splits, "images", classes, notes, mapped, arrays)
     except DataError:
-        if not _holds_only_texts(splits):
+        if arrays or not _holds_only_texts(splits):
             raise
     return _list(root, splits, "text", classes, notes, mapped)
 
@@ -120,15 +121,16 @@ def _list(
     level: Level | None,
     notes: list[str],
     mapped: Mapped,
+    arrays: bool = False,
 ) -> Listing:
-    what = "images" if content == "images" else ".txt files"
+    what = ".npy or TIFF files" if arrays else "images" if content == "images" else ".txt files"
     top = _subfolders(splits["train"])
     if not top:
         raise DataError(
             f"{splits['train']}: has no class folders; put the images (or .txt files) of each class into a subfolder "
             "named after it"
         )
-    kinds = Kinds(content)
+    kinds = Kinds(content, arrays)
     ignored = _loose(root, splits, kinds)
     listed: dict[str, list[tuple[str, str]]] = {}  # split -> (path, class) of each file
     for split, folder in sorted(splits.items()):

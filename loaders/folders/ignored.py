@@ -14,10 +14,11 @@ MACOS_METADATA = "in __MACOSX, which macOS adds to archives"
 NOT_A_FILE = "not a regular file"
 NOT_AN_IMAGE = "without an image's extension"
 NOT_A_TEXT = "not a .txt file"
+NOT_AN_ARRAY = "neither .npy nor TIFF"
 
 NAMED = 10  # file names that are kept for each reason
 _EXTENSIONS = 4  # extensions that a sentence lists for each reason
-_LEAST = (NOT_A_FILE, NOT_AN_IMAGE, NOT_A_TEXT, MACOS_METADATA, HIDDEN)  # the least important reasons, in order
+_LEAST = (NOT_A_FILE, NOT_AN_IMAGE, NOT_A_TEXT, NOT_AN_ARRAY, MACOS_METADATA, HIDDEN)  # least important last
 
 
 @dataclass

@@ -8,8 +8,9 @@ from pathlib import Path
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
 from fastimg.loaders.errors import DataError
 
+from .bands import BANDS
 from .formats import image_extensions, undecodable_extensions
-from .ignored import NOT_A_FILE, NOT_A_TEXT, NOT_AN_IMAGE, Ignored, extension_of, hidden_reason
+from .ignored import NOT_A_FILE, NOT_A_TEXT, NOT_AN_ARRAY, NOT_AN_IMAGE, Ignored, extension_of, hidden_reason
 
 
 def find_images(folder: Path, undecodable: bool = False) -> tuple[list[str], Ignored]:
@@ -26,13 +27,13 @@ def find_texts(folder: Path) -> tuple[list[str], Ignored]:
 
 
 class Kinds:
-    """Which file extensions are used, and why the others are not."""
+    """Which file extensions are used, and why the others are not. With `arrays` they are those of bands."""
 
-    def __init__(self, content: Content) -> None:
-        images = content == "images"
+    def __init__(self, content: Content, arrays: bool = False) -> None:
+        images = content == "images" and not arrays
         self._images = images
-        self._used = image_extensions() if images else TEXT_EXTENSIONS
-        self._otherwise = NOT_AN_IMAGE if images else NOT_A_TEXT
+        self._used = BANDS if arrays else image_extensions() if images else TEXT_EXTENSIONS
+        self._otherwise = NOT_AN_ARRAY if arrays else NOT_AN_IMAGE if images else NOT_A_TEXT
 
     def reason(self, path: str) -> str:
         """Why a file is not used; empty if it is used."""

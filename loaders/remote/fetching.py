@@ -66,6 +66,8 @@ class Fetching:
         )
 
     def _sum_of_copy(self, wanted: WantedFile, file: int) -> str:
+        if wanted.size <= RANGE:  # what was received is summed before it leaves the processor's cache
+            return hashlib.sha256(self._copy_range(wanted, file, 0)).hexdigest()
         self._copy(wanted, file)
         return _digest(file, wanted.size, "sha256")
 
@@ -106,12 +108,14 @@ class Fetching:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _copy_range(self, wanted: WantedFile, file: int, start: int) -> None:
+    def _copy_range(self, wanted: WantedFile, file: int, start: int) -> memoryview:
+        """Fetch and write the range that begins at `start`, and return it."""
         with self._in_memory:
             view = self.remote.read_range(wanted.name, start, min(start + RANGE, wanted.size), wanted.tag)
-            while len(view):
-                written = os.pwrite(file, view, start)
-                start, view = start + written, view[written:]
+            at = 0
+            while at < len(view):
+                at += os.pwrite(file, view[at:], start + at)
+            return view
 
 
 def _digest(file: int, size: int, kind: str) -> str:

@@ -8,6 +8,7 @@ writers, without a dataset.json, it depends on their names, sizes and tags.
 import hashlib
 import os
 import re
+import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +17,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.containers.atomic import give_usual_mode, replace_file
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.cache import cache_folder
 
 from .fetching import Fetching
 from .listing import named_tars, stored_tars
-from .shard_cache import ShardCache, WantedFile, parse_size
+from .shard_cache import ShardCache, WantedFile, in_words, parse_size
 from .stores import DeniedError, NotThereError, RemoteFolder, StoredObject
+from .trees import named_by_urls
 
 _DESCRIPTION = "dataset.json"
+_PHOTOGRAPHS = 0.25  # of the cache's limit: what is kept of large photographs may take, beside it
 _open: dict[Path, "Mirror"] = {}  # of this process, by folder
 
 
@@ -38,6 +41,7 @@ class Mirror:
     def __init__(self, url: str, cache: ShardCache, options: Mapping[str, str] | None = None) -> None:
         self.url = url
         self.cache = cache
+        self.options = dict(options or {})
         folder, pattern = named_tars(url)
         self._remote = RemoteFolder(folder, options)
         self._fetching = Fetching(self._remote)
@@ -90,6 +94,42 @@ class Mirror:
                     self._keep(name, self._remote.read(name))  # its stamp and checksum are inside
                 except NotThereError:
                     continue
+
+    def fetch_photographs(self, split: str) -> list[str]:
+        """Fetch what is kept of a split's large photographs, if it is in the store, and small beside the cache.
+
+        What it is worth is for its reader to judge, who knows its checksums. Returns sentences for the user. Raises
+        DataError.
+        """
+        found = []
+        for name in (f"{split}.ftil", f"{split}.fdci"):
+            try:
+                found += [] if (self.folder / name).exists() else [self._remote.look(name)]
+            except DeniedError:
+                raise
+            except NotThereError:
+                continue
+        size = sum(each.size for each in found)
+        if size > self.cache.limit * _PHOTOGRAPHS:
+            return [
+                f"{self.url}: its large photographs are read whole: what is kept of them ({in_words(size)}) takes more "
+                f"than a quarter of the cache ({in_words(self.cache.limit)})"
+            ]
+        for each in found:
+            path = self.folder / each.name
+            try:
+                with tempfile.NamedTemporaryFile(dir=self.folder, prefix=f".{each.name}.", suffix=".part") as file:
+                    self._fetching.fetch(WantedFile(each.name, each.size, "", each.tag), file.fileno())
+                    os.fsync(file.fileno())
+                    give_usual_mode(Path(file.name))
+                    os.link(file.name, path)
+            except FileExistsError:
+                continue  # another process was first
+            except OSError as error:
+                raise DataError(
+                    f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
+                ) from error
+        return []
 
     def open(self, wanted: WantedFile) -> int:
         """A descriptor of a shard that is locked until it is closed. Raises DataError."""
@@ -185,7 +225,7 @@ def with_urls(sentence: str) -> str:
     """A sentence in which datasets are called by their URLs, not by the folders of the cache."""
     for folder, mirror in _open.items():
         sentence = re.sub(rf"{re.escape(str(folder))}(?![\w/-])", mirror.url, sentence)
-    return sentence
+    return named_by_urls(sentence)
 
 
 def wanted_shards(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:

@@ -2,17 +2,22 @@
 
     root/.lock                        held while room is made
     root/<name>-<key>/has-remote-copy an empty file: without it, nothing in the folder is ever deleted
-    root/<name>-<key>/<shard>         whole and verified; its modification time is a function of its checksum
+    root/<name>-<key>/<shard>         whole and verified; its modification time is a function of its checksum, and of
+                                      the start of the system: what was never flushed to the disk may be lost with it
     root/<name>-<key>/.<shard>.part   being fetched, by the process that has it locked
 
 Locks are those of `flock`, which the system takes from a process that dies. A reader holds a shared lock on the shard
 itself, so what is being read is not deleted; and if it were, an open file keeps its content. Whoever writes to a
-verified file changes its modification time: the file is fetched again.
+verified file changes its modification time: its checksum is computed again, and it is fetched again if that differs.
+So is the checksum of every file when it is first used after the machine was started again, since waiting for the disk
+with each shard would make the disk's speed that of the network. Only a file without a stated checksum is flushed.
 """
 
 import contextlib
 import errno
 import fcntl
+import functools
+import hashlib
 import os
 import re
 import stat
@@ -149,14 +154,16 @@ class ShardCache:
     def _bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None]) -> None:
         self.mark(path.parent)
         with self._fetching(path, wanted) as file:
-            if file is None:
+            if file is None or _same_content(path, wanted):
                 return
             self._make_room(path, wanted, file)
             fetch(file)
             os.utime(file, ns=(time.time_ns(), _stamp(wanted)))
-            os.fsync(file)
+            if _flushed(wanted):
+                os.fsync(file)
             temporary(path).replace(path)
-        sync_folder(path.parent)
+        if _flushed(wanted):
+            sync_folder(path.parent)
         with self._counted:
             again = int(path in self._fetched)
             self._fetched.add(path)
@@ -310,7 +317,35 @@ def _default_limit(root: Path) -> int:
 
 def _stamp(wanted: WantedFile) -> int:
     """The modification time of a verified file, in nanoseconds: even seconds, which every file system can keep."""
-    return (int(wanted.sha256[:7], 16) & ~1) * 1_000_000_000
+    content = wanted.sha256 if _flushed(wanted) else wanted.sha256 + _start_of_system()
+    return (int(hashlib.sha256(content.encode()).hexdigest()[:7], 16) & ~1) * 1_000_000_000
+
+
+@functools.cache
+def _start_of_system() -> str:
+    """Another text after each start of the system; "" where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _flushed(wanted: WantedFile) -> bool:
+    """Whether a file must be on the disk before it is called whole: nothing else can say later that it is."""
+    return wanted.tag != "" or not _start_of_system()
+
+
+def _same_content(path: Path, wanted: WantedFile) -> bool:
+    """Whether a file that was verified before the system was started again is whole still; it is verified now."""
+    if _flushed(wanted):
+        return False
+    with contextlib.suppress(OSError), path.open("rb") as file:  # not there, or of another user
+        size = os.fstat(file.fileno()).st_size
+        if size != wanted.size or hashlib.file_digest(file, "sha256").hexdigest() != wanted.sha256:
+            return False
+        os.utime(file.fileno(), ns=(time.time_ns(), _stamp(wanted)))
+        return True
+    return False
 
 
 def _verified(status: os.stat_result, wanted: WantedFile) -> bool:

@@ -4,11 +4,10 @@ It begins as `.fidx` does, with FIMGTIL1. Then follows ENTRY for each sample, of
 each `offset` on what `packing` describes. Only the entries are kept in memory, 24 bytes a sample.
 """
 
-import hashlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,7 @@ from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.wording import plural
 
 from .dc_images import DcImages, dc_images
-from .kept import DerivedFile
-from .photographs import Read, Section, SectionsFile, keep_sections, kept_sections, opened
+from .photographs import Read, Section, SectionsFile, SectionsKind, keep_sections, large_sections
 
 # Of an image that has an index. On one core a crop to 224 at low frequencies takes 1.66 ms with it and 1.95 without at
 # 2 megapixels, 1.26 and 1.17 at 1 (benchmarks/large_stages.py).
@@ -107,6 +105,11 @@ class BlockIndex:
             self._doubt(index)
 
 
+def has_large(pixels: npt.NDArray[np.int64]) -> bool:
+    """Whether any of the images with so many pixels [N] would have an index, if it is a tiled JPEG."""
+    return bool((pixels >= MIN_PIXELS).any())
+
+
 def block_index(
     folder: Path,
     split: str,
@@ -121,28 +124,8 @@ def block_index(
     `pixels` [N] of each sample. None if there are none of MIN_PIXELS, or if it cannot be kept, or has to be made of
     more than `most` pixels; `notes` say which.
     """
-    large = np.flatnonzero(pixels >= MIN_PIXELS)
-    if not large.size:
-        return None
-    file = DerivedFile(folder, f"{split}.ftil", b"FIMGTIL1")
-    stamp = hashlib.sha256(f"blocks {fingerprint} {MIN_PIXELS}".encode()).digest()
-    found = kept_sections(file, stamp, ENTRY, len(pixels))
-    if found is None and most is not None and (amount := int(pixels[large].sum())) > most:
-        notes.append(
-            f"{folder}: {plural(len(large), 'large photograph')} of {amount / 1e9:,.1f} gigapixels in all are read "
-            "whole, as long as they have no index; it is made once, by verifying the data"
-        )
-        return None
-    if found is None:
-        try:
-            found = keep_sections(file, stamp, ENTRY, len(pixels), large, read, _pack)
-        except OSError as error:
-            notes.append(
-                f"{folder}: its large photographs are read whole: no index can be kept there ({error.strerror})"
-            )
-            return None
-    kept = opened(found)
-    if kept is None:  # no image is tiled
+    kept = large_sections(_kind(), folder, split, pixels, fingerprint, read, notes, most)
+    if kept is None:
         return None
 
     def tell(index: int) -> None:
@@ -153,7 +136,31 @@ def block_index(
     return index
 
 
-def _pack(data: memoryview) -> Section | None:
+def keep_blocks(
+    folder: Path, split: str, fingerprint: str, count: int, sections: Iterable[tuple[int, Section]]
+) -> None:
+    """Keep the index of a split of `count` samples of which some are large: (sample, what `pack_blocks` gives).
+
+    Raises OSError.
+    """
+    keep_sections(_kind(), folder, split, fingerprint, count, sections)
+
+
+def _kind() -> SectionsKind:
+    return SectionsKind(
+        suffix=".ftil",
+        magic=b"FIMGTIL1",
+        purpose="blocks",
+        dtype=ENTRY,
+        min_pixels=MIN_PIXELS,
+        pack=pack_blocks,
+        too_many="{photographs} are read whole, as long as they have no index; it is made once, by verifying the data",
+        not_kept="its large photographs are read whole: no index can be kept there",
+    )
+
+
+def pack_blocks(data: memoryview) -> Section | None:
+    """The section of a large JPEG; None if it is not tiled."""
     from fastimg.loaders.jpeg.indexed.packing import pack_index  # it compiles
 
     packed = pack_index(data)

@@ -4,11 +4,10 @@ It begins as `.fidx` does, with FIMGDCI1. Then follows ENTRY for each sample, of
 `offset` on what `jpeg/indexed/dc_images` describes. In memory are only the entries and their ends, 24 bytes a sample.
 """
 
-import hashlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,7 @@ from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.wording import plural
 
-from .kept import DerivedFile
-from .photographs import Read, Section, SectionsFile, keep_sections, kept_sections, opened
+from .photographs import Read, Section, SectionsFile, SectionsKind, keep_sections, large_sections
 
 # Of a photograph that is kept at 1/8. Of 4.3 megapixels in 4:3 the whole picture, to 224, is the first such crop.
 MIN_PIXELS = 4_000_000
@@ -113,29 +111,7 @@ def dc_images(
     `pixels` [N] of each sample. None if there are no JPEGs of MIN_PIXELS, or if they cannot be kept, or have to be made
     of more than `most` pixels; `notes` say which.
     """
-    large = np.flatnonzero(pixels >= MIN_PIXELS)
-    if not large.size:
-        return None
-    file = DerivedFile(folder, f"{split}.fdci", b"FIMGDCI1")
-    stamp = hashlib.sha256(f"dc images {fingerprint} {MIN_PIXELS}".encode()).digest()
-    found = kept_sections(file, stamp, ENTRY, len(pixels))
-    if found is None and most is not None and (amount := int(pixels[large].sum())) > most:
-        notes.append(
-            f"{folder}: of {plural(len(large), 'large photograph')} of {amount / 1e9:,.1f} gigapixels in all no images "
-            "at 1/8 are kept: crops at 1/8 are decoded, as long as there are none; they are made once, by verifying "
-            "the data"
-        )
-        return None
-    if found is None:
-        try:
-            found = keep_sections(file, stamp, ENTRY, len(pixels), large, read, _pack)
-        except OSError as error:
-            notes.append(
-                f"{folder}: crops of its large photographs at 1/8 are decoded: no images at 1/8 can be kept there "
-                f"({error.strerror})"
-            )
-            return None
-    kept = opened(found)
+    kept = large_sections(_kind(), folder, split, pixels, fingerprint, read, notes, most)
     if kept is None:
         return None
 
@@ -145,7 +121,32 @@ def dc_images(
     return DcImages(kept, tell)
 
 
-def _pack(data: memoryview) -> Section | None:
+def keep_dc_images(
+    folder: Path, split: str, fingerprint: str, count: int, sections: Iterable[tuple[int, Section]]
+) -> None:
+    """Keep the images of a split of `count` samples of which some are large: (sample, what `pack_eighths` gives).
+
+    Raises OSError.
+    """
+    keep_sections(_kind(), folder, split, fingerprint, count, sections)
+
+
+def _kind() -> SectionsKind:
+    return SectionsKind(
+        suffix=".fdci",
+        magic=b"FIMGDCI1",
+        purpose="dc images",
+        dtype=ENTRY,
+        min_pixels=MIN_PIXELS,
+        pack=pack_eighths,
+        too_many="of {photographs} no images at 1/8 are kept: crops at 1/8 are decoded, as long as there are none; "
+        "they are made once, by verifying the data",
+        not_kept="crops of its large photographs at 1/8 are decoded: no images at 1/8 can be kept there",
+    )
+
+
+def pack_eighths(data: memoryview) -> Section | None:
+    """The section of a large JPEG; None if it is not tiled."""
     from fastimg.loaders.jpeg.indexed.dc_images import pack_dc_images  # it compiles
 
     packed = pack_dc_images(data)

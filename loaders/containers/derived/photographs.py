@@ -1,7 +1,8 @@
 """Derived files with a section for each large photograph; of these only the entries are kept in memory."""
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
 
 from .kept import DerivedFile
 
@@ -20,6 +22,20 @@ Section = tuple[tuple[int, ...], bytes]  # what the entry states behind its offs
 Pack = Callable[[memoryview], Section | None]
 
 _AHEAD = 4  # photographs for each processor that are in memory while sections are made
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionsKind:
+    """What is kept of photographs of at least `min_pixels`, and in which file of a split."""
+
+    suffix: str  # of the file
+    magic: bytes
+    purpose: str  # in the file's stamp
+    dtype: np.dtype[np.void]  # of an entry
+    min_pixels: int
+    pack: Pack
+    too_many: str  # what is said of `{photographs}`, of which it would have to be made
+    not_kept: str  # what is said where the file cannot be written
 
 
 @dataclass(frozen=True)
@@ -31,7 +47,58 @@ class SectionsFile:
     entries: npt.NDArray[np.void]
 
 
-def kept_sections(file: DerivedFile, stamp: bytes, dtype: np.dtype[np.void], count: int) -> SectionsFile | None:
+def large_sections(
+    kind: SectionsKind,
+    folder: Path,
+    split: str,
+    pixels: npt.NDArray[np.int64],
+    fingerprint: str,
+    read: Read,
+    notes: list[str],
+    most: int | None = None,
+) -> SectionsFile | None:
+    """The sections of a split's large photographs: those that are kept, or new ones, which are kept from now on.
+
+    `pixels` [N] of each sample. None if no photograph has one, or if they cannot be kept, or have to be made of more
+    than `most` pixels; `notes` say which of the two.
+    """
+    large = np.flatnonzero(pixels >= kind.min_pixels)
+    if not large.size:
+        return None
+    file, stamp = _kept_as(kind, folder, split, fingerprint)
+    found = _kept(file, stamp, kind.dtype, len(pixels))
+    if found is None and most is not None and (amount := int(pixels[large].sum())) > most:
+        photographs = f"{plural(len(large), 'large photograph')} of {amount / 1e9:,.1f} gigapixels in all"
+        notes.append(f"{folder}: {kind.too_many.format(photographs=photographs)}")
+        return None
+    if found is None:
+        try:
+            found = _keep(file, stamp, kind, len(pixels), _packed(large, read, kind.pack))
+        except OSError as error:
+            notes.append(f"{folder}: {kind.not_kept} ({error.strerror})")
+            return None
+    if found is not None and not found.entries["offset"].any():
+        os.close(found.file)
+        return None
+    return found
+
+
+def keep_sections(
+    kind: SectionsKind, folder: Path, split: str, fingerprint: str, count: int, sections: Iterable[tuple[int, Section]]
+) -> None:
+    """Keep sections (sample, what `kind.pack` gives) of a split of `count` samples. Raises OSError."""
+    file, stamp = _kept_as(kind, folder, split, fingerprint)
+    found = _keep(file, stamp, kind, count, sections)
+    if found is not None:
+        os.close(found.file)
+
+
+def _kept_as(kind: SectionsKind, folder: Path, split: str, fingerprint: str) -> tuple[DerivedFile, bytes]:
+    stamp = hashlib.sha256(f"{kind.purpose} {fingerprint} {kind.min_pixels}".encode()).digest()
+    return DerivedFile(folder, f"{split}{kind.suffix}", kind.magic), stamp
+
+
+def _kept(file: DerivedFile, stamp: bytes, dtype: np.dtype[np.void], count: int) -> SectionsFile | None:
     """What is kept of `count` samples under this stamp, if anything. Entries begin with the section's offset, or 0."""
     found = file.kept_open(stamp, count * dtype.itemsize)
     if found is None:
@@ -40,34 +107,20 @@ def kept_sections(file: DerivedFile, stamp: bytes, dtype: np.dtype[np.void], cou
     return SectionsFile(path, handle, np.frombuffer(content, dtype))
 
 
-def keep_sections(
-    file: DerivedFile,
-    stamp: bytes,
-    dtype: np.dtype[np.void],
-    count: int,
-    ids: npt.NDArray[np.int64],
-    read: Read,
-    pack: Pack,
+def _keep(
+    file: DerivedFile, stamp: bytes, kind: SectionsKind, count: int, sections: Iterable[tuple[int, Section]]
 ) -> SectionsFile | None:
-    """Make a section of each of the photographs `ids`, keep them, and open the file. Raises OSError if it cannot be."""
-    entries = np.zeros(count, dtype)
+    """Keep sections (sample, section), and open the file. Raises OSError if they cannot be kept."""
+    entries = np.zeros(count, kind.dtype)
 
     def write(out: IO[bytes]) -> bytes:
-        for index, (stated, content) in _packed(ids, read, pack):
+        for index, (stated, content) in sections:
             entries[index] = (out.tell(), *stated)
             out.write(content)
         return entries.tobytes()
 
     file.keep_large(stamp, count, entries.nbytes, write)
-    return kept_sections(file, stamp, dtype, count)
-
-
-def opened(found: SectionsFile | None) -> SectionsFile | None:
-    """The file, unless no photograph has a section: it is closed then."""
-    if found is not None and not found.entries["offset"].any():
-        os.close(found.file)
-        return None
-    return found
+    return _kept(file, stamp, kind.dtype, count)
 
 
 def _packed(ids: npt.NDArray[np.int64], read: Read, pack: Pack) -> Iterator[tuple[int, Section]]:

@@ -7,7 +7,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 from .object_writes import ObjectWrites
 
@@ -25,11 +26,11 @@ REFUSALS = {  # status and S3's code
 class ObjectServer:
     """Serves the files below `folder` as /bucket/NAME. Faults are consumed by the requests that meet them.
 
-    faults: (part of a name, what to do), with "busy" a 503, "cut" half of the body, "flip" a byte of it flipped, and
-    the other refusals of S3 by the keys of REFUSALS. `rates` has shares of all requests that meet a fault, by its
-    kind, drawn from a seed. `latency` is waited for before each answer, in seconds. `requests` lists the names that
-    were asked for, after PUT or POST where they were written; `hold` is waited for before each answer. `tags` replaces
-    the ETags, which are MD5s of the content.
+    faults: (part of a name, what to do), with "busy" a 503, "cut" half of the body, "flip" a byte of it flipped,
+    "stall" an answer after `writes.release`, and the other refusals of S3 by the keys of REFUSALS. `rates` has shares
+    of all requests that meet a fault, by its kind, drawn from a seed. `latency` is waited for before each answer, in
+    seconds. `requests` lists the names that were asked for, after PUT or POST where they were written; `hold` is waited
+    for before each answer. `tags` replaces the ETags, which are MD5s of the content.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +89,7 @@ class ObjectServer:
         return {"endpoint": self.endpoint, "skip_signature": "true", "region": "us-east-1"}
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        name = request.path.removeprefix("/bucket/")
+        name = unquote(request.path.removeprefix("/bucket/"))
         self._arrived.set()
         self.hold.wait()
         time.sleep(self.latency)
@@ -96,6 +97,9 @@ class ObjectServer:
         if request.command in ("PUT", "POST", "DELETE"):
             self._send(request, *self.writes.answer(request, kind))
             return
+        if kind == "stall":
+            self.writes.stalled.set()
+            self.writes.release.wait()
         path = self.folder / name
         if "list-type=2" in request.path and not kind:
             self._send(request, 200, self._listing(request.path), {})
@@ -141,13 +145,16 @@ class ObjectServer:
         return ""
 
     def _listing(self, path: str) -> bytes:
-        prefix = parse_qs(urlsplit(path).query).get("prefix", [""])[0]
+        """What is below a prefix; with a delimiter, directly below it."""
+        query = parse_qs(urlsplit(path).query)
+        prefix = query.get("prefix", [""])[0]
+        files = (self.folder / prefix).glob("*" if "delimiter" in query else "**/*")
+        names = sorted(file.relative_to(self.folder).as_posix() for file in files if file.is_file())
         entries = "".join(
-            f"<Contents><Key>{prefix}{file.name}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
-            f"<ETag>{self.tags.get(prefix + file.name) or self.tag(file.read_bytes())}</ETag>"
-            f"<Size>{file.stat().st_size}</Size></Contents>"
-            for file in sorted((self.folder / prefix).glob("*"))
-            if file.is_file()
+            f"<Contents><Key>{escape(name)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>{self.tags.get(name) or self.tag((self.folder / name).read_bytes())}</ETag>"
+            f"<Size>{(self.folder / name).stat().st_size}</Size></Contents>"
+            for name in names
         )
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>".encode()
 

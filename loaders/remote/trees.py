@@ -1,0 +1,203 @@
+"""A folder of files in an object store, listed once: here it is a tree of empty files with their names and sizes.
+
+What lists folders lists it as any other; contents come from the store. A tree takes no room but that of its names, and
+is deleted when it is closed, or when the next one is opened beside it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fastimg.loaders.errors import DataError
+
+from .fetching import Fetching
+from .shard_cache import WantedFile
+from .stores import RemoteFolder
+
+_TIMES = 5  # a file whose content is not what its ETag says is fetched, unless the same comes twice
+_MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
+_PAGE = 1000  # names
+_LOCK = ".lock"
+_open: dict[Path, "StoredTree"] = {}  # of this process, by folder
+
+
+class StoredFiles(RemoteFolder):
+    """All files below a URL, by their paths from there. Any thread may read; another process opens it anew."""
+
+    retries = 4  # of obstore's own: a listing has a request for each thousand names
+
+    def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(url, options)
+        self._options = dict(options or {})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.url, self._options)
+
+    def content(self, name: str) -> bytes:
+        """A whole file. Where its ETag may be an MD5, it is compared: what differs must arrive twice alike.
+
+        Raises NotThereError and DataError.
+        """
+
+        def get() -> tuple[str, bytes]:
+            answer = self._store.get(name)
+            content = bytes(answer.bytes())
+            if len(content) != answer.meta["size"]:
+                raise EOFError(f"{len(content)} bytes where {answer.meta['size']} are stated")
+            return answer.meta["e_tag"] or "", content
+
+        seen: set[str] = set()
+        for _ in range(_TIMES):
+            tag, content = self._tried(name, get)
+            stated = _MD5.fullmatch(tag)
+            if stated is None:
+                return content
+            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            if found == stated[1] or found in seen:
+                return content
+            seen.add(found)
+        raise DataError(
+            f"{self.address(name)}: fetched {_TIMES} times, with another content each time; check the network"
+        )
+
+    def list_all(self, add: Callable[[str, int], None]) -> None:
+        """Call `add` with the path and the size of each file, in any order; of some again after a failure.
+
+        Raises DataError.
+        """
+
+        def pages() -> None:
+            for page in self._store.list(chunk_size=_PAGE):
+                for each in page:
+                    add(each["path"], each["size"])
+
+        self._tried("", pages)
+
+
+class StoredTree:
+    """The files below a URL, and the folder `root` that shows them. `count` and `size` (bytes) are of all files.
+
+    Raises DataError where nothing is there, or names cannot be those of files.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str] | None, place: Path) -> None:
+        self.url = url
+        self.files = StoredFiles(url, options)
+        self.count = self.size = 0
+        place.mkdir(parents=True, exist_ok=True)
+        _sweep(place)
+        self._home = Path(tempfile.mkdtemp(prefix="tree-", dir=place))
+        self._lock = os.open(self._home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.close = weakref.finalize(self, _remove, self._home, self._lock)
+        self.root = self._home / "files"
+        self.root.mkdir()
+        self._whole: set[Path] = set()
+        try:
+            self.files.list_all(self._add)
+        except BaseException:
+            self.close()
+            raise
+        if not self.count:
+            self.close()
+            raise DataError(f"{url}: no files there; check the URL")
+        _open[self.root] = self
+
+    def _add(self, name: str, size: int) -> None:
+        path = self.root / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except (FileExistsError, NotADirectoryError) as error:
+            if path.is_file() or (path.is_dir() and size == 0):  # listed before; or the mark of a folder
+                return
+            if not self._makes_way(path):
+                raise DataError(
+                    f"{self.files.address(name)}: is a file and a folder at once; rename one of them"
+                ) from error
+            self._add(name, size)
+            return
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.files.address(name)}: cannot be the name of a file ({error})") from error
+        try:
+            os.truncate(file, size)
+        finally:
+            os.close(file)
+        self.count += 1
+        self.size += size
+
+    def _makes_way(self, path: Path) -> bool:
+        """Delete an empty file, the mark of a folder, in the way of a file below it."""
+        mark = next((above for above in path.parents if above.is_file()), None)
+        if mark is None or mark.stat().st_size:
+            return False
+        mark.unlink()
+        self.count -= 1
+        return True
+
+    def name_of(self, path: Path) -> str:
+        """The path of a file from the URL on."""
+        return path.relative_to(self.root).as_posix()
+
+    def holds(self, path: Path) -> bool:
+        """Whether the content of a file is in the store alone."""
+        return path not in self._whole
+
+    def fetch(self, path: Path) -> None:
+        """Have a file here as it is in the store. Raises NotThereError and DataError."""
+        name = self.name_of(path)
+        found = self.files.look(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            Fetching(self.files).fetch(WantedFile(name, found.size, "", found.tag), file)
+        finally:
+            os.close(file)
+        self._whole.add(path)
+
+    def reader(self, path: Path) -> Callable[[int, int], bytes]:
+        """What reads the bytes of a file from a position to before another, as it is now: later ones are refused.
+
+        Raises NotThereError and DataError.
+        """
+        name = self.name_of(path)
+        found = self.files.look(name)
+        return lambda start, stop: bytes(self.files.read_range(name, start, stop, found.tag))
+
+
+def tree_of(path: Path) -> StoredTree | None:
+    """The tree of this process that a file or folder belongs to."""
+    return next((tree for root, tree in _open.items() if path.is_relative_to(root)), None) if _open else None
+
+
+def named_by_urls(sentence: str) -> str:
+    """A sentence in which files of trees are called by their URLs."""
+    for root, tree in list(_open.items()):
+        sentence = sentence.replace(str(root), tree.url)
+    return sentence
+
+
+def _remove(home: Path, lock: int) -> None:
+    _open.pop(home / "files", None)
+    shutil.rmtree(home, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.close(lock)
+
+
+def _sweep(place: Path) -> None:
+    """Delete the trees of processes that are gone."""
+    for lock in place.glob(f"tree-*/{_LOCK}"):
+        with contextlib.suppress(OSError):
+            file = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(file)
