@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +32,7 @@ from fastimg.loaders.containers.targets import Target, first_class
 from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.ignored import Ignored
+from fastimg.loaders.remote.mirrors import PresentShards, mirror_at, wanted_indexes, wanted_shards
 from fastimg.wording import plural
 
 from .journal import SPLIT, Finished, Journal
@@ -222,18 +223,23 @@ class Base:
         new += [field.name for field in fields if field.name not in known and not field.member]
         if not new or self.container != "tar":
             return
-        shards = [
-            self.folder / shard["name"]
-            for content in self.description["splits"].values()
-            for shard in content["shards"]
-        ]
-        for name, note in notes_of_tars(shards):
+        for name, note in notes_of_tars(self._present()):
             if column := next((column for column in new if note.get(column) is not None), None):
                 kind = "field" if any(field.name == column for field in fields) else "target"
                 raise UserError(
                     f"{name}: has a column {column!r} that is no {kind} there; convert those samples again with "
                     f"--{kind} {column}, or rename the new column"
                 )
+
+    def _present(self) -> Iterator[Path]:
+        """Its tars; those of an object store are here one after the other."""
+        mirror = mirror_at(self.folder)
+        for content in self.description["splits"].values():
+            shards = content["shards"]
+            if mirror is None:
+                yield from (self.folder / shard["name"] for shard in shards)
+            else:
+                yield from PresentShards(mirror, wanted_shards(shards), wanted_indexes(shards))
 
     def accept(self, schema: Schema) -> Schema:
         """The schema of its .beton files, if the appended samples fit it. Raises UserError if they do not."""

@@ -18,7 +18,7 @@ import simplejpeg
 from fastimg.convert.sources.columns import PATH_COLUMNS, Columns, find_column
 from fastimg.convert.sources.labels import is_empty
 from fastimg.convert.sources.manifests import NO_IMAGE, first_row, read_manifest
-from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader, note
+from fastimg.convert.sources.samples import FetchingReader, Original, Source, SourceEntry, SourceReader, note
 from fastimg.convert.sources.tables import long_fields, readable, table_rows
 from fastimg.errors import UsageError
 from fastimg.loaders.captions.positions import FIELD, MISSING, missing_counts, positions
@@ -51,6 +51,16 @@ class PairReader:
         if entry.place == NO_IMAGE:
             return Original(blank(), "jpg", note(entry.path, extra | {MISSING: ["image"]}), fields)
         return self._reader.read(entry._replace(extra=extra))._replace(fields=fields)
+
+    @property
+    def fetches(self) -> bool:
+        """See FetchingReader."""
+        return isinstance(self._reader, FetchingReader) and self._reader.fetches
+
+    def announce(self, entry: SourceEntry) -> None:
+        """See FetchingReader."""
+        if isinstance(self._reader, FetchingReader) and entry.place != NO_IMAGE and self.problem(entry) is None:
+            self._reader.announce(entry)
 
     def name(self, entry: SourceEntry) -> str:
         """See SourceReader."""

@@ -14,9 +14,9 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,20 +40,25 @@ from fastimg.config.commands import Convert
 from fastimg.convert.hub.reference import as_begun, is_hub
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, combine, onto
+from fastimg.convert.sources.containers import TarReader
 from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import annotations_in, is_class_folder, read_source
 from fastimg.convert.sources.samples import Source
 from fastimg.convert.sources.tables import parse_delimiter
+from fastimg.convert.stored.losses import SourceLostError
+from fastimg.convert.stored.stand_ins import stand_ins
 from fastimg.errors import UsageError
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.containers.datasets import index_large, open_dataset
+from fastimg.loaders.remote.mirrors import with_urls
 from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import with_flags
 
 from .delivery.destination_url import staged
-from .delivery.store_destination import NotDelivered, StoreDestination
+from .delivery.shard_delivery import NotDelivered
+from .delivery.store_destination import StoreDestination
 from .description import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
 from .image_preparation import prepared_in_order
@@ -61,7 +66,7 @@ from .journal import DestinationState, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
 from .request import Request, as_before, check_paths, read_request, refuse_image_flags, refuse_on_cluster
-from .shards.cluster import listing, refuse_source, shard_tasks
+from .shards.cluster import attempts_in, listing, move_into, refuse_source, shard_tasks
 from .shards.writing import ShardWork, failure, write_shard
 from .survey import Schema, survey
 from .writers import BetonStore, Store, TarStore
@@ -107,17 +112,28 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
     began = time.perf_counter()
     check_paths(config)
     config, store = staged(config)
-    base = read_base(config.dst) if config.append else None
-    if base:
+    base = None
+    if config.append:
+        base = store.base() if store else read_base(config.dst)
         asked, config = config.recompress, as_before(config, base)
         if config.recompress != asked:
-            say(console, f"{config.dst}: was made with --recompress {config.recompress}; so is what is added")
+            made = f"{base.folder}: was made with --recompress {config.recompress}; so is what is added"
+            say(console, with_urls(made))
     request = read_request(config, base.container if base else None)
-    if store:
+    if store and not base:
         store.admit(config)
     elif not base:
         missing_folders(request.dst)
         admit(request.dst, config)  # before the source is read
+    with stand_ins(request.sources, config, partial(say, console)) as sources:
+        return _converted(replace(request, sources=sources), base, ray, store, console, began)
+
+
+def _converted(
+    request: Request, base: Base | None, ray: Any, store: StoreDestination | None, console: Console, began: float
+) -> Report:
+    """The conversion of sources that are on this machine, or stand for others there."""
+    config = request.flags
     source = _source(request, base, ray, console)
     try:
         if source.content == "text":
@@ -125,7 +141,7 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
         if ray:
             refuse_source(source)
         for remark in (*source.remarks, *class_remarks(source)):
-            say(console, with_flags(remark))
+            say(console, with_urls(with_flags(remark)))
         _check_apart(source, request.dst)
         _check_missing(source, config)
         if store and source.inputs:
@@ -141,12 +157,22 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
             seed=config.seed,
             begun=base.begun() if base else None,
         )
+        if request.shuffles(source):
+            for reader in source.readers:
+                if isinstance(reader, TarReader):
+                    reader.check_shuffled()
         options = request.options(source) | ({"base": base.sha256} if base else {})
         description, checked = _in_folder(_Job(request, source, plan, options, base, ray, store), console)
     finally:
         source.close()
+    columns, uncounted = (tuple(map(with_urls, told)) for told in (source.columns, source.uncounted))
     return report_on(
-        store.url if store else request.dst, description, base, source, checked, time.perf_counter() - began
+        store.url if store else request.dst,
+        description,
+        base,
+        replace(source, columns=columns, uncounted=uncounted),
+        checked,
+        time.perf_counter() - began,
     )
 
 
@@ -165,6 +191,7 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
         config.label_delimiter,
         base.targets if base else (),
         request.fields,
+        config.image_field,
     )
     if config.classes is not None and not any(map(is_class_folder, request.sources)):
         given = ", ".join(map(str, request.sources))
@@ -193,7 +220,7 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
         return source
     if base.content != source.content:
         raise UsageError(
-            f"{config.dst} holds {samples_of(base.content)} and {source.src} {samples_of(source.content)}: a "
+            f"{base.folder} holds {samples_of(base.content)} and {source.src} {samples_of(source.content)}: a "
             "dataset holds only one kind; convert them separately"
         )
     matched = onto(source, Side.of_base(base.classes, base.named, base.targets, base.fields.values()))
@@ -246,8 +273,10 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 return _run(job, resumed, console)
             except Exception as error:
                 full = isinstance(error, OSError) and error.errno in FULL
-                kept = full or isinstance(error, ClusterLost | NotDelivered)
+                kept = full or isinstance(error, ClusterLost | NotDelivered | SourceLostError)
                 if not resumed and not (kept and journal_options(folder)):
+                    if job.store:
+                        job.store.close()  # uploads delete files, too
                     undo(folder, job.options, job.base)
                     if job.store:
                         job.store.undo()
@@ -282,8 +311,13 @@ def _begin_journal(job: _Job, resumed: bool) -> Journal:
         store.clear()
     delivered = store.delivered() if resumed else ()
     journal = begin_journal(job.request.dst, job.options, None, resumed, delivered)
-    store.begin(journal, job.source.content, bool(job.source.targets or job.source.stored_fields))
+    store.begin(journal, job.source.content, _notes(job))
     return journal
+
+
+def _notes(job: _Job) -> bool:
+    """Whether targets or fields are derived from the notes of samples."""
+    return bool(job.source.targets or job.source.stored_fields)
 
 
 def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
@@ -318,7 +352,7 @@ def _write_here(job: _Job, todo: list[Shard], journal: Journal, progress: Progre
         warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
         schema = _schema(job, pool, progress)
         work = _work(job, workers)
-        entries = (entry for shard in todo for entry in shard.entries)
+        entries = job.source.announced(entry for shard in todo for entry in shard.entries)
         prepared = prepared_in_order(pool, work.prepare(), entries, workers, job.request.treatment.container)
         task = _samples_bar(job, todo, progress)
         with _store(job, schema, journal) as store:
@@ -336,8 +370,11 @@ def _write_on_cluster(job: _Job, todo: list[Shard], journal: Journal, progress: 
     config = job.request.flags
     asked = None if config.workers == "auto" else job.request.workers
     sources = [*job.request.sources, *([config.images] if config.images else [])]
+    folder, store = job.request.dst, job.store
+    place = store.for_nodes(job.source.content, _notes(job)) if store else attempts_in(folder)
+    take: Callable[[Any], object] = store.take if store else partial(move_into, folder)
     say_line = partial(say, console)
-    with shard_tasks(job.ray, sources, job.request.dst, asked, len(todo), say_line) as (tasks, threads):
+    with shard_tasks(job.ray, sources, place, take, asked, len(todo), say_line) as (tasks, threads):
         bar = _samples_bar(job, todo, progress)
         for finished in tasks.write(_work(job, threads), todo, lambda count: progress.advance(bar, count)):
             journal.add(finished)
@@ -358,7 +395,7 @@ def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema |
     treatment = job.request.treatment
     if treatment.container == "tar":
         return None
-    entries = (entry for shard in job.plan for entry in shard.entries)
+    entries = job.source.announced(entry for shard in job.plan for entry in shard.entries)
     task = progress.add_task("headers", total=sum(len(shard.entries) for shard in job.plan))
     schema = survey(
         job.source, entries, treatment, pool, job.request.workers * 2, lambda count: progress.advance(task, count)

@@ -12,7 +12,7 @@ from fastimg.config.commands import Convert
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables.clusters import CLUSTER
 from fastimg.config.rules import refuse, refuse_set
-from fastimg.convert.annotations.cells import parse_fields
+from fastimg.convert.annotations.cells import check_field_name, parse_fields
 from fastimg.convert.recompression.choice import Recompression, parse_recompression
 from fastimg.convert.sources.columns import AskedField, AskedTarget
 from fastimg.convert.sources.samples import Source
@@ -69,6 +69,7 @@ class Request:
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
             **({"recompress": str(self.treatment.recompress)} if self.treatment.recompress else {}),
             **({"labels_are_classes": True} if self.flags.labels_are_classes else {}),
+            **({"image_field": self.flags.image_field} if self.flags.image_field else {}),
             **({"targets": [target.to_json() for target in source.targets]} if source.targets else {}),
             **({"fields": [field.to_json() for field in source.stored_fields]} if source.stored_fields else {}),
         } | treatment
@@ -103,6 +104,8 @@ def read_request(config: Convert, container: str | None = None) -> Request:
         inside = inner == outer or outer in inner.parents
         if inside and not config.append:
             raise UsageError(f"{dst}: the destination lies in the source {source}; give a folder outside it")
+    if config.image_field is not None:
+        check_field_name(f"--image-field {config.image_field}", config.image_field)
     return Request(
         tuple(sources),
         dst,
@@ -214,7 +217,7 @@ def as_before(config: Convert, base: Base) -> Convert:
     if config.recompress is not None and str(parse_recompression(config.recompress)) != before:
         made = f"--recompress {before}" if before else "no --recompress"
         raise UsageError(
-            f"--recompress {config.recompress}: {config.dst} was made with {made}; leave it out, or --merge both into "
+            f"--recompress {config.recompress}: {base.folder} was made with {made}; leave it out, or --merge both into "
             "a new dataset"
         )
     return replace(config, recompress=before)

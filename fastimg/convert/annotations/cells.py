@@ -46,8 +46,7 @@ def parse_fields(texts: Sequence[str]) -> tuple[AskedField, ...]:
         if kind is None or not name:
             said = nearest(writing, WRITINGS) if name else ""
             raise UsageError(f"--field {text}: give NAME:KIND, with a kind of {', '.join(WRITINGS)}{said}")
-        if not _NAME.fullmatch(name) or name in _RESERVED:
-            raise UsageError(f"--field {text}: a field's name has A-Z a-z 0-9 _ - and is not {_RESERVED[0]}; rename it")
+        check_field_name(f"--field {text}", name)
         if any(other.name == name for other in asked):
             raise UsageError(f"--field {name}: given twice; give each column once")
         asked.append(AskedField(name, kind, along or None))
@@ -60,6 +59,12 @@ def parse_fields(texts: Sequence[str]) -> tuple[AskedField, ...]:
                 "which must be given, too, and be of boxes, key points or ragged"
             )
     return tuple(asked)
+
+
+def check_field_name(given: str, name: str) -> None:
+    """Raise UsageError, which names the flag as `given`, for a name that a field cannot have."""
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        raise UsageError(f"{given}: a field's name has A-Z a-z 0-9 _ - and is not {_RESERVED[0]}; rename it")
 
 
 def check_fields_of(
@@ -108,8 +113,17 @@ class FieldCells:
         self._tallies = {field.name: _CellTally() for field in asked}
 
     def read_into(self, extra: Row, number: int, row: Row) -> None:
-        """Move the fields of a row from its other columns to `GIVEN`. Raises DataError that names the row."""
-        extra[GIVEN], _ = self.read(extra, number, row)
+        """Add the fields of a row to its other columns, as `GIVEN`.
+
+        Raises DataError that names the row, also where a file's bytes stand in it: a listing keeps paths alone.
+        """
+        extra[GIVEN], inside = self.read(extra, number, row)
+        if inside:
+            raise DataError(
+                f"{self._src}: row {number}: the column {next(iter(inside))!r} holds the bytes of a file, which are "
+                "read where the images are bytes, too; write them into files and give their paths, or give the images "
+                "as bytes"
+            )
 
     def read(self, extra: Row, number: int, row: Row, file: Path | None = None) -> tuple[Given, dict[str, bytes]]:
         """The values of a row of `file`, and the files that stand in it, by field; numbers move to `extra`.
@@ -314,7 +328,7 @@ def _labels(items: list[Any], tally: _CellTally, known: tuple[str, ...]) -> list
 def _even(items: Any) -> bool:
     try:
         return np.array(items, np.float64).dtype == np.float64
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return False
 
 

@@ -180,6 +180,8 @@ def _categories(files: Mapping[str, Path], contents: Mapping[str, dict[str, Any]
         for place, category in enumerate(content["categories"]):
             number = _number(files[split], f"category {place}", category, "id")
             name = category.get("name", str(number))
+            if not isinstance(name, str):
+                raise DataError(f"{files[split]}: category {number} has the name {name!r}, not a text; correct it")
             if number in mine:
                 raise DataError(f"{files[split]}: two categories have the id {number}; correct one")
             if found.setdefault(number, name) != name:
@@ -234,9 +236,9 @@ def _entries(
     for place, annotation in enumerate(content["annotations"]):
         own = annotation.get("id") if isinstance(annotation, dict) else None
         what = _called(annotation, place)
-        if own in seen:
-            raise DataError(f"{file}: two annotations have the id {own}; correct one")
         if type(own) is int:
+            if own in seen:
+                raise DataError(f"{file}: two annotations have the id {own}; correct one")
             seen.add(own)
         image_id = _number(file, what, annotation, "image_id")
         category = _number(file, what, annotation, "category_id")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.decode import Header
-from fastimg.loaders.jpeg.decoding.exif import turn_of
+from fastimg.loaders.jpeg.exif import turn_of
 
 Points = npt.NDArray[np.float64]
 
@@ -84,7 +84,7 @@ def numbers_of(items: Any, shape: tuple[int, ...], missing: bool = False) -> Poi
         return np.zeros((0, *shape))
     try:
         array = np.array(items, np.float64)  # None becomes NaN
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:  # OverflowError: a whole number beyond all floats
         sizes = {len(item) if isinstance(item, list) else None for item in items}
         what = "items of several lengths" if len(sizes) > 1 else "something that is not a number"
         raise ValueError(what) from error

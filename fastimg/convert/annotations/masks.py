@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from fastimg.loaders.jpeg.decoding.exif import turn_of
+from fastimg.loaders.jpeg.exif import turn_of
 
 _SHALLOW = {2: 85, 4: 17}  # by bits: what Pillow multiplies gray values with, to make them 8 bits
 _GRAY = 0  # PNG's colour type

@@ -95,7 +95,10 @@ def _points(polygon: list[Any], size: tuple[int, int], relative: bool) -> npt.ND
         raise ValueError(f"has {len(polygon)} numbers, which are not pairs of x and y")
     if len(polygon) < 6:
         raise ValueError(f"has {plural(len(polygon) // 2, 'point')}; it takes three")
-    points = np.array(polygon, np.float64).reshape(-1, 2) * (size if relative else (1, 1))
+    try:
+        points = np.array(polygon, np.float64).reshape(-1, 2) * (size if relative else (1, 1))
+    except OverflowError as error:  # a whole number beyond all floats
+        raise ValueError(f"has a coordinate beyond {_FARTHEST:,} pixels") from error
     if not (np.abs(points) <= _FARTHEST).all():
         raise ValueError(f"has a coordinate that is not a number, or beyond {_FARTHEST:,} pixels")
     return points

@@ -5,6 +5,7 @@ there is a folder of masks, which keep their indices, 255 being the border. VOC 
 its last pixel: 1 is subtracted from xmin and ymin alone, so that a box of the whole image is 0, 0, width, height.
 """
 
+import math
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,9 @@ def _annotated(file: Path) -> tuple[Given, list[str]]:
 def _number(where: str, item: Any, path: str) -> float:
     text = item.findtext(path)
     try:
-        return float(text)
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError
     except (TypeError, ValueError) as error:
         raise DataError(f"{where} has no number in {path} ({text!r}); correct it") from error
+    return number

@@ -27,6 +27,7 @@ from .segmentations import MASK, Outline, mask_of_classes
 
 _IMAGES, _LABELS = "images", "labels"
 _YAML = ("data.yaml", "dataset.yaml")
+_UNNAMED = 100_000  # classes that numbers alone may name
 
 
 class _LabelFile(NamedTuple):
@@ -70,6 +71,8 @@ def read_yolo(src: Path, masks: bool = False) -> Source:
         raise UsageError(f"--masks semantic has no effect: {src} has no polygons; leave it out")
     if names and highest >= len(names):
         raise DataError(f"{described}: names {plural(len(names), 'class')}, and a box has the class {highest}; name it")
+    if highest >= _UNNAMED:
+        raise DataError(f"{src}: a box has the class {highest}, which no data.yaml names; correct it, or name it")
     classes = names or tuple(str(number) for number in range(highest + 1))
     schemas = (
         StoredField(name="boxes", kind="ragged", shape=(4,), geometry="box"),

@@ -20,15 +20,13 @@ def staged(config: Convert) -> tuple[Convert, StoreDestination | None]:
     refuse(config, CONVERT)
     given: tuple[Path, ...] = (config.src, config.dst, *config.more)
     sources = given[:-1]
-    for source in sources:
-        if url := url_of(source):
-            raise UsageError(f"convert {url}: a source is read from this machine; copy it here, and give the folder")
     url = url_of(given[-1])
     if url is None:
         return config, None
-    if config.append:
-        raise UsageError(f"--append {url}: a dataset in an object store is not added to; --merge both into a new one")
+    for source in (url_of(source) for source in sources):
+        if source is not None and f"{url}/".startswith(f"{source.rstrip('/')}/"):
+            raise UsageError(f"{url}: the destination lies in the source {source}; give a URL outside it")
     options = dict(option.split("=", 1) for option in config.storage_option)
-    store = StoreDestination(url, config.cache_dir, options)
+    store = StoreDestination(url, config.cache_dir, options, config.cache_limit)
     paths = (*sources, store.folder)
     return replace(config, src=paths[0], dst=paths[1], more=paths[2:]), store

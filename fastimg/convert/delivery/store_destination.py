@@ -9,9 +9,8 @@ last.
 """
 
 import contextlib
-import hashlib
 import json
-import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -32,11 +31,13 @@ from fastimg.loaders.containers.fields import FieldColumn, StoredField
 from fastimg.loaders.containers.targets import Target, TargetColumn, first_class
 from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote.mirrors import open_mirror
 from fastimg.loaders.remote.stores import StoredObject
 from fastimg.loaders.remote.writable import WritableFolder
-from fastimg.loaders.runtime.cache import cache_folder
 
-from .shard_delivery import DeliveredFile, ShardFacts, deliver
+from .node_delivery import DeliveredShard, NodeDelivery
+from .shard_delivery import DeliveredFile, NotDelivered, ShardFacts, deliver, staging_of
+from .stored_base import StoredBase
 from .uploads import Ledger, ShardUploads
 
 _MARK = "convert.json"
@@ -44,30 +45,37 @@ _DESCRIPTION = "dataset.json"
 _AGAIN = "give a new URL, or replace it with --overwrite"
 
 
-class NotDelivered(DataError):
-    """The store does not take what was made; it stays, for another attempt."""
-
-
 class StoreDestination:
     """Where a conversion to `url` writes, and how that gets there. Raises DataError for a URL that cannot be."""
 
-    def __init__(self, url: str, cache_dir: Path | None, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, url: str, cache_dir: Path | None, options: Mapping[str, str], cache_limit: str | None = None
+    ) -> None:
         self.url = url
-        key = hashlib.sha256(url.encode()).hexdigest()[:16]
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", url.rpartition("/")[2]).strip("-") or "data"
-        self.staging = (cache_dir or cache_folder()).absolute() / "staging" / f"{name}-{key}"
+        self._base: StoredBase | None = None  # the dataset that is added to
+        self._cache = cache_dir, cache_limit, dict(options)
+        self.staging = staging_of(url, cache_dir)
         self.folder = self.staging / "shards"
+        self._cache_dir = None if cache_dir is None else cache_dir.absolute()
+        self._options = dict(options)
         self._store = WritableFolder(url, options)
         self._ledger = Ledger(self.staging / "uploaded")
         self._facts = ShardFacts(self.staging / "facts")
         self._uploads: ShardUploads | None = None
+
+    def base(self) -> Base:
+        """The dataset to add to. Raises UserError if there is none, or it cannot be added to."""
+        if not any(each.name == _DESCRIPTION for each in self._store.contents()):
+            raise UserError(f"{self.url}: no dataset to append to; leave out --append to make a new one")
+        self._base = StoredBase(open_mirror(self.url, *self._cache))
+        return self._base.base
 
     def admit(self, flags: Convert, options: dict[str, Any] | None = None) -> DestinationState:
         """What the store holds. Raises UserError unless a conversion with these flags and options may begin or go on.
 
         A conversion that was killed before it marked the store has not begun.
         """
-        state, stated = self._state()
+        state, stated = self._state() if self._base is None or options is None else self._appending(flags, options)
         if state is DestinationState.OTHER:
             raise UserError(f"{self.url}: not empty, and not made by fastimg convert; give a new or empty URL")
         if flags.overwrite or state is DestinationState.EMPTY:
@@ -106,6 +114,27 @@ class StoreDestination:
                 return DestinationState.UNFINISHED, stated
         return DestinationState.OTHER, {}
 
+    def _appending(self, flags: Convert, options: dict[str, Any]) -> tuple[DestinationState, dict[str, Any]]:
+        """Whether an append has begun, or is complete, and its options. Raises UserError where files would be lost."""
+        assert self._base is not None
+        base = self._base.base
+        if base.holds(options):
+            if not flags.resume:
+                raise UserError(
+                    f"{self.url}: the same samples were already converted or appended; leave them out, or give new ones"
+                )
+            return DestinationState.DATASET, options
+        names = {each.name for each in self._store.contents()}
+        stated = conversion_of(self._store.read(_MARK)) if _MARK in names else None
+        if stated is not None and "base" in stated:
+            return DestinationState.UNFINISHED, stated
+        if others := {name for name in names if is_made(name) and name.endswith((".tar", ".beton"))} - base.files:
+            raise UserError(
+                f"{self.url}: {min(others)} does not belong to the dataset and would be deleted; move it elsewhere "
+                "first"
+            )
+        return DestinationState.EMPTY, {}
+
     def description(self) -> dict[str, Any]:
         """dataset.json of the dataset that is there."""
         description: dict[str, Any] = json.loads(self._store.read(_DESCRIPTION))
@@ -123,10 +152,14 @@ class StoreDestination:
         return {name for name, file in self._ledger.read().items() if file.is_(there.get(name))}
 
     def clear(self) -> None:
-        """Delete what conversions have written, dataset.json first, and forget what was uploaded."""
+        """Delete what conversions have written, dataset.json first, and forget what was uploaded.
+
+        What is added to stays.
+        """
         self._ledger.clear()
         shutil.rmtree(self.staging / "facts", ignore_errors=True)
-        names = [each.name for each in self._store.contents() if is_made(each.name)]
+        kept = self._base.base.files if self._base else ()
+        names = [each.name for each in self._store.contents() if is_made(each.name) and each.name not in kept]
         self._store.delete(sorted(names, key=lambda name: (name != _DESCRIPTION, name == _MARK, name)))
 
     def begin(self, journal: Journal, content: Content, notes: bool) -> None:
@@ -149,6 +182,27 @@ class StoreDestination:
             upload(shard)
         journal.listener = upload
 
+    def for_nodes(self, content: Content, notes: bool) -> NodeDelivery:
+        """What uploads shards from the nodes of a cluster; see `begin`."""
+        return NodeDelivery(
+            url=self.url,
+            options=self._options,
+            cache_dir=self._cache_dir,
+            word=secrets.token_hex(8),
+            content=content,
+            notes=notes,
+            remedy=self._remedy,
+        )
+
+    def take(self, shard: DeliveredShard) -> None:
+        """Remember a shard that a node has uploaded."""
+        self._facts.take(shard.facts)
+        self._ledger.add(shard.files)
+
+    @property
+    def _remedy(self) -> str:
+        return f"what is finished stays there and in {self.staging}: go on with resume=True"
+
     def finish(self, description: dict[str, Any]) -> None:
         """Upload what is left, see that everything is there, and write dataset.json. Raises DataError.
 
@@ -159,6 +213,8 @@ class StoreDestination:
         with self._resumable():
             self._uploads.finish()
             if description["container"] == "tar":
+                if self._base is not None:
+                    self._base.keep_facts(self._facts, bool(description.get("targets") or description.get("fields")))
                 self._derive(description)
             good = self._good()
             left = sorted(name for name in names if name not in good and (self.folder / name).exists())
@@ -179,9 +235,7 @@ class StoreDestination:
         try:
             yield
         except DataError as error:
-            raise NotDelivered(
-                f"{error}; what is finished stays there and in {self.staging}: go on with resume=True"
-            ) from error
+            raise NotDelivered(f"{error}; {self._remedy}") from error
 
     def tidy(self) -> None:
         """Delete the staging folder, and the mark, which a kill may have left beside a dataset."""
@@ -198,6 +252,8 @@ class StoreDestination:
         """Raise DataError unless the store lists every file of the dataset as it was verified; delete all others."""
         there: dict[str, StoredObject] = {each.name: each for each in self._store.contents()}
         known: dict[str, DeliveredFile] = self._ledger.read()
+        if self._base is not None:  # whose files are there, with the sizes that it states
+            known = {name: DeliveredFile(*there[name]) for name in self._base.shard_files & there.keys()} | known
         sizes: dict[str, int] = {}
         for split in description["splits"].values():
             for shard in split["shards"]:
@@ -211,7 +267,11 @@ class StoreDestination:
                     f"{self.url}/{name}: is not in the store as it was uploaded: somebody else writes there; convert "
                     "again with overwrite=True"
                 )
-        self._store.delete(sorted(name for name in there if is_made(name) and name not in names and name != _MARK))
+        kept = {*names, _DESCRIPTION, _MARK}  # what is added to is the dataset until dataset.json is replaced
+        stale = {name for name in there if is_made(name) and name not in kept}
+        if self._base is not None:  # its large photographs are numbered anew
+            stale |= {name for name in self._base.derived_of(description) if name in there and name not in known}
+        self._store.delete(sorted(stale))
 
     def _derive(self, description: dict[str, Any]) -> None:
         """The derived files of tars, which are not here."""
@@ -227,6 +287,8 @@ class StoreDestination:
             facts = self._facts
             made = facts.records(names, RECORD)
             keep_records(self.folder, split, fingerprint, content, made)
+            if self._base is None or split not in self._base.base.description["splits"]:
+                facts.derive_photographs(self.folder, split, names, made, fingerprint)
             if others:
                 derive = partial(_columns, facts, names, others)
                 target_columns(self.folder, split, others, len(made), fingerprint, derive)

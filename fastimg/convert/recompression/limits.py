@@ -6,7 +6,7 @@ import struct
 from PIL import Image
 
 from fastimg.loaders.decode import Header
-from fastimg.loaders.jpeg.decoding.exif import ORIENTATION
+from fastimg.loaders.jpeg.exif import ORIENTATION
 
 JPEGS = frozenset({"jpeg", "mpo"})
 _FORMATS = frozenset({"png", "webp", "tiff", "bmp", "gif", "ppm", "tga", "pcx", "qoi"})  # whose depth is known

@@ -2,13 +2,16 @@
 
 A task reads its samples, and writes its shard into a folder of its own below `ATTEMPTS` in the destination. The process
 that converts moves it to its place and writes the journal. So nothing that a lost node may still do changes a dataset.
+
+Where the destination is a URL, the folder is the node's, and the task uploads the shard from there. A lost node may
+then still write a shard that another node has written, with the same bytes.
 """
 
 import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +23,7 @@ from fastimg.cluster.connection import alive, room
 from fastimg.cluster.shared_places import ATTEMPTS, shared_places
 from fastimg.cluster.tasks import ClusterTasks, TaskCount
 from fastimg.convert.annotations.reader import FieldsReader
+from fastimg.convert.delivery.node_delivery import DeliveredShard, NodeDelivery
 from fastimg.convert.image_preparation import prepared_in_order
 from fastimg.convert.journal import Finished
 from fastimg.convert.plan import Shard
@@ -47,10 +51,13 @@ class NodeShard(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeWork:
-    """What all tasks of a conversion have in common. attempts: the folder in which each makes one of its own."""
+    """What all tasks of a conversion have in common.
+
+    place: where each makes a folder of its own, in a folder that all nodes share, or on its node, which uploads.
+    """
 
     shards: ShardWork
-    attempts: Path
+    place: Path | NodeDelivery
 
 
 def refuse_source(source: Source) -> None:
@@ -72,22 +79,22 @@ def threads_of(asked: int | None, nodes: Sequence[dict[str, float]], shards: int
 
 
 class ShardTasks:
-    """Writes shards into `folder` on a cluster."""
+    """Writes shards on a cluster: into `place`, from where `take` brings them to the destination."""
 
-    def __init__(self, tasks: ClusterTasks, folder: Path, attempts: Path) -> None:
+    def __init__(
+        self, tasks: ClusterTasks, place: Path | NodeDelivery, take: Callable[[NodeShard | DeliveredShard], object]
+    ) -> None:
         self._tasks = tasks
-        self._folder = folder
-        self._attempts = attempts
+        self._place = place
+        self._take = take
 
     def write(self, work: ShardWork, todo: Sequence[Shard], tick: Callable[[int], object]) -> Iterator[Finished]:
         """Write these shards. Yields the line of each once it is in its place, in any order."""
         listed = replace(work.source, splits={}, ignored=Ignored(), remarks=())
-        common = NodeWork(shards=replace(work, source=listed), attempts=self._attempts)
+        common = NodeWork(shards=replace(work, source=listed), place=self._place)
         items = (replace(shard, entries=Entries(shard.entries)) for shard in todo)  # without the entries of others
         for _, made in self._tasks.results(_write_on_node, common, items, lambda shard: f"{shard.name}.tar", tick):
-            if made.finished.name:
-                move_shard(made.folder / made.finished.name, self._folder)
-            shutil.rmtree(made.folder, ignore_errors=True)
+            self._take(made)
             yield made.finished
 
 
@@ -109,17 +116,23 @@ def listing(ray: Any, sources: Sequence[Path], cores: int, say: Callable[[str], 
 def shard_tasks(
     ray: Any,
     sources: Sequence[Path],
-    folder: Path,
+    place: Path | NodeDelivery,
+    take: Callable[[NodeShard | DeliveredShard], object],
     threads: int | None,
     shards: int,
     say: Callable[[str], object],
 ) -> Iterator[tuple[ShardTasks, int]]:
-    """What writes shards on a cluster, and how many threads each has. Raises UsageError."""
-    attempts = folder.resolve() / ATTEMPTS
+    """What writes shards on a cluster, and how many threads each has. Raises UsageError.
+
+    place: where shards are made, see NodeWork. take: brings one from there to the destination.
+    """
+    attempts = place if isinstance(place, Path) else None
     with ExitStack() as stack:
-        attempts.mkdir(exist_ok=True)
-        stack.callback(shutil.rmtree, attempts, ignore_errors=True)
-        places = stack.enter_context(shared_places("conversion", sources, attempts))
+        if attempts is not None:
+            attempts.mkdir(exist_ok=True)
+            stack.callback(shutil.rmtree, attempts, ignore_errors=True)
+        here = [path for path in sources if path.exists()]
+        places = stack.enter_context(shared_places("conversion", here, attempts))
         nodes = alive(ray)
         cores = threads_of(threads, nodes, shards)
         amounts = {"CPU": float(cores)}
@@ -129,14 +142,37 @@ def shard_tasks(
             f"ray         {plural(using, 'node')}, {plural(tasks.slots, 'shard')} at a time, each by "
             f"{plural(cores, 'core')}"
         )
-        yield ShardTasks(tasks, folder, attempts), cores
+        yield ShardTasks(tasks, place, take), cores
 
 
-def _write_on_node(common: NodeWork, shard: Shard) -> Iterator[int | NodeShard]:
+def attempts_in(folder: Path) -> Path:
+    """The folder in which tasks make shards for a destination that all nodes share."""
+    return folder.resolve() / ATTEMPTS
+
+
+def move_into(folder: Path, made: NodeShard) -> None:
+    """Bring a shard from the folder in which a task has written it."""
+    if made.finished.name:
+        move_shard(made.folder / made.finished.name, folder)
+    shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def _write_on_node(common: NodeWork, shard: Shard) -> Iterator[int | NodeShard | DeliveredShard]:
     """The task: its progress, then the shard."""
+    place = common.place
+    if isinstance(place, Path):
+        folder = Path(tempfile.mkdtemp(prefix=f"{shard.name}-", dir=place))
+        finished = yield from _written(common.shards, shard, folder)
+        yield NodeShard(finished, folder)
+        return
+    with place.folder(shard.name) as folder:
+        finished = yield from _written(common.shards, shard, folder)
+        yield place.deliver(folder, finished)
+
+
+def _written(work: ShardWork, shard: Shard, folder: Path) -> Generator[int, None, Finished]:
+    """Write a shard into a folder; yields the number of samples now and then."""
     logging.getLogger("PIL").addHandler(logging.NullHandler())
-    folder = Path(tempfile.mkdtemp(prefix=f"{shard.name}-", dir=common.attempts))
-    work = common.shards
     count = TaskCount()
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -149,4 +185,4 @@ def _write_on_node(common: NodeWork, shard: Shard) -> Iterator[int | NodeShard]:
         while not written.done():
             wait([written], _PROGRESS)
             yield count.take()
-        yield NodeShard(written.result(), folder)
+        return written.result()

@@ -59,7 +59,7 @@ class AskedField:
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns:  # more than 12 fields: a flag each
     """How to read the tables of a source. Columns that are None are detected."""
 
     path: str | None = None
@@ -74,6 +74,7 @@ class Columns:
     label_delimiter: str | None = None  # between several labels in a cell
     known_targets: tuple[Target, ...] = ()  # of the dataset being appended to
     fields: tuple[AskedField, ...] = ()  # columns that become fields
+    image_field: str | None = None  # what the files themselves become: arrays in place of images
 
     def given(self) -> list[str]:
         """The flags that were given, except --labels-are-classes, which is checked once all sources are read."""

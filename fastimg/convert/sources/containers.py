@@ -7,6 +7,7 @@ image field cannot. Other arrays become the field `name.npy` (numbers as arrays 
 The names in a tar serve only as keys; no file is ever written under them.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -15,11 +16,12 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from fastimg.convert.stored.shards import StoredShards, bring_indexes, leased, open_shard, stored_shards
 from fastimg.errors import printable
 from fastimg.loaders.containers.betons.dataset import MAX_CLASSES, BetonDataset
 from fastimg.loaders.containers.betons.kinds import RAW
@@ -48,6 +50,7 @@ def read_dataset(src: Path) -> Source:
     """List a dataset that `fastimg convert` wrote, and check it against its description."""
     description = read_description(src)
     splits = description["splits"]
+    bring_indexes(src, description)
     for split, content in splits.items():
         open_dataset(src, split).close()
         for shard in (
@@ -87,7 +90,8 @@ def read_tars(
     texts if there are .txt members and no images.
     """
     _check_splits(src, files)
-    reader = TarReader(ours=classes is not None, content=content)
+    shards = stored_shards(src, [tar for tars in files.values() for tar in tars])
+    reader = TarReader(ours=classes is not None, content=content, stored=shards)
     splits: dict[str, Entries] = {}
     texts: dict[str, list[str]] = {}
     for split, tars in files.items():
@@ -145,8 +149,10 @@ def read_betons(
     splits: dict[str, Entries] = {}
     remarks: list[str] = []
     for split, file in files.items():
+        lease = leased(src, file)
         reader = BetonSourceReader(BetonDataset(file, classes), target_fields, stored)
         dataset = reader.dataset
+        dataset.lease = lease
         sizes = reader.sizes()
         splits[split] = Entries(
             SourceEntry(f"{split}/{i:09d}", label, size, place=i, reader=len(readers))
@@ -208,8 +214,9 @@ def _classes(src: Path, texts: Mapping[str, list[str]]) -> tuple[list[str] | Non
 class TarReader:
     """Reads samples from tars. Keeps 24 bytes per member and 16 per sample in arrays."""
 
-    def __init__(self, ours: bool, content: Content = "images") -> None:
+    def __init__(self, ours: bool, content: Content = "images", stored: StoredShards | None = None) -> None:
         self._ours = ours  # written by fastimg: notes stay unchanged
+        self._stored = stored  # None: the tars are here
         self._content = content
         self._tars: list[Path] = []
         self._first = array("q", [0])  # index of each sample's first member, then the number of members
@@ -226,11 +233,37 @@ class TarReader:
 
     def add(self, tar: Path) -> Iterator[tuple[SourceEntry, str]]:
         """Add a tar. Yields its samples and the content of their .cls members."""
+        lease = None if self._stored is None else self._stored.lease(tar)
         samples = parse_index(index_path(tar), tar.stat().st_size) if self._ours else scan(tar)
         self._tars.append(tar)
-        with tar.open("rb") as file:
+        with self._opened(tar) as file:
             for sample in samples:
-                yield self._add(sample), self._label(file, sample)
+                yield self._add(sample), self._label(tar, file, sample)
+        if lease is not None:
+            lease.close()
+
+    @contextlib.contextmanager
+    def _opened(self, tar: Path) -> Iterator[int]:
+        file = open_shard(tar, self._stored)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    @property
+    def fetches(self) -> bool:
+        """See FetchingReader."""
+        return self._stored is not None
+
+    def announce(self, entry: SourceEntry) -> None:
+        """See FetchingReader: the tar is fetched, and the one behind it."""
+        if self._stored is not None:
+            self._stored.announce(self._tars[self._tar[entry.place]])
+
+    def check_shuffled(self) -> None:
+        """Raise DataError if reading in another order would fetch the tars again and again."""
+        if self._stored is not None:
+            self._stored.check_shuffled()
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
@@ -238,11 +271,12 @@ class TarReader:
         fields: dict[str, bytes] = {}
         members = self._members(entry)
         chosen = self._image([ext for ext, _, _ in members])
-        with self._tars[self._tar[entry.place]].open("rb", buffering=0) as file:
+        tar = self._tars[self._tar[entry.place]]
+        with self._opened(tar) as file:
             for position, (ext, offset, size) in enumerate(members):
-                data = os.pread(file.fileno(), size, offset)
+                data = os.pread(file, size, offset)
                 if len(data) != size:
-                    raise ShardError(f"{file.name}: shrank while it was being read; copy it again, then use --resume")
+                    raise ShardError(f"{tar}: shrank while it was being read; copy it again, then use --resume")
                 if position == chosen:
                     image, suffix = data, ext
                 elif ext.lower() == "json":
@@ -267,7 +301,9 @@ class TarReader:
         return None
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """See SourceReader."""
+        if self._stored is not None:
+            self._stored.close()
 
     def _without_image(self, entry: SourceEntry) -> str:
         undecodable = undecodable_extensions()
@@ -303,14 +339,14 @@ class TarReader:
         extensions = [self._extensions[number] for number in self._kinds[span]]
         return list(zip(extensions, self._offsets[span], self._sizes[span], strict=True))
 
-    def _label(self, file: BinaryIO, sample: Sample) -> str:
+    def _label(self, tar: Path, file: int, sample: Sample) -> str:
         for member in sample:
             if member.ext.lower() == "cls":
                 if member.size > _LABEL_BYTES:
                     raise ShardError(
-                        f"{file.name}: {printable(member.name)}: too long for a label ({member.size} bytes); correct it"
+                        f"{tar}: {printable(member.name)}: too long for a label ({member.size} bytes); correct it"
                     )
-                return os.pread(file.fileno(), member.size, member.offset).decode("utf-8", "backslashreplace").strip()
+                return os.pread(file, member.size, member.offset).decode("utf-8", "backslashreplace").strip()
         return ""
 
     def _image(self, extensions: list[str]) -> int | None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastimg.convert.stored.files import announced_files
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.folder import Level, Mapped, list_folder
 
@@ -30,9 +31,27 @@ class FilesReader:
         self._root = root
         self._listed = listed
         self._labelled = labelled
+        self._stored = announced_files(root)  # None: the files are here
+
+    @property
+    def fetches(self) -> bool:
+        """See FetchingReader."""
+        return self._stored is not None
+
+    def announce(self, entry: SourceEntry) -> None:
+        """See FetchingReader."""
+        if self._stored is not None and self.problem(entry) is None:
+            self._stored.announce(entry.path)
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
+        data = self._content(entry) if self._stored is None else self._stored.read(entry.path)
+        if len(data) != entry.size:
+            raise ImageError("changed after the source was listed")
+        suffix = os.path.splitext(entry.path)[1][1:].lower()
+        return Original(data, suffix, note(entry.path, entry.extra), {})
+
+    def _content(self, entry: SourceEntry) -> bytes:
         handle = os.open(os.path.join(self._root, entry.path), os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.read(handle, entry.size + 1)
@@ -40,10 +59,7 @@ class FilesReader:
                 data += more  # short reads: files above 2 GiB, or network file systems
         finally:
             os.close(handle)
-        if len(data) != entry.size:
-            raise ImageError("changed after the source was listed")
-        suffix = os.path.splitext(entry.path)[1][1:].lower()
-        return Original(data, suffix, note(entry.path, entry.extra), {})
+        return data
 
     def name(self, entry: SourceEntry) -> str:
         """Its file, with the row if a manifest lists it."""
@@ -64,7 +80,9 @@ class FilesReader:
         return "appeared after the source was listed" if regular else "not a file"
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """See SourceReader."""
+        if self._stored is not None:
+            self._stored.close()
 
 
 def waiting_mapped(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -80,9 +98,11 @@ def waiting_mapped(function: Callable[[Any], Any], items: Iterable[Any]) -> Iter
         yield from pool.map(function, waiting)
 
 
-def read_folder(src: Path, classes: Level | None = None, mapped: Mapped = waiting_mapped) -> Source:
-    """List a class folder; see `list_folder` for `classes` and `mapped`. Raises DataError."""
-    listing = list_folder(src, classes, mapped)
+def read_folder(
+    src: Path, classes: Level | None = None, mapped: Mapped = waiting_mapped, arrays: bool = False
+) -> Source:
+    """List a class folder; see `list_folder` for `classes`, `mapped` and `arrays`. Raises DataError."""
+    listing = list_folder(src, classes, mapped, arrays)
     splits: dict[str, Entries] = {}
     for split, files in listing.files.items():
         parts = [files[start : start + _STATED] for start in range(0, len(files), _STATED)]

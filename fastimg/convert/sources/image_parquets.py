@@ -22,6 +22,7 @@ from fastimg.errors import UsageError
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.folders.formats import image_extensions
+from fastimg.loaders.remote.trees import tree_of
 from fastimg.wording import plural
 
 from .columns import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column
@@ -73,7 +74,8 @@ class ImageRow(NamedTuple):
 def holds_images(file: Path, columns: Columns) -> bool:
     """Whether the schema of a file has a column of encoded images. False if the file cannot be read."""
     try:
-        return _image_column(pq.read_schema(file), columns) is not None
+        with _opened(file) as source:
+            return _image_column(pq.read_schema(source), columns) is not None
     except (OSError, pa.ArrowException):
         return False
 
@@ -81,7 +83,8 @@ def holds_images(file: Path, columns: Columns) -> bool:
 def may_hold_images(file: Path) -> bool:
     """Whether any column could hold images. True if the file cannot be read, so that reading it reports the error."""
     try:
-        return any(_is_bytes(field.type) or _is_image(field.type) for field in pq.read_schema(file))
+        with _opened(file) as source:
+            return any(_is_bytes(field.type) or _is_image(field.type) for field in pq.read_schema(source))
     except (OSError, pa.ArrowException):
         return True
 
@@ -90,9 +93,14 @@ def may_hold_images(file: Path) -> bool:
 def _opened(file: ParquetPath) -> Iterator[Path | RangeFile]:
     """What pyarrow reads a file from."""
     if isinstance(file, Path):
-        yield file
-        return
-    with file.open() as opened:
+        tree = tree_of(file)
+        if tree is None or not tree.holds(file):
+            yield file
+            return
+        stored = RangeFile(file.stat().st_size, tree.reader(file))
+    else:
+        stored = file.open()
+    with stored as opened:
         yield opened
 
 

@@ -84,6 +84,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         target_cells = TargetCells(src, columns, again, {})
     field_cells = FieldCells(src, columns.fields) if columns.fields else None
     paths = _Paths(src)
+    read_apart = {*taken, *(field.name for field in columns.fields)}
     labels: list[str] = []
     splits: list[str] = []
     for number, row in rows:
@@ -97,7 +98,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
             label = len(labels)
             labels.append(label_cells.read(where, row[label_column]))
         splits.append("train" if split_column is None else split_of(where, row[split_column]))
-        extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
+        extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in read_apart}
         if target_cells is not None:
             label = target_cells.read_into(extra, number, row, splits[-1])
         if field_cells is not None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from fastimg.convert.annotations.array_files import with_arrays
 from fastimg.convert.annotations.coco import is_coco, read_coco, read_coco_folder
 from fastimg.convert.annotations.mask_folders import holds_masks, read_mask_folders
 from fastimg.convert.annotations.voc import is_voc, read_voc
@@ -20,6 +21,8 @@ from fastimg.loaders.containers.foreign import foreign_betons, foreign_shards
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level, Mapped
 from fastimg.loaders.folders.folder import is_class_folder as has_class_folders
+from fastimg.loaders.remote.mirrors import mirror_at
+from fastimg.loaders.remote.trees import tree_of
 
 from .columns import SEPARATED, Columns, with_delimiter
 from .containers import read_betons, read_dataset, read_tars
@@ -54,12 +57,17 @@ def read_source(
     Raises DataError, UsageError.
     """
     text = str(src)
+    tree = tree_of(src)
+    if tree is not None:
+        _refuse_in_store(src, columns)
+    if columns.image_field is not None:
+        return _read_arrays(src, columns, columns.image_field, classes, mapped)
     if (annotated := annotations_in(src)) is not None:
         _refuse_columns(columns, f"{src} holds {annotated} annotations and has no columns")
         return _read_annotations(src, annotated, images, masks)
     if is_hub(src) and not os.path.exists(src):
         _refuse_separation(columns, src)
-        _refuse_fields(columns, src)
+        _refuse_fields(columns, f"{src} comes from the Hub without fields; download it and give the folder")
         return read_hub(src, columns, spool)
     if text.partition(":")[0] in NAMED and not os.path.exists(src):
         _refuse_columns(columns, f"{text} has no columns")
@@ -73,8 +81,7 @@ def read_source(
             return replace(source, ignored=strays(src, files, "parquet files"))
         _refuse_columns(columns, f"{src} is a folder and has no columns")
         return _read_directory(src, classes, mapped)
-    if not os.path.exists(src):
-        raise DataError(f"{src}: no such file or folder, or you have no permission to read it; check the path")
+    _refuse_absent(src)
     suffix = src.suffix.lower()
     if suffix in (".tar", ".beton"):
         _refuse_columns(columns, f"{src} has no columns")
@@ -84,15 +91,14 @@ def read_source(
             f"{src}: neither a folder, nor a manifest that ends in {', '.join(MANIFESTS)}, nor a .tar or .beton; "
             "give one of these"
         )
-    if suffix in SEPARATED:
-        columns = with_delimiter(src, columns)
-    else:
-        _refuse_separation(columns, src)
+    columns = _separated(src, columns)
     if columns.text is None and suffix == ".parquet":
         from .image_parquets import holds_images  # brings pyarrow
 
         if holds_images(src, columns):
             return read_parquets(src, {"train": [src]}, columns, spool)
+        if tree is not None:
+            tree.fetch(src)
     if columns.fields and columns.text is not None:
         raise UsageError(f"{src}: --field goes with images alone, and --text-column names texts; leave one of them out")
     if holds_pairs(src, columns):
@@ -129,6 +135,22 @@ def _read_annotations(src: Path, kind: Annotations, images: Path | None, masks: 
             return read_mask_folders(src)
 
 
+def _read_arrays(src: Path, columns: Columns, name: str, classes: Level | None, mapped: Mapped) -> Source:
+    """List files of arrays as samples with the field `name`. Raises DataError, UsageError."""
+    if columns.text is not None:
+        raise UsageError(f"--image-field {name} and --text-column: texts go beside images alone; leave one of them out")
+    if os.path.isdir(src) and is_plain_folder(src):
+        _refuse_columns(columns, f"{src} is a folder and has no columns")
+        return with_arrays(read_folder(src, classes, mapped, arrays=True), src, name, mapped)
+    if src.suffix.lower() in MANIFESTS:
+        _refuse_absent(src)
+        return with_arrays(read_manifest(src, _separated(src, columns)), src.parent, name, mapped)
+    raise UsageError(
+        f"--image-field {name} has no effect: {src} is neither a folder of class folders nor a manifest, whose files "
+        "could be arrays; leave it out"
+    )
+
+
 def _read_directory(src: Path, classes: Level | None, mapped: Mapped) -> Source:
     if (src / "dataset.json").exists():
         return _with_strays(read_dataset(src))
@@ -140,11 +162,42 @@ def _read_directory(src: Path, classes: Level | None, mapped: Mapped) -> Source:
     if betons := foreign_betons(src):
         refuse_class_folder(src, list(betons.values()))
         return _with_strays(read_betons(src, betons))
-    return read_folder(src, classes, mapped)
+    try:
+        return read_folder(src, classes, mapped)
+    except DataError as error:
+        try:
+            read_folder(src, classes, mapped, arrays=True)
+        except DataError:
+            raise error from None
+        raise DataError(f"{error}; or store its .npy files as arrays, with --image-field NAME") from error
+
+
+def _refuse_absent(src: Path) -> None:
+    if not os.path.exists(src):
+        raise DataError(f"{src}: no such file or folder, or you have no permission to read it; check the path")
+
+
+def _separated(src: Path, columns: Columns) -> Columns:
+    """The columns with the delimiter of a CSV or TSV. Raises UsageError where there is none."""
+    if src.suffix.lower() in SEPARATED:
+        return with_delimiter(src, columns)
+    _refuse_separation(columns, src)
+    return columns
+
+
+def _refuse_in_store(src: Path, columns: Columns) -> None:
+    """Refuse what is read from this machine alone."""
+    if (annotated := annotations_in(src)) is not None:
+        raise UsageError(f"{src}: {annotated} annotations are read from this machine; copy the folder here")
+    _refuse_fields(columns, f"{src} is read from an object store without fields; copy it here")
+    if columns.image_field is not None:
+        raise UsageError(f"--image-field: {src} is read from an object store without arrays; copy it here")
 
 
 def _with_strays(source: Source) -> Source:
-    """Add what else is in a folder of shards."""
+    """Add what else is in a folder of shards; in an object store nothing else is looked for."""
+    if mirror_at(source.src) is not None:
+        return source
     return replace(source, ignored=strays(source.src, source.files))
 
 
@@ -156,9 +209,9 @@ def _refuse_separation(columns: Columns, src: Path) -> None:
         raise UsageError(f"--no-header: the columns of {src} have names; leave it out")
 
 
-def _refuse_fields(columns: Columns, src: Path) -> None:
+def _refuse_fields(columns: Columns, reason: str) -> None:
     if columns.fields:
-        raise UsageError(f"--field: {src} comes from the Hub without fields; download it and give the folder")
+        raise UsageError(f"--field: {reason}")
 
 
 def _refuse_columns(columns: Columns, reason: str) -> None:

@@ -3,10 +3,11 @@
 import hashlib
 import json
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ from fastimg.loaders.decode import Pixels
 from fastimg.loaders.folders.ignored import Ignored
 
 Row = dict[str, Any]
+
+ANNOUNCED = 64  # samples of a store that are on their way before they are read, at most
+ANNOUNCED_BYTES = 64 << 20  # of them together, if there are several
 
 NO_LABEL = "the label is empty"  # reason for skipping a row of a manifest
 
@@ -57,6 +61,18 @@ class SourceReader(Protocol):
 
     def close(self) -> None:
         """Release open files."""
+
+
+@runtime_checkable
+class FetchingReader(SourceReader, Protocol):
+    """A reader whose samples may be elsewhere. `fetches`: whether they are."""
+
+    @property
+    def fetches(self) -> bool:
+        """Whether announcing a sample has any use."""
+
+    def announce(self, entry: SourceEntry) -> None:
+        """Begin to fetch a sample, which will be read once unless it has a problem."""
 
 
 def note(path: str, extra: Row | None = None) -> bytes:
@@ -182,6 +198,28 @@ class Source:  # more than 12 fields: each kind of source sets only a few
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
         return self.readers[entry.reader].problem(entry)
+
+    def announced(self, entries: Iterable[SourceEntry]) -> Iterator[SourceEntry]:
+        """The entries in order, each announced to its reader some places ahead of what is taken from here."""
+        fetching = [
+            reader if isinstance(reader, FetchingReader) and reader.fetches else None for reader in self.readers
+        ]
+        if not any(fetching):
+            yield from entries
+            return
+        window: deque[SourceEntry] = deque()
+        size = 0
+        for entry in entries:
+            reader = fetching[entry.reader]
+            if reader is not None:
+                reader.announce(entry)
+            window.append(entry)
+            size += max(entry.size, 0)
+            while len(window) >= ANNOUNCED or (size > ANNOUNCED_BYTES and window):
+                first = window.popleft()
+                size -= max(first.size, 0)
+                yield first
+        yield from window
 
     def close(self) -> None:
         """See SourceReader."""

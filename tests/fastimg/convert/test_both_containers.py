@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import fastimg.convert.image_preparation
 from fastimg.config.commands import Convert
 from fastimg.convert.journal import Journal
 from fastimg.convert.pipeline import convert
@@ -23,14 +22,11 @@ from fastimg.errors import UserError
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.datasets import open_dataset, unfinished
 from fastimg.loaders.containers.tars.shards import ShardWriter
-from fastimg.loaders.decode import decode
 from fastimg.loaders.errors import DataError
 
+from .conversions import contents, stop_after
+
 QUIET = Console(quiet=True)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.fixture(params=["tar", "beton"])
@@ -39,25 +35,6 @@ def config(request: pytest.FixtureRequest, image_folder: Path, tmp_path: Path) -
     size = "8KB" if request.param == "tar" else "30KB"
     settings: dict[str, Any] = {"format": request.param, "shard_size": size, "workers": "2", "tile": "off"}
     return Convert(src=image_folder, dst=tmp_path / "out", val_fraction=0.25, **settings)
-
-
-@pytest.fixture
-def whole(config: Convert, tmp_path: Path) -> dict[str, bytes]:
-    """The result of an uninterrupted run."""
-    convert(replace(config, dst=tmp_path / "whole"), QUIET)
-    return contents(tmp_path / "whole")
-
-
-def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Interrupt the conversion when it checks image number `count`."""
-    left = iter(range(count))
-
-    def decode_or_stop(*arguments: Any) -> Any:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return decode(*arguments)
-
-    monkeypatch.setattr(fastimg.convert.image_preparation, "decode", decode_or_stop)
 
 
 def test_the_same_bytes_with_any_number_of_threads(config: Convert, whole: dict[str, bytes]) -> None:

@@ -19,11 +19,9 @@ from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.datasets import list_splits, open_dataset
 from fastimg.loaders.containers.description import read_description
 
+from .conversions import contents
+
 QUIET = Console(quiet=True)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.fixture
@@ -32,12 +30,6 @@ def config(image_folder: Path, tmp_path: Path) -> Convert:
     return Convert(
         src=image_folder, dst=tmp_path / "D", format="beton", shard_size="30KB", workers="2", val_fraction=0.25
     )
-
-
-@pytest.fixture
-def whole(config: Convert, tmp_path: Path) -> dict[str, bytes]:
-    convert(replace(config, dst=tmp_path / "whole"), QUIET)
-    return contents(tmp_path / "whole")
 
 
 def test_contents_of_the_folder(config: Convert, whole: dict[str, bytes], tmp_path: Path) -> None:

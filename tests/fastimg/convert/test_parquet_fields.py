@@ -106,6 +106,21 @@ def test_columns_that_cannot_be_fields_are_refused(table: Path, tmp_path: Path) 
         run(table, tmp_path / "D", "age:mask")
 
 
+def test_bytes_of_masks_beside_paths_of_images_are_named(tmp_path: Path, encode: Any) -> None:
+    """Paths of images make a listing, which keeps paths alone."""
+    (tmp_path / "a.jpg").write_bytes(encode((9, 9, 9), SIZE))
+    cells = [{"bytes": png(MASKS[0]), "path": "m.png"}], [png(MASKS[0])]
+    for cell in cells:
+        pq.write_table(pa.table({"path": ["a.jpg"], "label": ["x"], "mask": cell}), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=r"row 1: the column 'mask' holds the bytes of a file, .* give their paths"):
+            run(tmp_path / "t.parquet", tmp_path / "D", "mask:mask")
+    (tmp_path / "m.png").write_bytes(png(MASKS[0]))
+    struct = pa.array([{"bytes": None, "path": "m.png"}], pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    pq.write_table(pa.table({"path": ["a.jpg"], "label": ["x"], "mask": struct}), tmp_path / "t.parquet")
+    run(tmp_path / "t.parquet", tmp_path / "D", "mask:mask", on_error="fail")
+    assert of(tmp_path / "D")["a.jpg"]["mask"] == MASKS[0].tolist()
+
+
 def test_only_this_machine_can_read_them(table: Path, tmp_path: Path) -> None:
     columns = Columns(fields=(AskedField("age", "number"),))
     source = read_parquets(table, {"train": [table]}, columns, tmp_path)

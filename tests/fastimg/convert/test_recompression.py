@@ -25,6 +25,8 @@ from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.scratch import Scratch
 
+from .conversions import contents
+
 QUIET = Console(quiet=True)
 DEEP = {"deep.png", "deep rgb.png", "deep.tif", "deep.ppm"}
 FRAMES = {"frames.gif", "frames.webp", "pages.tif"}
@@ -109,10 +111,6 @@ def stored(folder: Path) -> dict[str, bytes]:
 
 def source(folder: Path, name: str) -> bytes:
     return (folder / "a" / name).read_bytes()
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.fixture(scope="module", params=["jpeg:90", "lossless"])

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,24 +17,13 @@ from fastimg.convert.delivery.store_destination import NotDelivered
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError, open_dataset
-from fastimg.loaders.remote import stores, writable
+from fastimg.loaders.remote import writable
 
 from ...loaders.remote.object_server import ObjectServer
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
 URL = "s3://bucket/D"
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    (tmp_path / "bucket").mkdir()
-    monkeypatch.setattr(stores, "PAUSE", 0.0)
-    monkeypatch.setattr(writable.WritableFolder, "retries", 0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    served = ObjectServer(tmp_path / "bucket")
-    yield served
-    served.close()
 
 
 @pytest.fixture
@@ -206,11 +195,8 @@ class TestDestinations:
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
-            ({"append": True}, "--append s3://bucket/D: a dataset in an object store is not added to"),
-            ({"src": Path("s3://bucket/photos")}, "convert s3://bucket/photos: a source is read from this machine"),
-            ({"dst": Path("D")}, "--cache-dir has no effect without a URL as DST"),
+            ({"dst": Path("D")}, "--cache-dir has no effect without a URL as SRC or DST"),
             ({"storage_option": ("secret_access_key=x",)}, "give it in the environment"),
-            ({"backend": "ray"}, "--backend ray: writes to a folder that all nodes share, not to a URL"),
         ],
     )
     def test_that_cannot_be(self, flags, change, sentence):
