@@ -111,7 +111,9 @@ class Keeper:
         def make(places: npt.NDArray[np.int64]) -> Generator[Made, None, None]:
             if not len(places):
                 return
-            self.say(f"{making.verb:<12}{plural(len(places), singular(dataset.content))} with {making.arch}, once")
+            share = f" (the share of one rank of {self.ranks.world_size})" if self.ranks.world_size > 1 else ""
+            count = plural(len(places), singular(dataset.content))
+            self.say(f"{making.verb:<12}{count} with {making.arch}, once{share}")
             with (
                 self.progress(f"{making.verb} with {making.arch}", len(places)) as tick,
                 making.rows(replace(part, indices=own[places]), tick) as rows,

@@ -19,7 +19,8 @@ from torch import nn
 from fastimg.data.read_back import read_back
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
-from fastimg.models.registry import Model, train_mode
+from fastimg.models.freezing import train_mode
+from fastimg.models.registry import Model
 from fastimg.wording import plural
 
 from .store import Made

@@ -1,7 +1,8 @@
 """Embeddings computed on the nodes of a Ray cluster: a task makes some shards of the cache, each of whole batches.
 
 A task writes into a folder of its own below `ATTEMPTS` in the cache; the process that embeds moves its shards to their
-places. With as many threads, the bytes are those of one machine, whose batches are the same.
+places. Of data in an object store nothing but the store is shared: there the files come back as the task's result. With
+as many threads, the bytes are those of one machine, whose batches are the same.
 """
 
 import pickle
@@ -9,10 +10,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,13 @@ from fastimg.cluster.tasks import ClusterTasks, TaskCount
 from fastimg.data.datasets import DatasetPart
 from fastimg.data.digests import Elsewhere, digests_of
 from fastimg.errors import UserError
-from fastimg.loaders import Dataset, open_dataset
+from fastimg.loaders import Dataset
 
 from .cache import Encoding
 from .store import CacheShard, ShardPlan, key_of, write_cache_shard
 
 _MOST = 8  # shards of a task
+_Opened = TypeVar("_Opened")
 
 
 class OpenedEncoding(NamedTuple):
@@ -41,12 +43,13 @@ class OpenedEncoding(NamedTuple):
 class NodeEncoding:
     """What the tasks of a split have in common.
 
-    key: of the cache, which a node's encoder must have, too. attempts: the folder in which each makes one of its own.
+    key: of the cache, which a node's encoder must have, too. attempts: the folder in which each makes one of its own;
+    None where nodes share none.
     """
 
     opener: Callable[[], OpenedEncoding]  # a partial of a module's function, of values that can be compared
     key: str
-    attempts: Path
+    attempts: Path | None
 
 
 class NodeRows(NamedTuple):
@@ -58,25 +61,30 @@ class NodeRows(NamedTuple):
 
 
 class NodeArrays(NamedTuple):
-    """Shards that a task has written, and the folder in which they are."""
+    """Shards that a task has written, and the folder in which they are; or, if that is None, their files by name."""
 
     shards: list[CacheShard]
-    folder: Path
+    folder: Path | None
+    files: dict[str, bytes]
 
 
 @dataclass(frozen=True)
 class EncodingNodes:
-    """The nodes of a cluster. `open_split(name)` opens a split and its encoder on one of them; see `NodeEncoding`."""
+    """The nodes of a cluster.
+
+    attempts: a folder in the cache for shards that are on their way. shared: whether the nodes see it. On one of them,
+    `open_split(name)` opens a split and its encoder, see `NodeEncoding`, and `open_samples(name)` the split alone.
+    """
 
     tasks: ClusterTasks
     attempts: Path
+    shared: bool
     open_split: Callable[[str], OpenedEncoding]
-    data: Path
-    classes: Any  # of a folder of class folders: top or leaf
+    open_samples: Callable[[str], Dataset]
 
     def digests(self, split: str) -> Elsewhere:
         """What reads digests on the nodes."""
-        reading = partial(_digests_on_node, self.data, split, self.classes)
+        reading = partial(_digests_on_node, partial(self.open_samples, split))
         return partial(self.tasks.mapped, reading, what=f"the digests of {split}")
 
     def write(
@@ -89,16 +97,30 @@ class EncodingNodes:
         plan: list[ShardPlan],
     ) -> Iterator[tuple[CacheShard, Path]]:
         """The shards of a plan, of the samples `ids` of a split, in any order."""
-        common = NodeEncoding(opener=partial(self.open_split, split), key=key, attempts=self.attempts)
+        attempts = self.attempts if self.shared else None
+        common = NodeEncoding(opener=partial(self.open_split, split), key=key, attempts=attempts)
         rows = [NodeRows(each.number, ids[each.ids], digests[each.ids]) for each in plan]
         size = max(1, min(_MOST, len(rows) // (4 * self.tasks.slots)))
         items = [rows[start : start + size] for start in range(0, len(rows), size)]
-        for _, made in self.tasks.results(
-            _encode_on_node, common, items, lambda part: f"{part[0].number:05d}.tar", tick
-        ):
+        for _, made in self.tasks.results(_encode_on_node, common, items, _name, tick):
+            folder = self._arrived(made)
             for shard in made.shards:
-                yield shard, made.folder
-            shutil.rmtree(made.folder, ignore_errors=True)
+                yield shard, folder
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _arrived(self, made: NodeArrays) -> Path:
+        """The folder in which a task's shards are. Raises UserError where they cannot be written."""
+        if made.folder is not None:
+            return made.folder
+        try:
+            folder = Path(tempfile.mkdtemp(dir=self.attempts))
+            for name, content in made.files.items():
+                (folder / name).write_bytes(content)
+        except OSError as error:
+            raise UserError(
+                f"{self.attempts}: {error.strerror}; free some space, or give another --cache-dir"
+            ) from error
+        return folder
 
 
 def _name(item: list[NodeRows]) -> str:
@@ -107,13 +129,13 @@ def _name(item: list[NodeRows]) -> str:
 
 def _encode_on_node(common: NodeEncoding, item: list[NodeRows]) -> Iterator[int | NodeArrays]:
     """The task: its progress, then the shards."""
-    opened = _opened(common.opener)
+    opened = _opened(common.opener, _encodings)
     if key_of(opened.encoding.about()) != common.key:
         raise UserError(
             f"{node_name()}: its weights, precision or version of a library are not those of the machine that embeds; "
             "install the same on all nodes, and give weights as a file that all see"
         )
-    folder = Path(tempfile.mkdtemp(prefix=f"{item[0].number:05d}-", dir=common.attempts))
+    folder = Path(tempfile.mkdtemp(prefix=f"fastimg-{item[0].number:05d}-", dir=common.attempts))
     count = TaskCount()
     made = []
     part = replace(opened.part, indices=np.concatenate([each.ids for each in item]))
@@ -121,24 +143,25 @@ def _encode_on_node(common: NodeEncoding, item: list[NodeRows]) -> Iterator[int 
         for each in item:
             made.append(write_cache_shard(folder, each.number, each.digests, list(islice(rows, len(each.ids)))))
             yield count.take()
-    yield NodeArrays(made, folder)
+    if common.attempts is not None:
+        yield NodeArrays(made, folder, {})
+        return
+    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+    shutil.rmtree(folder)
+    yield NodeArrays(made, None, files)
 
 
-_held: dict[bytes, OpenedEncoding] = {}  # of this process: the last one
+_encodings: dict[bytes, OpenedEncoding] = {}  # of this process: the last one
+_samples: dict[bytes, Dataset] = {}
 
 
-def _opened(opener: Callable[[], OpenedEncoding]) -> OpenedEncoding:
+def _opened(opener: Callable[[], _Opened], held: dict[bytes, _Opened]) -> _Opened:
     name = pickle.dumps(opener)
-    if name not in _held:
-        _held.clear()
-        _held[name] = opener()
-    return _held[name]
+    if name not in held:
+        held.clear()
+        held[name] = opener()
+    return held[name]
 
 
-def _digests_on_node(data: Path, split: str, classes: Any, ids: npt.NDArray[np.int64]) -> bytes:
-    return digests_of(_dataset(data, split, classes), ids)
-
-
-@lru_cache(maxsize=4)
-def _dataset(data: Path, split: str, classes: Any) -> Dataset:
-    return open_dataset(data, split, classes)
+def _digests_on_node(opener: Callable[[], Dataset], ids: npt.NDArray[np.int64]) -> bytes:
+    return digests_of(_opened(opener, _samples), ids)

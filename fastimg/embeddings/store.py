@@ -208,6 +208,11 @@ class ArrayCache:
                 made.close()  # closes the loader it reads from
             ranks.barrier()
             self.load()
+            if len(self.missing(digests)):
+                raise UserError(
+                    f"{self.folder}: does not have what other ranks have written: their machines see another folder; "
+                    "give --cache-dir a folder that all of them share"
+                )
             return sum(len(ids) for _, ids in plan)
 
     def fill_elsewhere(
@@ -336,6 +341,11 @@ class ArrayCache:
         """Turn OSError, such as from a full or read-only disk, into UserError."""
         try:
             yield
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{self.folder}: is not there, or this rank does not see it; give --cache-dir a folder that stays, and "
+                "that all ranks share"
+            ) from error
         except OSError as error:
             raise UserError(
                 f"{self.folder}: cannot be written ({error.strerror or error}); free some space, or choose another "

@@ -32,10 +32,11 @@ from fastimg.config.rules import refuse
 from fastimg.config.values.trial_resources import written
 from fastimg.data.datasets import DatasetPart, banded, build_loader, center_crop, check_classes, worker_count
 from fastimg.data.derived import cache_root
-from fastimg.data.elsewhere import setting_of, sources, with_local_data
+from fastimg.data.elsewhere import local_folder, setting_of, sources, with_local_data
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import why_not
 from fastimg.embeddings.nodes import EncodingNodes, OpenedEncoding
+from fastimg.embeddings.stored_results import StoredResults
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from fastimg.loaders.containers.atomic import replace_file
@@ -87,6 +88,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         nodes = cluster.nodes if cluster else None
         keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err, nodes)
         encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
+        config, stored = stack.enter_context(_destination(config, ranks))
         before = _before(config, encoding)
         normalize = bool(model.text and model.text.settings.get("normalize"))
         for remark in (
@@ -106,7 +108,25 @@ def embed(config: Embed, out: Console, err: Console) -> None:
                 raise DataError(f"{fault[0]}: {fault[1]}; repair or remove it, or use --on-error skip")
             all_vectors.append(Vectors(name, arrays, normalize))
         if ranks.first:
-            _write(config, encoding, all_vectors, made, before, out, err)
+            _write(config, encoding, all_vectors, made, before, stored, out, err)
+
+
+@contextmanager
+def _destination(config: Embed, ranks: Ranks) -> Iterator[tuple[Embed, StoredResults | None]]:
+    """The settings with a folder here as OUT, and where it goes to if OUT is a URL. Errors name the URL."""
+    url = url_of(config.dst)
+    if url is None:
+        yield config, None
+        return
+    options = dict(option.split("=", 1) for option in config.storage_option)
+    stored = StoredResults(url, config.cache_dir, options, ranks.rank, (DESCRIPTION, _BEGUN))
+    try:
+        yield replace(config, dst=stored.folder), stored
+    except (UsageError, UserError, DataError) as error:
+        error.args = (str(error).replace(str(stored.folder), url), *error.args[1:])
+        raise
+    finally:
+        stored.close()
 
 
 def _check(config: Embed) -> None:
@@ -129,13 +149,12 @@ def _cluster(config: Embed, stated: Stated, err: Console) -> Iterator[_Cluster |
         yield None
         return
     check_installed("embed")
-    if (url := url_of(config.data)) is not None:
-        raise UsageError(
-            f"--backend ray: {url} is read on one machine only; copy it to a shared folder, or leave it out"
-        )
+    url = url_of(config.data)
+    if url is not None and intent.reads_text(config):
+        raise UsageError(f"--backend ray: texts of {url} become tokens on one machine; leave it out")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UsageError("--backend ray has no effect under torchrun; start embed without it, once")
-    attempts = cache_root(config.data, config.cache_dir).resolve() / ATTEMPTS
+    attempts = cache_root(local_folder(config.data, config), config.cache_dir).resolve() / ATTEMPTS
     with joined("embed", config.address) as ray, ExitStack() as stack:
         amounts = usual(alive(ray), config.device)
         device = "cuda" if "GPU" in amounts else "cpu"
@@ -143,21 +162,27 @@ def _cluster(config: Embed, stated: Stated, err: Console) -> Iterator[_Cluster |
             raise UsageError("--device cuda: no node of the cluster has a GPU; leave it out")
         attempts.mkdir(parents=True, exist_ok=True)
         stack.callback(shutil.rmtree, attempts, ignore_errors=True)
-        sources = [path for path in (config.data, config.weights) if path is not None and path.exists()]
-        places = stack.enter_context(shared_places("embedding", sources, attempts))
+        here = [path for path in (config.data, config.weights) if path is not None and path.exists()]
+        places = stack.enter_context(shared_places("embedding", here, attempts if url is None else None))
         tasks = ClusterTasks(ray, places, amounts, partial(say, err), "the same command goes on")
         say(err, f"ray         {plural(tasks.slots, 'task')} at a time, each with {written(amounts)}")
         ((_, precision),) = tasks.results(_precision_on_node, config.amp, [device], str)
         opener = partial(_open_on_node, config, stated, device, int(amounts["CPU"]))
-        yield _Cluster(EncodingNodes(tasks, attempts, opener, config.data, config.classes), precision)
+        samples = partial(_samples_on_node, config)
+        yield _Cluster(EncodingNodes(tasks, attempts, url is None, opener, samples), precision)
 
 
 def _precision_on_node(amp: bool, device: str) -> Iterator[Precision]:
     yield choose_precision(choose_device(device), amp, "auto")
 
 
+def _samples_on_node(config: Embed, split: str) -> Dataset:
+    return open_dataset(local_folder(config.data, config), split, config.classes)
+
+
 def _open_on_node(config: Embed, stated: Stated, device: str, cores: int, split: str) -> OpenedEncoding:
     """A split and its encoder, with as many threads as a task has cores."""
+    config = with_local_data(config)
     ranks = Ranks(0, 1, 1, choose_device(device), None)
     torch.set_num_threads(cores)
     set_backends(ranks.device)
@@ -286,6 +311,7 @@ def _write(
     all_vectors: list[Vectors],
     made: dict[str, int],
     before: dict[str, Any],
+    stored: StoredResults | None,
     out: Console,
     err: Console,
 ) -> None:
@@ -294,6 +320,8 @@ def _write(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / _BEGUN, json.dumps({**_settings(config, encoding), "splits": splits}).encode())
+        if stored:
+            stored.begin(_BEGUN, DESCRIPTION)
         _clear(folder, made, splits)
         for vectors in all_vectors:
             files = _WRITERS[config.format](folder, vectors)
@@ -318,12 +346,14 @@ def _write(
             result["knn"] = _knn(config.knn, all_vectors)
         replace_file(folder / DESCRIPTION, (json.dumps(result, indent=1) + "\n").encode())
         (folder / _BEGUN).unlink(missing_ok=True)
+        if stored:
+            stored.finish(_BEGUN, DESCRIPTION)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror or error}; free some space, or give another folder") from error
     if config.json:
         print(json.dumps(result))
     else:
-        _print(result, folder, out)
+        _print(result, stored.url if stored else folder, out)
 
 
 def _knn(k: int, all_vectors: list[Vectors]) -> dict[str, Any]:
@@ -347,7 +377,7 @@ def _arrays(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.i
     return np.stack([values for values, _ in rows]), np.array([label for _, label in rows], np.int64)
 
 
-def _print(result: dict[str, Any], folder: Path, out: Console) -> None:
+def _print(result: dict[str, Any], folder: Path | str, out: Console) -> None:
     table = Table()
     for column in ("split", "samples", "left out", "made now", "files"):
         table.add_column(column, overflow="fold", justify="left" if column in ("split", "files") else "right")

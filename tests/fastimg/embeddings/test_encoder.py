@@ -18,9 +18,10 @@ from fastimg.embeddings.encoder import Encoder, backbone_digest, why_not
 from fastimg.errors import UserError
 from fastimg.loaders import open_dataset
 from fastimg.loaders.containers.arrays import npy_array
+from fastimg.models.freezing import freeze
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks, agree_on_buffers
-from fastimg.models.registry import Model, build, freeze
+from fastimg.models.registry import Model, build
 from fastimg.predict import inference
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints.format import load_model
@@ -67,19 +68,6 @@ def weights(tmp_path):
 def no_forward(monkeypatch):
     """Fail if anything is encoded."""
     return lambda: monkeypatch.setattr(Encoder, "rows", lambda *_: pytest.fail("a forward pass"))
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    """The number of samples of each encoding pass."""
-    counts, rows = [], Encoder.rows
-
-    def counting(self, loader, samples, tick):
-        counts.append(samples)
-        return rows(self, loader, samples, tick)
-
-    monkeypatch.setattr(Encoder, "rows", counting)
-    return counts
 
 
 def assert_close(one, two, rtol):

@@ -7,8 +7,9 @@ from torch import nn
 
 from fastimg.errors import UsageError
 from fastimg.models.blocks import blocks
+from fastimg.models.freezing import fixed, freeze
 from fastimg.models.networks import airnet
-from fastimg.models.registry import build, fixed, freeze
+from fastimg.models.registry import build
 from fastimg.train.optimisers.construction import build_optimizer
 from fastimg.train.optimisers.lookahead import Lookahead
 

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from fastimg.errors import UsageError
 from fastimg.models.blocks import blocks
+from fastimg.models.freezing import freeze, train_mode
 from fastimg.models.heads import init_head
 from fastimg.models.input_size import check_input
-from fastimg.models.registry import build, check_kwargs, freeze, load_weights, parse_kwargs, read_weights, train_mode
+from fastimg.models.registry import build, check_kwargs, load_weights, parse_kwargs, read_weights
 from fastimg.train.checkpoints.format import MODEL, load_model
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fastimg.embeddings.encoder import Encoder, captured
+from fastimg.embeddings.encoder import captured
 from fastimg.loaders import open_dataset
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.predict import embedding as module
@@ -43,19 +43,6 @@ def embed(cli, trained, shards, tmp_path):
         return ran
 
     return run
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    """The number of samples of each encoding pass."""
-    counts, rows = [], Encoder.rows
-
-    def counting(self, loader, samples, tick):
-        counts.append(samples)
-        return rows(self, loader, samples, tick)
-
-    monkeypatch.setattr(Encoder, "rows", counting)
-    return counts
 
 
 def from_tars(folder, split):

@@ -1,0 +1,63 @@
+"""Embeddings that go to an object store: written into a folder here, then uploaded, their description last."""
+
+import hashlib
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from fastimg.errors import UserError
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote.writable import WritableFolder
+from fastimg.loaders.runtime.cache import cache_folder
+
+
+class StoredResults:
+    """A folder in the store, and `folder` here, which shows it: files of `read` with their contents, others empty.
+
+    What is written here replaces what is there, and what is deleted here is deleted there. Raises DataError.
+    """
+
+    def __init__(
+        self, url: str, cache_dir: Path | None, options: Mapping[str, str], rank: int, read: Collection[str]
+    ) -> None:
+        self.url = url
+        self._store = WritableFolder(url, options)
+        key = hashlib.sha256(url.encode()).hexdigest()[:16]
+        self.folder = (cache_dir or cache_folder()).absolute() / "staging" / f"embeddings-{key}-{rank}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self._there: dict[str, tuple[int, int, int]] = {}  # the file here that stands for one there
+        for each in self._store.contents():
+            file = self.folder / each.name
+            file.write_bytes(self._store.read(each.name) if each.name in read else b"")
+            self._there[each.name] = _state(file)
+
+    def begin(self, mark: str, last: str) -> None:
+        """Show in the store that what is there is not complete: the file `mark` is there, and `last` is not."""
+        self._store.put(mark, (self.folder / mark).read_bytes())
+        self._store.delete([last])
+
+    def finish(self, mark: str, last: str) -> None:
+        """Upload what is new, delete what is gone, then write `last`, and delete `mark`. Raises UserError."""
+        here = {file.name: file for file in sorted(self.folder.iterdir())}
+        try:
+            for name, file in here.items():
+                if name != last and self._there.get(name) != _state(file):
+                    self._store.send(name, file)
+            self._store.delete(sorted(self._there.keys() - here.keys() - {mark}))
+            self._store.put(last, here[last].read_bytes())
+            self._store.delete([mark])
+        except DataError as error:
+            raise UserError(
+                f"{error}; run the same again: what was computed is kept, and is not computed anew"
+            ) from error
+
+    def close(self) -> None:
+        """Delete the folder here."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    """What differs of a file that was written anew."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,98 @@
+"""`fastimg embed` into an object store: the files of a folder, and never a description of what is not there."""
+
+import json
+
+import pytest
+
+from fastimg.loaders.remote import stores, writable
+
+from ...loaders.remote.object_server import ObjectServer
+
+pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+
+URL = "s3://bucket/E"
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    (tmp_path / "bucket").mkdir()
+    monkeypatch.setattr(stores, "PAUSE", 0.0)
+    monkeypatch.setattr(writable.WritableFolder, "retries", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    served = ObjectServer(tmp_path / "bucket")
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def embed(cli, trained, server, tmp_path):
+    """`embed(out, *flags)`: embeddings from the trunk of the trained run."""
+
+    def run(out, *flags, code=0):
+        options = [f"{name}={value}" for name, value in server.options.items()]
+        stored = [word for option in options for word in ("--storage-option", option)] if "://" in str(out) else []
+        encoder = ("--arch", "test_resnet", "--weights", trained.run, "--img-size", "32", "--no-amp", "-j", "1")
+        ran = cli("embed", trained.shards, out, *encoder, "--cache-dir", tmp_path / "cache", *stored, *flags)
+        assert ran.code == code, ran.out + ran.err
+        return ran
+
+    return run
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_files_are_those_of_a_folder(embed, server, tmp_path):
+    said = embed(URL, "--format", "npy").out
+    assert f"embeddings in {URL}" in said
+    embed(tmp_path / "here", "--format", "npy")
+    there, here = contents(server.folder / "E"), contents(tmp_path / "here")
+    described = [json.loads(each.pop("embeddings.json")) for each in (there, here)]
+    for each in described:
+        for split in each["splits"].values():
+            del split["made now"]
+    assert there == here and described[0] == described[1]
+    assert server.writes.written[0] == "E/.embedding" and server.writes.written[-1] == "E/embeddings.json"
+    assert not list((tmp_path / "cache").glob("staging/*"))
+
+
+def test_splits_are_added_and_replaced(embed, server):
+    embed(URL, "--split", "val")
+    before = contents(server.folder / "E")
+    server.writes.written.clear()
+    embed(URL, "--split", "train")
+    after = contents(server.folder / "E")
+    assert json.loads(after["embeddings.json"])["splits"].keys() == {"train", "val"}
+    assert not any("val" in name for name in server.writes.written) and before.keys() <= after.keys()
+    said = embed(URL, "--dtype", "fp32", code=2).err
+    assert f"{URL}: contains embeddings made with other settings" in " ".join(said.split())
+    embed(URL, "--format", "npy", "--overwrite")
+    assert not any(name.endswith(".tar") for name in contents(server.folder / "E"))
+
+
+@pytest.mark.parametrize("fault", ["busy", "cut", "flip"])
+def test_faults_that_pass_are_survived(embed, server, fault):
+    server.faults = [("PUT E/train-00000.tar", fault), ("PUT E/embeddings.json", fault)]
+    embed(URL)
+    assert server.faults == [] and "embeddings.json" in contents(server.folder / "E")
+
+
+def test_a_refusal_leaves_no_description(embed, server):
+    embed(URL, "--split", "val")
+    server.faults = [("PUT E/train-00000.tar", "denied")]
+    said = embed(URL, "--split", "train", code=1).err
+    assert "train-00000.tar: access denied" in said and "run the same again" in said
+    assert "embeddings.json" not in contents(server.folder / "E")
+    embed(URL, "--split", "train")
+    assert json.loads(contents(server.folder / "E")["embeddings.json"])["splits"].keys() == {"train", "val"}
+
+
+def test_a_folder_of_others_is_refused(embed, server):
+    (server.folder / "E").mkdir()
+    (server.folder / "E/mine.txt").write_text("mine")
+    said = embed(URL, code=2).err
+    assert f"{URL}: contains other files; give an empty folder" in " ".join(said.split())
+    assert contents(server.folder / "E") == {"mine.txt": b"mine"}
+    server.faults = [("", "bucket")]
+    assert "no such bucket" in embed(URL, code=1).err
