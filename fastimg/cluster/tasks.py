@@ -1,5 +1,6 @@
 """Independent pieces of work as tasks on the nodes of a Ray cluster; those of lost nodes are done again."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -24,6 +25,7 @@ _LOOK = 1.0  # seconds between looks at the cluster
 _REFRESH = 5.0  # seconds for which the number of nodes is taken as known
 _ROOM = 600.0  # seconds to wait for a node with room, after all of them were lost
 _ANSWER = 5.0  # seconds in which the head accepts a connection
+_ENDING = 5.0  # seconds in which cancelled tasks end
 
 
 class ClusterLost(UserError):
@@ -175,12 +177,14 @@ class ClusterTasks:
         return _Running(each.item, each.losses + 1)
 
     def _end(self, streams: list[Any]) -> None:
-        """End tasks whose results nobody takes any more."""
-        for stream in streams:
-            try:
+        """End tasks whose results nobody takes any more, and wait for that: they must not write any longer."""
+        errors = (self._ray.exceptions.RayError, ValueError, RuntimeError)  # they have ended, or the cluster has
+        with contextlib.suppress(*errors):
+            for stream in streams:
                 self._ray.cancel(stream, force=True)
-            except (self._ray.exceptions.RayError, ValueError, RuntimeError):  # it has ended, or the cluster has
-                return
+            if streams and self._head_lost is None:
+                ended = [stream.completed() for stream in streams]
+                self._ray.wait(ended, num_returns=len(ended), timeout=_ENDING, fetch_local=False)
 
 
 def _following(waiting: Iterator[Any]) -> _Running | None:

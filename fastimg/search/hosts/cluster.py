@@ -162,13 +162,16 @@ class RayProcess:
             words = (
                 f"a node of the cluster cannot run trials: {reason_of(error)}; install the same fastimg on all nodes"
             )
-            self._theirs.send(HostFault(words=words))
+            with contextlib.suppress(OSError):
+                self._theirs.send(HostFault(words=words))
         except OSError:  # the pool has closed the connection
             pass
         finally:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)  # the pool reads what is left, then the end
-            self._ray.kill(self._actor)
+            with contextlib.suppress(errors.RayError):  # of a search that has disconnected: its actors end, too
+                if self._ray.is_initialized():
+                    self._ray.kill(self._actor)
 
     def _send(self) -> None:
         """Carry what the pool sends, until it closes its end; then nothing is needed any more."""

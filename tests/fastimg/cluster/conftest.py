@@ -1,13 +1,24 @@
-"""A cluster of Ray's own, on this machine."""
+"""A cluster of Ray's own, on this machine, and an object store that its nodes reach."""
 
+import logging
 import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-CORES = len(os.sched_getaffinity(0))
-SMALL = {"object_store_memory": 100 << 20, "num_gpus": 0}
+from fastimg.cluster.connection import namespace_of
+
+from ...loaders.remote.object_server import ObjectServer
+
+_SMALL = {"object_store_memory": 100 << 20}
+NODE = {"num_cpus": 1, "num_gpus": 1, **_SMALL}  # the GPU is one as Ray counts: nothing computes on it
 SOON = {
     "health_check_period_ms": 200,
     "health_check_timeout_ms": 1000,
@@ -18,7 +29,7 @@ SOON = {
 
 @pytest.fixture(scope="package")
 def start_cluster() -> Iterator[Callable[[int], Any]]:
-    """`start_cluster(2)`: a head without cores, and as many nodes with one core each."""
+    """`start_cluster(2)`: a head without cores, from which commands start, and as many nodes with one core each."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # nodes start Python, not uv
         patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as will be the default: Ray warns of the other
@@ -27,14 +38,15 @@ def start_cluster() -> Iterator[Callable[[int], Any]]:
         started = []
 
         def start(nodes: int) -> Any:
-            head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SOON, **SMALL}
+            head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_system_config": SOON, **_SMALL}
             cluster = Cluster(initialize_head=True, head_node_args=head)
             started.append(cluster)
             for _ in range(nodes):
-                cluster.add_node(num_cpus=1, **SMALL)
+                cluster.add_node(**NODE)
             return cluster
 
         yield start
+        _disconnect()
         for cluster in started:
             cluster.shutdown()
 
@@ -43,3 +55,82 @@ def start_cluster() -> Iterator[Callable[[int], Any]]:
 def cluster(start_cluster: Callable[[int], Any]) -> Any:
     """Two nodes with a core each."""
     return start_cluster(2)
+
+
+@pytest.fixture(autouse=True)
+def cold(request: pytest.FixtureRequest) -> None:
+    """Each command connects to its cluster, unless a test asks for `warm`."""
+    if "warm" not in request.fixturenames:
+        _disconnect()
+
+
+@pytest.fixture
+def warm(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands share a connection to `cluster`, so that processes on its nodes have imported what they need.
+
+    Tests that ask for it stand one after the other.
+    """
+    import ray
+
+    from fastimg.convert import pipeline
+    from fastimg.predict import embedding
+
+    if not ray.is_initialized():
+        namespace = namespace_of("convert")
+        ray.init(address=cluster.address, namespace=namespace, logging_level=logging.ERROR, log_to_driver=False)
+
+    @contextmanager
+    def joined(command: str, address: str | None) -> Iterator[Any]:
+        assert address == cluster.address
+        yield ray
+
+    for module in (pipeline, embedding):
+        monkeypatch.setattr(module, "joined", joined)
+
+
+def _disconnect() -> None:
+    if ray := sys.modules.get("ray"):
+        ray.shutdown()
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """As many threads as a task has."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """s3://bucket, which serves the folder `bucket`."""
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "bucket").mkdir()
+    served = ObjectServer(tmp_path / "bucket")
+    yield served
+    served.close()
+
+
+def options_of(server: ObjectServer) -> tuple[str, ...]:
+    """What --storage-option gets for the store."""
+    return tuple(f"{name}={value}" for name, value in server.options.items())
+
+
+def once(condition: Callable[[], object], act: Callable[[], object]) -> threading.Thread:
+    """Call `act` on a thread once the condition holds."""
+
+    def wait() -> None:
+        while not condition():
+            time.sleep(0.01)
+        act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def press_ctrl_c() -> None:
+    """What Ctrl-C does to this process alone."""
+    os.kill(os.getpid(), signal.SIGINT)

@@ -6,8 +6,8 @@ build/peers/bin/python -m pytest -n 0 tests/fastimg/cluster
 
 import os
 import sys
-import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from fastimg.convert.sources.folders import FilesReader
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
 
-from .conftest import SMALL
+from .conftest import NODE, once, press_ctrl_c
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
@@ -71,9 +71,9 @@ def made(src, dst, cluster=None, **flags):
     return {path.name: path.read_bytes() for path in sorted(dst.iterdir())}
 
 
-def until(condition):
-    while not condition():
-        time.sleep(0.01)
+def began(folder, nodes):
+    """Whether images are waited for on so many nodes."""
+    return len(list(folder.glob("began-*"))) >= nodes
 
 
 def test_the_bytes_are_those_of_one_machine(cluster, image_folder, tmp_path, said):
@@ -86,51 +86,20 @@ def test_the_bytes_are_those_of_one_machine(cluster, image_folder, tmp_path, sai
     assert said[0] == "ray         2 nodes, 2 shards at a time, each by 1 core"
 
 
-def test_readers_of_shards_open_them_on_the_nodes(cluster, image_folder, tmp_path):
-    sources = tmp_path / "tars", tmp_path / "beton"
-    for source in sources:
-        made(image_folder, source, format="beton" if source.name == "beton" else "tar")
-    assert made(sources, tmp_path / "there", cluster) == made(sources, tmp_path / "here")
-
-
-def test_a_lost_node_costs_its_unfinished_shards(start_cluster, cluster, waiting, image_folder, tmp_path, said):
-    def lose():
-        until(lambda: len(list(tmp_path.glob("began-*"))) == 2)
-        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        until(lambda: any("is done again" in words for words in said))
-        (tmp_path / "go").touch()
-
-    losing = threading.Thread(target=lose)
-    losing.start()
-    there = made(image_folder, tmp_path / "there", cluster)
-    losing.join()
-    cluster.add_node(num_cpus=1, **SMALL)
-    assert any(words.endswith(".tar: its node was lost, or its process killed; it is done again") for words in said)
-    assert there == made(image_folder, tmp_path / "here")
-
-
-def test_an_image_that_cannot_be_stored_ends_it(cluster, image_folder, tmp_path):
-    (image_folder / "blue" / "bad.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"bad\.jpg: not an image .*; repair or remove it, or skip it with --on-error"):
-        made(image_folder, tmp_path / "there", cluster, on_error="fail")
-    assert not (tmp_path / "there").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"address": "127.0.0.1:1"}, UserError, "--address 127.0.0.1:1: no Ray cluster can be reached there"),
-        ({"format": "beton"}, UsageError, "--backend ray writes tars"),
-        ({"workers": "99"}, UsageError, "no node of the cluster has cpu=99 for a conversion"),
-        ({"src": Path("sklearn:digits")}, UsageError, "sklearn:digits is read from front to back, once"),
-    ],
-)
-def test_what_cannot_be(cluster, image_folder, tmp_path, change, error, words):
+def test_ctrl_c_ends_it_and_resume_goes_on(cli, cluster, waiting, image_folder, tmp_path):
     dst = tmp_path / "there"
-    asked = {"src": image_folder, "dst": dst, "backend": "ray", "address": cluster.address, **change}
-    with pytest.raises(error, match=words):
-        pipeline.convert(Convert(**asked), Console(quiet=True))
-    assert not dst.exists()
+    pressing = once(lambda: (dst / "train-00000.tar").exists() and began(tmp_path, 2), press_ctrl_c)
+    asked = ("convert", image_folder, dst, "--shard-size", "25KB", "--no-shuffle", "--backend", "ray")
+    ran = cli(*asked, "--address", cluster.address)
+    pressing.join()
+    assert ran.code == 130
+    assert f"{dst}: interrupted; the same command with --resume continues from here" in ran.err
+    assert not (dst / ".attempts").exists()
+    before = (dst / "train-00000.tar").stat().st_mtime_ns
+    (tmp_path / "go").touch()
+    there = made(image_folder, dst, resume=True)
+    assert (dst / "train-00000.tar").stat().st_mtime_ns == before
+    assert there == made(image_folder, tmp_path / "here")
 
 
 def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image_folder, tmp_path, said, monkeypatch):
@@ -139,12 +108,10 @@ def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image
     first = start_cluster(1)
     dst = tmp_path / "there"
 
-    def lose():
-        until(lambda: (dst / "train-00000.tar").exists() and list(tmp_path.glob("began-*")))
-        first.head_node.kill_all_processes(allow_graceful=False)
-
-    losing = threading.Thread(target=lose)
-    losing.start()
+    losing = once(
+        lambda: (dst / "train-00000.tar").exists() and began(tmp_path, 1),
+        lambda: first.head_node.kill_all_processes(allow_graceful=False),
+    )
     with pytest.raises(UserError, match=r"the head of the cluster, .*, is lost .* with the same command and --resume"):
         made(image_folder, dst, first)
     losing.join()
@@ -152,4 +119,60 @@ def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image
     (tmp_path / "go").touch()
     there = made(image_folder, dst, cluster, resume=True)
     assert (dst / "train-00000.tar").stat().st_mtime_ns == before
+    assert there == made(image_folder, tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"address": "127.0.0.1:1"}, UserError, "--address 127.0.0.1:1: no Ray cluster can be reached there"),
+        ({"format": "beton"}, UsageError, "--backend ray writes tars"),
+    ],
+)
+def test_what_the_flags_alone_show(image_folder, tmp_path, change, error, words):
+    dst = tmp_path / "there"
+    with pytest.raises(error, match=words):
+        pipeline.convert(Convert(src=image_folder, dst=dst, backend="ray", **change), Console(quiet=True))
+    assert not dst.exists()
+
+
+def test_readers_of_shards_open_them_on_the_nodes(warm, cluster, image_folder, tmp_path):
+    sources = tmp_path / "tars", tmp_path / "beton"
+    for source in sources:
+        made(image_folder, source, format="beton" if source.name == "beton" else "tar")
+    assert made(sources, tmp_path / "there", cluster) == made(sources, tmp_path / "here")
+
+
+def test_an_image_that_cannot_be_stored_ends_it(warm, cluster, image_folder, tmp_path):
+    (image_folder / "blue" / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"bad\.jpg: not an image .*; repair or remove it, or skip it with --on-error"):
+        made(image_folder, tmp_path / "there", cluster, on_error="fail")
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"workers": "99"}, "no node of the cluster has cpu=99 for a conversion"),
+        ({"src": Path("sklearn:digits")}, "sklearn:digits is read from front to back, once"),
+    ],
+)
+def test_what_cannot_be(warm, cluster, image_folder, tmp_path, change, words):
+    dst = tmp_path / "there"
+    asked = {"src": image_folder, "dst": dst, "backend": "ray", "address": cluster.address, **change}
+    with pytest.raises(UsageError, match=words):
+        pipeline.convert(Convert(**asked), Console(quiet=True))
+    assert not dst.exists()
+
+
+def test_a_lost_node_costs_its_unfinished_shards(warm, cluster, waiting, image_folder, tmp_path, said):
+    node = next(iter(cluster.worker_nodes))
+    both = partial(began, tmp_path, 2)
+    losing = once(both, lambda: cluster.remove_node(node, allow_graceful=False))
+    going = once(lambda: any("is done again" in words for words in said), (tmp_path / "go").touch)
+    there = made(image_folder, tmp_path / "there", cluster)
+    losing.join()
+    going.join()
+    cluster.add_node(**NODE)
+    assert any(words.endswith(".tar: its node was lost, or its process killed; it is done again") for words in said)
     assert there == made(image_folder, tmp_path / "here")

@@ -2,30 +2,22 @@
 `test_convert_on_cluster.py` has the commands.
 """
 
-import os
-
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: test_convert_on_cluster.py has the command")
 
 import timm
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
 from fastimg.embeddings import nodes, store
 
-from .conftest import SMALL
+from .conftest import NODE, options_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
-
-
-@pytest.fixture
-def one_core():
-    """As many threads as a task has."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    yield
-    os.sched_setaffinity(0, cores)
 
 
 def kept(folder):
@@ -36,14 +28,42 @@ def kept(folder):
     }
 
 
+@pytest.fixture
+def weights(tmp_path):
+    file = tmp_path / "weights.safetensors"
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_resnet", num_classes=3).state_dict(), file)
+    return file
+
+
+def test_embeddings_of_a_url_are_those_of_one_machine(
+    warm, cli, cluster, one_core, server, image_folder, weights, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(store, "SHARD", 16)
+    data = server.folder / "D"
+    convert(Convert(src=image_folder, dst=data, val_fraction=0.25, shard_size="25KB"), Console(quiet=True))
+    asked = ("--arch", "test_resnet", "--weights", weights, "--img-size", 32, "--device", "cpu")
+    for place in (("local",), ("ray", "--address", cluster.address)):
+        caches = ("--cache-dir", tmp_path / f"kept-{place[0]}", "--storage-option", *options_of(server))
+        ran = cli("embed", "s3://bucket/D", tmp_path / place[0], *asked, *caches, "--backend", *place)
+        assert ran.code == 0, ran.err
+    assert "with test_resnet, once, on the cluster" in ran.err
+    assert kept(tmp_path / "local") == kept(tmp_path / "ray")
+    embedded = kept(tmp_path / "kept-local" / "embeddings")
+    assert len(embedded) > 6 and kept(tmp_path / "kept-ray" / "embeddings") == embedded
+
+
+def test_texts_of_a_url_are_embedded_on_one_machine(warm, cli, cluster):
+    ran = cli("embed", "s3://bucket/T", "out", "--arch", "hf:x", "--backend", "ray", "--address", cluster.address)
+    assert ran.code == 2
+    assert "--backend ray: texts of s3://bucket/T become tokens on one machine; leave it out" in ran.err
+
+
 def test_the_bytes_are_those_of_one_machine_even_if_a_node_is_lost(
-    cli, cluster, one_core, image_folder, tmp_path, monkeypatch
+    warm, cli, cluster, one_core, image_folder, weights, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(store, "SHARD", 16)
     (image_folder / "blue" / "bad.jpg").write_bytes(b"no image")
-    weights = tmp_path / "weights.safetensors"
-    torch.manual_seed(0)
-    save_file(timm.create_model("test_resnet", num_classes=3).state_dict(), weights)
     made = []
     results = nodes.ClusterTasks.results
 
@@ -60,7 +80,7 @@ def test_the_bytes_are_those_of_one_machine_even_if_a_node_is_lost(
         caches = ("--cache-dir", tmp_path / f"kept-{place[0]}", "--backend", *place)
         ran = cli("embed", image_folder, tmp_path / place[0], *asked, *caches)
         assert ran.code == 0, ran.err
-    cluster.add_node(num_cpus=1, **SMALL)
+    cluster.add_node(**NODE)
     assert "ray         2 tasks at a time, each with cpu=1" in ran.err
     assert made
     assert kept(tmp_path / "local") == kept(tmp_path / "ray")

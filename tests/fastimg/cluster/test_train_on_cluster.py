@@ -7,8 +7,6 @@ build/peers/bin/python -m pytest -n 0 tests/fastimg/cluster
 import json
 import os
 import subprocess
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -19,13 +17,18 @@ from safetensors.torch import load_file
 pytest.importorskip("ray", reason="Ray is not installed: this file has the command")
 pytest.importorskip("pandas", reason="Ray Train is not installed: the extra ray brings it")
 
+from rich.console import Console
+
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
 from fastimg.train.nodes import launch
 
-from .conftest import SMALL
+from .conftest import NODE, once, options_of, press_ctrl_c
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
-FLAGS = ("--arch", "test_resnet", "--img-size", "32", "--batch-size", "8", "--workers", "1", "--no-amp", "--no-aug")
+MODEL = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "--no-aug", "--device", "cpu")
+FLAGS = (*MODEL, "--batch-size", "8", "--workers", "1")
 RUN = (*FLAGS, "--val-fraction", "0.25", "--epochs", "4", "--save-interval", "1", "--log-interval", "1", "--name", "r")
 SAMPLES = 48  # in the training split
 STEPS = 12  # 4 epochs of 3 steps of 16 images
@@ -50,37 +53,34 @@ def records(run, kind):
 
 def once_saved(run, act):
     """Call `act` on a thread once the run has a checkpoint."""
-
-    def wait():
-        while not (run / "last").exists():
-            time.sleep(0.01)
-        act()
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
+    return once((run / "last").exists, act)
 
 
 def test_a_lost_head_and_a_new_one_end_with_the_weights_of_torchrun(
-    cli, python, start_cluster, cluster, photos, tmp_path, monkeypatch
+    cli, python, start_cluster, cluster, server, photos, tmp_path, monkeypatch
 ):
+    """On the cluster the data comes from an object store, under torchrun from a folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launch, "HEAD_SECONDS", 0.5)
+    data = server.folder / "D"
+    convert(Convert(src=photos, dst=data, shard_size="20KB"), Console(quiet=True))
+    url = ("s3://bucket/D", "--cache-dir", tmp_path / "cache", "--storage-option", *options_of(server))
+    fixed = (*RUN, "--order", "random")  # of a URL, the default is another
     first = start_cluster(2)
     losing = once_saved(tmp_path / "ray" / "r", lambda: first.head_node.kill_all_processes(allow_graceful=False))
     ray = ("--backend", "ray", "--num-workers", 2, "-o", "ray")
-    lost = cli("train", photos, *RUN, *ray, "--address", first.address)
+    lost = cli("train", *url, *fixed, *ray, "--address", first.address)
     losing.join()
     assert lost.code == 1
     assert "lost" in lost.err
     assert "start the same command with --resume auto" in lost.err
-    done = cli("train", photos, *RUN, *ray, "--address", cluster.address, "--resume", "auto")
+    done = cli("train", *url, *fixed, *ray, "--address", cluster.address, "--resume", "auto")
     assert done.code == 0, done.err
     assert "ray         2 ranks, each with cpu=1" in done.out
     assert f"of {STEPS}" in done.out  # resuming ray/r after step N of 12
 
     launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fastimg"]
-    command = [*launcher, "train", str(photos), *RUN, "-o", "torchrun"]
+    command = [*launcher, "train", str(data), *fixed, "-o", "torchrun"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     ours, theirs = (load_file(tmp_path / name / "r" / "last" / "model.safetensors") for name in ("ray", "torchrun"))
     assert ours.keys() == theirs.keys()
@@ -90,10 +90,11 @@ def test_a_lost_head_and_a_new_one_end_with_the_weights_of_torchrun(
 
 def test_what_cannot_be_is_said_by_the_rank_and_not_tried_again(cli, cluster, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ran = cli("train", photos, *FLAGS, "--val-split", "nowhere", "--backend", "ray", "--address", cluster.address)
+    ray = ("--backend", "ray", "--address", cluster.address, "--num-workers", 1)
+    ran = cli("train", photos, *FLAGS, "--val-split", "nowhere", *ray)
     assert ran.code == 1
     assert "nowhere" in ran.err
-    assert ran.out.count("ranks, each with") == 1
+    assert ran.out.count("1 rank, each with") == 1
 
 
 def test_a_lost_node_leaves_a_rank_that_goes_on(cli, cluster, photos, tmp_path, monkeypatch):
@@ -103,7 +104,7 @@ def test_a_lost_node_leaves_a_rank_that_goes_on(cli, cluster, photos, tmp_path, 
     losing = once_saved(run, lambda: cluster.remove_node(node, allow_graceful=False))
     ran = cli("train", photos, *RUN, "--backend", "ray", "--address", cluster.address, "--elastic", "1:2")
     losing.join()
-    cluster.add_node(num_cpus=1, **SMALL)
+    cluster.add_node(**NODE)
     assert ran.code == 0, ran.err
     assert "training goes on from its last checkpoint" in ran.out
     assert "ray         1 rank, each with cpu=1" in ran.out
@@ -112,3 +113,32 @@ def test_a_lost_node_leaves_a_rank_that_goes_on(cli, cluster, photos, tmp_path, 
     steps = {record["step"]: record for record in records(run, "step")}
     counts = [sum(steps[step]["samples"] for step in range(first, first + 3)) for first in range(1, STEPS, 3)]
     assert counts == [SAMPLES] * 4
+
+
+def test_ctrl_c_saves_and_ends_it_and_the_run_goes_on(cli, cluster, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "r"
+    pressing = once_saved(run, press_ctrl_c)
+    asked = (*RUN, "--epochs", "400")  # far more than are trained until Ctrl-C arrives
+    ran = cli("train", photos, *asked, "--backend", "ray", "--address", cluster.address, "--elastic", "1:1")
+    pressing.join()
+    assert ran.code == 130
+    step = records(run, "step")[-1]["step"]
+    assert step < 2400
+    on = cli("train", "--resume", run, "--max-time", "0.1s")  # on one machine
+    assert on.code == 0, on.err
+    assert f"after step {step} of 2400" in on.out
+
+
+@pytest.mark.parametrize("arrives", ["before there is room", "before a rank trains"])
+def test_ctrl_c_before_anything_is_trained(cli, cluster, photos, tmp_path, monkeypatch, arrives):
+    monkeypatch.chdir(tmp_path)
+    said = []
+    monkeypatch.setattr(launch, "say", lambda _, words, **style: said.append(words))
+    part = "waiting for room" if arrives == "before there is room" else "1 rank, each with"
+    pressing = once(lambda: any(part in words for words in said), press_ctrl_c)
+    count = 3 if arrives == "before there is room" else 1
+    asked = ("--backend", "ray", "--address", cluster.address, "--num-workers", count)
+    ran = cli("train", photos, *RUN, *asked)
+    pressing.join()
+    assert (ran.code, ran.err) == (130, "fastimg: interrupted\n")

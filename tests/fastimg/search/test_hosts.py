@@ -1,4 +1,4 @@
-"""What a search needs of a cluster, and what a node makes of it. Without Ray, which `test_cluster.py` needs."""
+"""What a search needs of a cluster, and what a node makes of it. Without Ray, which the tests in `cluster` need."""
 
 import dataclasses
 from pathlib import Path

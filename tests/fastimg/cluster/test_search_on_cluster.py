@@ -1,7 +1,7 @@
 """`fastimg search --backend ray` on a cluster of Ray's own, on this machine. Skipped where Ray is not installed:
 
 UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers --group trackers --group cluster
-build/peers/bin/python -m pytest -n 0 tests/fastimg/search/test_cluster.py
+build/peers/bin/python -m pytest -n 0 tests/fastimg/cluster
 """
 
 import json
@@ -14,37 +14,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 pytest.importorskip("ray", reason="Ray is not installed: this file has the command")
 
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
 from fastimg.search.hosts.cluster import ClusterRequest, RayHosts, connected
 from fastimg.search.messages import TrialJob
 from fastimg.search.pool import TrialPool
 
+from .conftest import NODE, options_of
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
-HERE = Path(__file__).parent
-CORES = len(os.sched_getaffinity(0))  # as many threads as the local pool has, so that sums have the same order
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Two nodes with all cores and a GPU, as they say, where trials run; one without, from which searches start."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # nodes start Python, not uv
-        patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as will be the default: Ray warns of the other
-        from ray.cluster_utils import Cluster
-
-        small = {"object_store_memory": 100 << 20}
-        soon = {"health_check_period_ms": 200, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
-        head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_system_config": soon, **small}
-        running = Cluster(initialize_head=True, head_node_args=head)
-        running.add_node(num_cpus=CORES, num_gpus=1, **small)
-        running.add_node(num_cpus=CORES, num_gpus=1, **small)
-        yield running
-        running.shutdown()
+SEARCH = Path(__file__).parents[1] / "search"
 
 
 @pytest.fixture
@@ -53,7 +39,7 @@ def asked(cluster, tmp_path):
     folder.mkdir()
     return ClusterRequest(
         address=cluster.address,
-        amounts={"CPU": CORES},
+        amounts={"CPU": 1},
         jobs=None,
         device="auto",
         memory=False,
@@ -65,7 +51,7 @@ def asked(cluster, tmp_path):
 @pytest.fixture
 def fake(monkeypatch):
     """Trials that do what their settings say."""
-    monkeypatch.setattr(RayHosts, "arguments", (str(HERE / "fake_worker.py"),))
+    monkeypatch.setattr(RayHosts, "arguments", (str(SEARCH / "fake_worker.py"),))
 
 
 def jobs(folder, *acts):
@@ -82,21 +68,28 @@ def never(*_):
 def comparable(folder):
     board = json.loads((folder / "leaderboard.json").read_text())
     for row in board["trials"]:
+        for name in ("cache_dir", "storage_option"):  # of data at a URL
+            row["settings"].pop(name, None)
         for name in ("seconds", "images_per_second"):
             row.pop(name)
     return board["trials"]
 
 
-def test_the_best_model_is_that_of_the_local_pool(cli, cluster, image_folder, tmp_path, monkeypatch):
+def test_the_best_model_is_that_of_the_local_pool(cli, cluster, one_core, server, image_folder, tmp_path, monkeypatch):
+    """Here the data is in a folder, on the cluster in an object store."""
     monkeypatch.setattr("fastimg.search.param_search.prediction_speed", lambda *_: 1.0)
     (tmp_path / "shared").mkdir()
     monkeypatch.chdir(tmp_path / "shared")
-    settings = ("--img-size", 32, "--batch-size", 8, "--workers", 1, "--no-amp", "--epochs", 1)
-    for place in (("local",), ("ray", "--address", cluster.address)):
-        given = (image_folder, "--arch", "test_resnet", "--param", "lr=log:1e-4:1e-2", "--trials", 2, "--device", "cpu")
-        ran = cli("search", *given, "-o", tmp_path / place[0], "--jobs", 1, "--backend", *place, "--", *settings)
+    data = server.folder / "D"
+    convert(Convert(src=image_folder, dst=data, val_fraction=0.2, shard_size="25KB"), Console(quiet=True))
+    settings = ("--img-size", 32, "--batch-size", 8, "--workers", 1, "--no-amp", "--epochs", 1, "--order", "random")
+    trials = ("--arch", "test_resnet", "--param", "lr=log:1e-4:1e-2", "--trials", 2, "--device", "cpu", "--jobs", 1)
+    there = ("--cache-dir", tmp_path / "cache", "--storage-option", *options_of(server))
+    address = ("ray", "--address", cluster.address)
+    for given, place, cache in ((data, ("local",), ()), ("s3://bucket/D", address, there)):
+        ran = cli("search", given, *trials, "-o", tmp_path / place[0], "--backend", *place, "--", *settings, *cache)
         assert ran.code == 0, ran.err
-    assert f"ray         1 process on 1 node; a trial has cpu={CORES}" in ran.out
+    assert "ray         1 process on 1 node; a trial has cpu=1" in ran.out
     ours, theirs = tmp_path / "local", tmp_path / "ray"
     assert comparable(ours) == comparable(theirs)
     a, b = (load_file(folder / "best" / "best" / "model.safetensors") for folder in (ours, theirs))
@@ -119,7 +112,7 @@ def test_processes_stay_and_a_trial_that_kills_its_process_is_no_lost_node(asked
             yield from jobs(tmp_path, "hang")
 
         (overdue,) = pool.run(late(), never)
-    assert said[0] == f"ray         2 processes on 2 nodes; a trial has cpu={CORES}"
+    assert said[0] == "ray         2 processes on 2 nodes; a trial has cpu=1"
     assert [record.number for record in records if record.state == "complete"] == [0, 2, 3]
     (died,) = [record for record in records if record.state == "pruned"]
     assert died.reason == "its process was killed, by the system where memory runs out"
@@ -161,7 +154,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(asked, fake, tmp_path):
 
 
 def test_a_search_that_is_killed_leaves_no_process_and_goes_on(cluster, asked, tmp_path):
-    command = [sys.executable, str(HERE / "killed_search.py"), str(asked.folder), cluster.address]
+    command = [sys.executable, str(SEARCH / "killed_search.py"), str(asked.folder), cluster.address]
     search = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with search:
         assert search.stdout.readline() == "asked 0\n"
@@ -176,7 +169,7 @@ def test_a_search_that_is_killed_leaves_no_process_and_goes_on(cluster, asked, t
     assert begun == ["begin", "0", "begin", "0"]  # the first one never ended
 
 
-def test_a_lost_node_costs_no_trial(cluster, asked, fake, tmp_path):  # the last: a node is missing afterwards
+def test_a_lost_node_costs_no_trial(cluster, asked, fake, tmp_path):
     log, go = tmp_path / "log", tmp_path / "log.go"
     said = []
     running = set()
@@ -194,6 +187,7 @@ def test_a_lost_node_costs_no_trial(cluster, asked, fake, tmp_path):  # the last
 
     with connected(asked) as hosts, TrialPool(hosts, "top1", say) as pool:
         records = list(pool.run(jobs(tmp_path, "linger", "linger"), report))
+    cluster.add_node(**NODE)
     assert sorted((record.number, record.state) for record in records) == [(0, "complete"), (1, "complete")]
     assert len({record.settings["process"] for record in records}) == 1
     assert "its node was lost, or its actor ended; it is queued again, and goes on from its last checkpoint" in said[1]
