@@ -1,11 +1,14 @@
 """Converting and embedding on Ray nodes of one core against one machine with one core, on small images.
 
-    build/peers/bin/python -W ignore benchmarks/cluster.py [--part convert|embed] [--images 20000] [--nodes 1 2 3]
+    build/peers/bin/python -W ignore benchmarks/cluster.py [--part convert|embed] [--images 20000] [-n 5]
 
 Draws images, and has Ray start a cluster of its own here: a head without cores, and nodes that Ray counts as one core.
-Each variant works on a few images, too, which is its start-up: `rest` is the time less that of the few, `rate` images
-per second of the rest, and `overhead` that of the rest over one machine with one thread. The bytes are compared. More
-nodes than the machine has idle cores cannot be faster. In the environment with the group `cluster`.
+This machine alone, and the cluster of one node, have one core: the command, the head and the node share it. N nodes
+have N cores, if there are as many. Each variant works on a few images and on many: the line through both times gives
+the images per second, `rate`, and the time before the first image, `start_up`. `overhead` is how much longer the images
+beyond the few took than on this machine alone in the same round. The bytes are compared. Rounds are interleaved; the
+table has medians. A few thousand images take less time than the start-up varies by. In the environment with the group
+`cluster`.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import measure
 import numpy as np
@@ -25,9 +29,11 @@ from PIL import Image
 from rich.console import Console
 
 from fastimg.cli import run
+from fastimg.wording import plural
 
-_FEW = 64
-_SHARD = "2MB"
+_SHARD = "2MB"  # about as many images as embeddings of a shard of the cache
+_PER_SHARD = 1024
+_CORES = sorted(os.sched_getaffinity(0))
 
 
 def main() -> int:
@@ -36,39 +42,77 @@ def main() -> int:
     parser.add_argument("--part", choices=("convert", "embed"), default="convert")
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("-n", "--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "cluster.jsonl")
     args = parser.parse_args()
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # nodes start Python, not uv
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
+    few = min(_PER_SHARD * max(args.nodes), args.images // 2)  # so that all nodes have work to begin with
+    variants = [0, *args.nodes]
+    found: dict[int, list[_Times]] = {nodes: [] for nodes in variants}
     environment = measure.environment()
     with tempfile.TemporaryDirectory(prefix="fastimg-cluster-") as name:
         folder = Path(name)
-        few, many = (_draw(folder / f"images-{count}", count) for count in (_FEW, args.images))
+        sources = [_draw(folder / f"images-{count}", count) for count in (few, args.images)]
         weights = _weights(folder) if args.part == "embed" else None
-        flags = {0: ["--workers", "1"]} | {nodes: ["--backend", "ray"] for nodes in args.nodes}
-        rows = []
-        expected = ""
-        base = 0.0
-        for nodes, more in flags.items():
-            with _cluster(nodes) as address:
-                where = ["--address", address] if address else []
-                start, _ = _timed(args.part, few, folder / "out", [*more, *where], weights)
-                whole, found = _timed(args.part, many, folder / "out", [*more, *where], weights)
-            rest = whole - start
-            expected, base = expected or found, base or rest
-            row = {
-                "where": f"{nodes} Ray nodes of 1 core" if nodes else "this machine, 1 thread",
-                "start_up_seconds": start,
-                "rest_seconds": rest,
-                "rate": (args.images - _FEW) / rest,
-                "overhead": rest / base - 1,
-                "same_bytes": found == expected,
-            }
-            rows.append(row)
-            record = {"benchmark": "cluster", "part": args.part, "images": args.images, "n": 1, **measure.flat(row)}
-            measure.append(args.out, {**record, "environment": environment})
-    measure.show(Console(width=None if sys.stdout.isatty() else 140), f"{args.part}, {args.images} images", rows)
+        _timed(args.part, sources[0], folder / "out", ["--workers", "1"], weights)  # imports, compiles
+        for _ in range(args.repeats):
+            for nodes in variants:
+                found[nodes].append(_round(args.part, nodes, sources, folder / "out", weights))
+    rows = [_row(nodes, found[nodes], found[0], args.images, few) for nodes in variants]
+    for nodes, row in zip(variants, rows, strict=True):
+        shape = {"benchmark": "cluster", "part": args.part, "images": args.images, "few": few}
+        raw = {"few_seconds": [each.few for each in found[nodes]], "seconds": [each.many for each in found[nodes]]}
+        measure.append(args.out, {**shape, **measure.flat(row), **raw, "environment": environment})
+    for row in rows:
+        row |= {name: value.text() for name, value in row.items() if isinstance(value, measure.Spread)}
+    measure.show(Console(width=None if sys.stdout.isatty() else 180), f"{args.part}, {args.images} images", rows)
     return 0
+
+
+class _Times(NamedTuple):
+    """Seconds for a few images and for many, and digests of what was written."""
+
+    few: float
+    many: float
+    digests: tuple[str, str]
+
+    @property
+    def rest(self) -> float:
+        return self.many - self.few
+
+
+def _round(part: str, nodes: int, sources: list[Path], out: Path, weights: Path | None) -> _Times:
+    """One variant, once; 0 nodes are this machine alone."""
+    _pin(_CORES[: max(nodes, 1)])
+    try:
+        with _cluster(nodes) as address:
+            more = ["--backend", "ray", "--address", address] if nodes else ["--workers", "1"]
+            (few, first), (many, second) = (_timed(part, source, out, more, weights) for source in sources)
+    finally:
+        _pin(_CORES)
+    return _Times(few, many, (first, second))
+
+
+def _row(nodes: int, times: list[_Times], alone: list[_Times], images: int, few: int) -> dict[str, Any]:
+    rates = [(images - few) / each.rest for each in times]
+    cores = min(max(nodes, 1), len(_CORES))
+    return {
+        "where": f"{plural(nodes, 'Ray node')} of 1 core" if nodes else "this machine",
+        "cores": cores,
+        "start_up": measure.Spread.of([each.few - few / rate for each, rate in zip(times, rates, strict=True)]),
+        "rate": measure.Spread.of(rates),
+        "overhead": measure.Spread.of([a.rest / b.rest - 1 for a, b in zip(times, alone, strict=True)]),
+        "same_bytes": {each.digests for each in times} == {alone[0].digests},
+    }
+
+
+def _pin(cores: list[int]) -> None:
+    """Have all threads of this process, and what they start, run on these cores."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _draw(folder: Path, count: int) -> Path:

@@ -28,9 +28,10 @@ from fastimg.loaders.containers.derived import block_index, dc_images
 from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders import large
+from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.runtime.scratch import Scratch
 
-SCALINGS = {"exact": False, "auto": True, "low": "low"}
+SCALINGS: dict[str, Scaling] = {"exact": False, "auto": True, "eighths": "eighths", "low": "low"}
 
 
 class Counted:
@@ -103,6 +104,9 @@ def main() -> None:
     parser.add_argument("--megapixels", type=int, nargs="+", default=[12], choices=list(SIZES))
     parser.add_argument("--mosaics", type=int, default=8)
     parser.add_argument("--size", type=int, default=224)
+    parser.add_argument(
+        "--scalings", nargs="+", default=list(SCALINGS), choices=list(SCALINGS), help="exact is always one"
+    )
     parser.add_argument("--gap", type=int, default=large.GAP, help="bytes between ranges that are read with them")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scratch", type=Path, default=None, help="folder for shards; default: the system's")
@@ -123,7 +127,9 @@ def _measure(args: argparse.Namespace, megapixels: int, folder: Path) -> None:
     dataset = open_dataset(folder)
     assert isinstance(dataset, TarDataset) and dataset.blocks is not None
     ids = np.arange(len(dataset))
-    decoders = {name: ImageDecoder(RandomResizedCrop(size=args.size), dct_scaling=s) for name, s in SCALINGS.items()}
+    crop = RandomResizedCrop(size=args.size)
+    chosen = {name: scaling for name, scaling in SCALINGS.items() if name in ("exact", *args.scalings)}
+    decoders = {name: ImageDecoder(crop, dct_scaling=scaling) for name, scaling in chosen.items()}
     ways = [(name, way) for name in decoders for way in ("kept", "indexed", "whole")]
     ways.remove(("exact", "kept"))  # as indexed
     scratch, pixels = Scratch(), {way: np.zeros((len(ids), args.size, args.size, 3), np.uint8) for way in ways}

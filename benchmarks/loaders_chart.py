@@ -2,7 +2,7 @@
 
     python benchmarks/loaders_chart.py
 
-The last comparison is the newest run in which `loaders.py` measured more than one loader. Its records contain medians
+The last comparison is the newest run in which `loaders.py` measured at least eight loaders. Its records contain medians
 of n epochs, interleaved in one run. Standard library only; a test checks that the chart is current.
 """
 
@@ -30,15 +30,16 @@ _NAMES = {
     "torch": "torch DataLoader, Pillow",
     "webdataset": "WebDataset, Pillow",
 }
+_LOADERS = 8
 _LEFT, _WIDTH, _ROW = 270, 400, 26  # pixels: start of the bars, longest bar, row height
 
 
 def last_comparison(results: Path) -> list[dict[str, Any]]:
-    """The records of the newest run with several loaders and two workers."""
+    """The records of the newest run with at least eight loaders and two workers."""
     records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     records = [record for record in records if record["benchmark"] == "loaders" and record["workers"] == 2]
     runs = [list(run) for _, run in groupby(records, key=lambda record: record["time"])]
-    return next(run for run in reversed(runs) if len(run) > 1)
+    return next(run for run in reversed(runs) if len(run) >= _LOADERS)
 
 
 def drawn(records: list[dict[str, Any]]) -> str:

@@ -62,7 +62,9 @@ def compared(setting: str, settings: Mapping[str, Any], out: Path) -> list[dict[
     rates = {
         "auto": "auto",
         "steepest / 10": steepest / 10,
+        "steepest / 3": steepest / 3,
         "steepest": steepest,
+        "steepest x 3": steepest * 3,
         "steepest x 10": steepest * 10,
         "lowest / 100": lowest / 100,
         "lowest / 10": lowest / 10,

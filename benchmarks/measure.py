@@ -1,6 +1,8 @@
 """Names from `fastimg.system.measurement`, the checkout's root, and the folder for benchmark results."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fastimg.system.measurement import (
     Spread,
@@ -19,6 +21,7 @@ __all__ = [
     "ROOT",
     "Spread",
     "append",
+    "append_sections",
     "environment",
     "flat",
     "interleaved",
@@ -30,3 +33,11 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+
+
+def append_sections(path: Path, benchmark: str, found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
+    """Add the records of a benchmark's sections, each with its section and the environment."""
+    here = environment()
+    for section, records in found.items():
+        for record in records:
+            append(path, {"benchmark": benchmark, "section": section, **flat(record), "environment": here})

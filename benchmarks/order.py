@@ -84,11 +84,8 @@ def main() -> None:
                 found["reads"] = reads(folder, args.window)
             if "epochs" in sections:
                 found["epochs"] = epochs(folder)
-    environment = measure.environment()
+    measure.append_sections(args.out, "order", found)
     for section, records in found.items():
-        for record in records:
-            shared = {"benchmark": "order", "section": section}
-            measure.append(args.out, {**shared, **measure.flat(record), "environment": environment})
         measure.show(Console(), section, [_shown(record) for record in records])
 
 

@@ -11,6 +11,9 @@ all, which an epoch before has fetched (with the second latency; nothing is aske
 time that decoding threads waited for shards, as a share of the epoch. `bytes`: what was fetched, over the bytes of the
 shards. `CPU`: processor time of the loader's process per image, over that of local shards.
 Everything is read from the page cache, and there is no bandwidth but that of the loopback.
+
+Fetching needs processor time, which decoding then lacks on one core. With --shared-core the loader may use the store's
+core, too: still with as many decoding threads, so that fetching has a core of its own but for what the store needs.
 """
 
 import argparse
@@ -124,6 +127,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--latency", type=float, nargs="+", default=[0.0, 10.0, 50.0], help="milliseconds")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--shared-core", action="store_true", help="let the loader use the store's core, too")
     parser.add_argument("--scratch", type=Path, default=None, help="folder for shards and caches, on a disk")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "remote.jsonl")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -136,7 +140,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.scratch or Path.cwd(), prefix="fastimg-remote-") as name:
         scratch = Path(name)
         shards = written(args, scratch)
-        os.sched_setaffinity(0, set(cores[:-1]))
+        os.sched_setaffinity(0, set(cores if args.shared_core else cores[:-1] or cores))
         measured(args, shards, scratch, cores[-1], max(1, len(cores) - 1))
 
 
@@ -252,6 +256,7 @@ def report(
             "batch_size": args.batch_size,
             "size": args.size,
             "workers": workers,
+            "shared_core": args.shared_core,
             "cache": "a fifth" if name.startswith("cold") else "all" if name == "warm" else None,
             **speed.fields("images_per_second"),
             **cpu.fields("cpu_microseconds"),

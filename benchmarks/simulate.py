@@ -61,11 +61,9 @@ def main() -> None:
             found["terms"] = [*index_terms(Path(name)), *order_terms(), *store_terms(Path(name))]
     if "epoch" in sections:
         found["epoch"] = [epoch(args.samples, args.shards, args.nodes, args.window)]
-    environment = measure.environment()
+    measure.append_sections(args.out, "simulate", found)
     for section, records in found.items():
         for record in records:
-            shared = {"benchmark": "simulate", "section": section}
-            measure.append(args.out, {**shared, **record, "environment": environment})
             measure.show(Console(), section, [record])
 
 
@@ -161,15 +159,7 @@ def epoch(samples: int, shards: int, nodes: int, window: int, seed: int = 0) -> 
     readers = np.zeros((shards, nodes), np.bool_)  # who reads from it
     place = 0
     for ids in order_in_parts(samples, size, window, seed):
-        of = ids // size
-        base = int(of.min())
-        found = [base] if base == of.max() else (np.flatnonzero(np.bincount(of - base)) + base).tolist()
-        for shard in found:
-            places = np.arange(place, place + len(ids)) if len(found) == 1 else np.flatnonzero(of == shard) + place
-            if first[shard] < 0:
-                first[shard] = places[0]
-            last[shard] = places[-1]
-            readers[shard, places // _BATCH % nodes] = True
+        _note(ids, place, size, first, last, readers)
         place += len(ids)
     assert place == samples and (first >= 0).all()
     moments = np.concatenate([first, last + 1])
@@ -191,6 +181,38 @@ def epoch(samples: int, shards: int, nodes: int, window: int, seed: int = 0) -> 
         "seconds": time.perf_counter() - began,
         "mb_at_most": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
     }
+
+
+def _note(
+    ids: npt.NDArray[np.int64],
+    place: int,
+    size: int,
+    first: npt.NDArray[np.int64],
+    last: npt.NDArray[np.int64],
+    readers: npt.NDArray[np.bool_],
+) -> None:
+    """Note where in the order shards are and who reads them, by the samples `ids` [N] from `place` on."""
+    nodes = readers.shape[1]
+    base, top = int(ids.min()) // size, int(ids.max()) // size
+    begun = place // _BATCH
+    batches = np.arange(begun, (place + len(ids) - 1) // _BATCH + 1) % nodes
+    if base == top:  # as with every window that is smaller than a shard
+        first[base] = place if first[base] < 0 else first[base]
+        last[base] = place + len(ids) - 1
+        readers[base, batches] = True
+        return
+    of = ids // size - base
+    places = np.arange(place, place + len(ids))
+    began = np.full(top - base + 1, -1, np.int64)
+    began[of[::-1]] = places[::-1]  # of the places of a shard, what is written last stays: the first one
+    found = np.flatnonzero(began >= 0)
+    shards = found + base
+    first[shards] = np.where(first[shards] < 0, began[found], first[shards])
+    last[base + of] = places
+    read = np.zeros((top - base + 1, len(batches)), np.bool_)
+    read[of, places // _BATCH - begun] = True
+    for number, shard in zip(found.tolist(), shards.tolist(), strict=True):
+        readers[shard, batches[read[number]]] = True
 
 
 def order_in_parts(n: int, size: int, window: int, seed: int, epoch: int = 0) -> Iterator[npt.NDArray[np.int64]]:

@@ -12,4 +12,4 @@ def test_the_chart_is_current():
     spec.loader.exec_module(chart)
     records = chart.last_comparison(ROOT / "benchmarks/results/loaders.jsonl")
     assert chart.drawn(records) == chart.CHART.read_text(encoding="utf-8")
-    assert {round(record["images_per_second"]) for record in records} >= {3731, 1134, 1038, 779}
+    assert {round(record["images_per_second"]) for record in records} >= {3780, 1242, 1156, 974}
