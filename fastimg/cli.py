@@ -306,7 +306,7 @@ def _refuse(command: str, settings: Any) -> None:
                 find(run)
     if command == "suggest":
         searching.check(settings)
-    if command != "convert":  # which checks what it takes itself
+    if command not in ("convert", "embed"):  # which check what they take themselves
         _refuse_url(command, [getattr(settings, name, None) for name in ("src", "dst", "check_data")])
     if command in ("suggest", "train", "eval", "embed", "bench") and settings.data is not None:
         from .loaders.containers.datasets import refuse_no_folder

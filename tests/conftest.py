@@ -36,11 +36,13 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from PIL import Image
 
-from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig, RandomResizedCrop
+from fastimg.loaders import Batch, BatchSource, Dataset, ImageDecoder, LoaderConfig, RandomResizedCrop
 from fastimg.loaders.backends.selection import open_source
 from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
+from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.runtime.scratch import Scratch
 
 sys.dont_write_bytecode = False  # for this process, which has read the variable already
 # No deadlines, since times depend on other processes on the machine; the same examples in every run, so that a run that
@@ -106,6 +108,21 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> I
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Dispatcher, "compile", compile_once)
         yield
+
+
+@pytest.fixture(scope="session")
+def compiled_decoder(compiled_once: None) -> None:
+    """The decoder of tiled JPEGs has been compiled, by one worker.
+
+    Processes that a test starts find it in numba's cache; each of them would take half a minute to compile it again.
+    """
+    draws = RandomResizedCrop(size=16).draws * [0.5]
+    plain = encoded_image(size=(96, 64))
+    for data in (plain, tile(plain).jpeg):
+        for scaling in (False, True):
+            decoder = ImageDecoder(RandomResizedCrop(size=16), dct_scaling=scaling)
+            row = {field.name: np.zeros(field.shape, field.dtype) for field in decoder.fields}
+            decoder.fill_row(memoryview(data), draws, row, Scratch())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -447,7 +464,7 @@ def _takes_loops() -> bool:
 
 
 @pytest.fixture
-def interpreted() -> Callable[..., None]:
+def interpreted(python: str) -> Callable[..., None]:
     """`interpreted(file, loops=False)`: its `TestInterpreted` passes in a process in which Triton interprets kernels.
 
     Triton decides that on import. `loops`: the kernels have loops whose bound is read from memory.
@@ -456,9 +473,10 @@ def interpreted() -> Callable[..., None]:
     def check(file: str, loops: bool = False) -> None:
         if loops and not _takes_loops():
             pytest.skip("this Triton's interpreter needs NumPy < 2.4")
+        imported = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")  # a fork has them
         alone = ("-q", "-n", "0", "-p", "no:cacheprovider", f"{file}::TestInterpreted")
         older = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning")  # NumPy's warning about the same
-        command = [sys.executable, "-m", "pytest", *older, *alone]
+        command = [python, "-m", "pytest", *older, *imported, *alone]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

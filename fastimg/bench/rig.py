@@ -16,10 +16,10 @@ from fastimg.config.commands import Train
 from fastimg.data.datasets import DatasetPart, names_targets
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset
+from fastimg.models.freezing import train_mode
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.precision import set_backends
 from fastimg.models.ranks import Ranks
-from fastimg.models.registry import train_mode
 from fastimg.system.measurement import seconds, synchronise, wall_seconds
 from fastimg.train.assembly import Blueprint, assemble
 from fastimg.train.augment_stream import AugmentStream

@@ -39,7 +39,8 @@ class Convert:  # more than 12 fields: a flag each
     tsv, jsonl or parquet manifest with a label and the path of an image, or a text, in each row; parquet files with
     image bytes (Hugging Face's layout); COCO's annotations (.json, or the folder above annotations/); a folder as YOLO,
     VOC or images/ and masks/ have it; tar shards or .beton files of any origin; torchvision:NAME (CIFAR10, MNIST, ...);
-    sklearn:digits; hf://datasets/USER/NAME[:config][@revision] (the Hugging Face hub)."""
+    sklearn:digits; hf://datasets/USER/NAME[:config][@revision] (the Hugging Face hub). Class folders, manifests,
+    parquet files, tars and datasets may be in an object store: s3://, gs://, az://, http(s)://."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The dataset directory to write, or the URL of one in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
@@ -86,6 +87,9 @@ class Convert:  # more than 12 fields: a flag each
     bands (a TIFF or .npy of several channels), ragged (a list of items), labels, box (xyxy; also box-xywh, box-yolo),
     keypoint, mask, image or bytes. Cells are numbers, JSON lists or paths. NAME:labels@boxes goes along the items of
     boxes."""
+    image_field: str | None = None
+    """The files of class folders, or of a manifest's column of paths, are arrays [C, H, W] (.npy or TIFF) in place of
+    images: store them as the field of this name, each with a preview as its image."""
     images: Path | None = None
     """For COCO's annotations, the folder of the images. Default: what lies beside the file."""
     masks: Literal["semantic"] | None = None
@@ -127,7 +131,7 @@ class Convert:  # more than 12 fields: a flag each
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that read and check images, or auto for one per core; on a Ray cluster, of a shard's task."""
     backend: Literal["local", "ray"] = "local"
-    """Where shards are written: on this machine, or on a Ray cluster whose nodes share a folder."""
+    """Where shards are written: on this machine, or on a Ray cluster whose nodes share a folder (DST may be a URL)."""
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
     """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
     max_pixels: int = MAX_PIXELS
@@ -139,8 +143,11 @@ class Convert:  # more than 12 fields: a flag each
     overwrite: bool = False
     """Replace the dataset in DST."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """With a URL as DST: where shards are kept until they are uploaded, and the journal. Default: staging in the user's
-    cache directory."""
+    """With a URL as DST: where shards are kept until they are uploaded, and the journal; as SRC: where its shards are
+    fetched to. Default: the user's cache directory."""
+    cache_limit: Annotated[str | None, arg(metavar="SIZE")] = None
+    """With tars or a dataset at a URL as SRC, how much of them the cache may hold, as in 200GB. Default: what it holds
+    already, and half of what the disk has free."""
     storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Options of the object store, as obstore names them: endpoint=URL, region=NAME. Credentials are taken from the
     environment."""
@@ -361,7 +368,7 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     data: Positional[Annotated[Path, arg(metavar="DATA")]]
     """Shards, .beton files, or a folder of images or texts; or the URL of shards in an object store."""
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
-    """The folder to write to."""
+    """The folder to write to, or its URL in an object store."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
     """Any timm model (of a repository of the hub: hf-hub:USER/NAME), a torchvision model as torchvision/NAME, or, for
     texts, a Hugging Face encoder as hf:NAME or hf:FOLDER. Default: the architecture that --weights states, else
@@ -406,7 +413,7 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     """Where to cache embeddings while they are computed, and for later runs, and shards of an object store. Default:
     .fastimg in a converted dataset if it is writable, else the user's cache directory."""
     backend: Literal["local", "ray"] = "local"
-    """Where embeddings are computed: on this machine, or on a Ray cluster whose nodes share a folder."""
+    """Where embeddings are computed: on this machine, or on a Ray cluster whose nodes share a folder, or read a URL."""
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
     """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
     overwrite: bool = False

@@ -156,10 +156,11 @@ class Inputs:  # more than 12 fields: a flag each
     augment_stream: Literal["auto", "own", "step"] = "auto"
     """The CUDA stream that augments batches: a stream of its own, which overlaps the previous step, or the step's.
     auto: own."""
-    dct_scaling: Literal["auto", "low", "off"] = "auto"
+    dct_scaling: Literal["auto", "low", "eighths", "off"] = "auto"
     """auto: decode a training crop of at least twice the output's size at 1/2, 1/4 or 1/8 of its size if the JPEG is
     tiled and the CPU decodes it. It is faster, and changes pixels slightly. low: at 1/4 and 1/8 by the low frequencies
-    alone, which is several times as fast for large photographs. Validation always decodes at full size."""
+    alone, which is several times as fast for large photographs. eighths: at the smallest of 1/8, 2/8 to 8/8 at which
+    the crop is as large as the output. Validation always decodes at full size."""
     on_error: Literal["skip", "fail"] | None = None
     """What to do with an image that cannot be decoded: leave it out of the loss and report it, or stop. Default:
     skip."""

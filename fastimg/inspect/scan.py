@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,15 @@ def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded:
     return facts
 
 
+def _read(dataset: Dataset, index: int, scratch: Scratch, record: Any) -> memoryview:
+    """A sample's bytes, whose digest and length the record then has. Raises DataError."""
+    data = dataset.read(index, scratch)
+    record["digest"] = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), "<u8")
+    record["bytes"] = len(data)
+    record["hashed"] = True
+    return data
+
+
 def _look(dataset: Dataset, chunk: range, max_pixels: int, decoded: bool) -> _Seen:
     scratch = Scratch()
     records = np.zeros(len(chunk), RECORD)
@@ -102,11 +111,7 @@ def _look(dataset: Dataset, chunk: range, max_pixels: int, decoded: bool) -> _Se
     for row, index in enumerate(chunk):
         record = records[row]
         try:
-            data = dataset.read(index, scratch)
-            digest = hashlib.blake2b(data, digest_size=16).digest()
-            record["digest"] = np.frombuffer(digest, "<u8")
-            record["bytes"] = len(data)
-            record["hashed"] = True
+            data = _read(dataset, index, scratch, record)
             header = read_header(data, max_pixels)
             if decoded:
                 decode(data, header, scratch)
@@ -128,11 +133,7 @@ def _look_at_texts(dataset: Dataset, chunk: range) -> _Seen:
     for row, index in enumerate(chunk):
         record = records[row]
         try:
-            data = dataset.read(index, scratch)
-            digest = hashlib.blake2b(data, digest_size=16).digest()
-            record["digest"] = np.frombuffer(digest, "<u8")
-            record["bytes"] = len(data)
-            record["hashed"] = True
+            data = _read(dataset, index, scratch, record)
             if fault := text_fault(data):
                 raise DataError(fault)
             text = str(data, "utf-8")

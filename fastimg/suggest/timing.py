@@ -16,8 +16,8 @@ from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data.datasets import DatasetPart
 from fastimg.errors import UserError
+from fastimg.models.freezing import train_mode
 from fastimg.models.ranks import Ranks
-from fastimg.models.registry import train_mode
 from fastimg.system.measurement import synchronise
 from fastimg.system.memory import ran_out, release
 from fastimg.train.assembly import assemble

@@ -19,8 +19,8 @@ from fastimg.config.values.durations import limit
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.loaders.remote.stores import url_of
+from fastimg.models.freezing import train_mode
 from fastimg.models.ranks import Ranks, agree_on_buffers, start
-from fastimg.models.registry import train_mode
 from fastimg.system.memory import advice, ran_out
 from fastimg.system.progress import Display
 from fastimg.system.signals import SAVE, TIME_UP, Interrupt, TimeLimit

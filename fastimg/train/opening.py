@@ -41,21 +41,13 @@ from fastimg.loaders.epochs import Padding
 from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.order import BLOCK, WINDOW, Order, Sampling
 from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.models.freezing import freeze
 from fastimg.models.ghost_norm import ghost_norms
 from fastimg.models.input_size import check_input
 from fastimg.models.networks import airnet
 from fastimg.models.ranks import Ranks
 from fastimg.models.recompute import checkpoint_blocks
-from fastimg.models.registry import (
-    OWN_PREFIX,
-    Model,
-    PixelType,
-    Preprocessing,
-    build,
-    check_kwargs,
-    freeze,
-    parse_kwargs,
-)
+from fastimg.models.registry import OWN_PREFIX, Model, PixelType, Preprocessing, build, check_kwargs, parse_kwargs
 from fastimg.models.tokenizer import TextDecoder
 from fastimg.system.terminal import say
 from fastimg.train.choices.stated_weights import Stated

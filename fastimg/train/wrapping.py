@@ -15,9 +15,10 @@ from fastimg.loaders import Batch
 from fastimg.loaders.decoders.arrays import MULTIPLE
 from fastimg.models.blocks import repeated
 from fastimg.models.compilation import Compilation, ahead, compile_modules
+from fastimg.models.freezing import fixed, train_mode
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks, wrap
-from fastimg.models.registry import Preprocessing, fixed, train_mode
+from fastimg.models.registry import Preprocessing
 
 from .augment_stream import AugmentStream
 from .run import Run, learning

@@ -14,7 +14,9 @@ import pytest
 from PIL import Image
 
 from fastimg.cli import run
+from fastimg.loaders.remote import stores, writable
 
+from ..loaders.remote.object_server import ObjectServer
 from .hub_server import HubServer, Repository
 
 TWO_RANKS = """
@@ -125,6 +127,34 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     flags = (*FAST, "--epochs", "2", "--lr", "3e-3", "--no-aug", "--output", str(root / "runs"), "--name", "run")
     assert run(["train", str(data), *flags]) == 0
     return Trained(data, shards, root / "runs" / "run")
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of samples of each encoding pass, as they happen."""
+    from fastimg.embeddings.encoder import Encoder
+
+    counts: list[int] = []
+    rows = Encoder.rows
+
+    def counting(encoder: Encoder, loader: Any, samples: int, tick: Any) -> Any:
+        counts.append(samples)
+        return rows(encoder, loader, samples, tick)
+
+    monkeypatch.setattr(Encoder, "rows", counting)
+    return counts
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """An empty object store, asked without pauses and only once; nothing is written to the user's cache folder."""
+    (tmp_path / "bucket").mkdir()
+    monkeypatch.setattr(stores, "PAUSE", 0.0)
+    monkeypatch.setattr(writable.WritableFolder, "retries", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    served = ObjectServer(tmp_path / "bucket")
+    yield served
+    served.close()
 
 
 class Hub(HubServer):

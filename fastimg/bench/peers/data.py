@@ -19,6 +19,7 @@ from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.runtime.cpus import available_cpus
 
 _GRADIENTS = ((512, 384), (384, 512), (640, 300))  # width, height; the blue channel encodes which one
+_PAGE = 8 << 20  # bytes of a page of a .beton: what FFCV takes by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,11 @@ def write_ffcv_beton(sources: Sources) -> None:
     done = threading.Event()
     watch = threading.Thread(target=_end_with_a_child, args=(done,), daemon=True)
     fields = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
-    writer = DatasetWriter(str(sources.ffcv_beton), fields, num_workers=min(available_cpus(), len(sources.files)))
+    page = _PAGE  # an image must fit into one; FFCV's own quality may make it larger than its file
+    while page < 2 * max(file.stat().st_size for file in sources.files):
+        page *= 2
+    workers = min(available_cpus(), len(sources.files))
+    writer = DatasetWriter(str(sources.ffcv_beton), fields, page_size=page, num_workers=workers)
     watch.start()
     try:
         writer.from_indexed_dataset(_Indexed(sources))

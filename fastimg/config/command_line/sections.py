@@ -66,12 +66,10 @@ SECTIONS: Mapping[str, Sections] = {
     "convert": {
         "source": (
             *("classes", "split_column", "label_column", "target", "label_delimiter", "field", "images", "masks"),
-            *("path_column", "text_column", "no_header", "delimiter"),
+            *("image_field", "path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
-        "destination": (
-            *("format", "shard_size", "append", "merge", "resume", "overwrite", "cache_dir", "storage_option"),
-        ),
+        "destination": (*("format", "shard_size", "append", "merge", "resume", "overwrite", *STORE),),
         "images": (
             *("tile", "max_size", "quality", "jpeg", "recompress"),
             *("raw_fraction", "originals", "compare", "max_pixels"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastimg.config.commands import Convert, Eval, Predict
+from fastimg.config.commands import Convert, Embed, Eval, Predict
 from fastimg.config.rules import Check, Needs, Rule
 from fastimg.config.training import Train
 from fastimg.loaders.remote.shard_cache import parse_size
@@ -29,7 +29,8 @@ def _has_run_elsewhere(config: Any) -> bool:
 
 
 def uses_store(config: Any) -> bool:
-    return _is_elsewhere(config) or _has_run_elsewhere(config)
+    writes = isinstance(config, Embed) and url_of(config.dst) is not None
+    return writes or _is_elsewhere(config) or _has_run_elsewhere(config)
 
 
 def check_output(config: Train) -> str | None:
@@ -38,16 +39,44 @@ def check_output(config: Train) -> str | None:
     return "a run in an object store has a name that you give; add --name"
 
 
-def check_cluster_and_store(config: Any) -> str | None:
-    if config.backend == "local":
+def check_cluster_and_store(config: Train) -> str | None:
+    if config.backend == "local" or url_of(config.output) is None:
         return None
-    to_store = goes_elsewhere(config) if isinstance(config, Convert) else url_of(config.output) is not None
-    return "writes to a folder that all nodes share, not to a URL; give a folder" if to_store else None
+    return "writes a run to a folder that all nodes share, not to a URL; give a folder"
 
 
 def goes_elsewhere(config: Convert) -> bool:
     """Whether the dataset is written to an object store."""
     return url_of((config.dst, *config.more)[-1]) is not None
+
+
+def _sources(config: Convert) -> tuple[Any, ...]:
+    return (config.src, config.dst, *config.more)[:-1]
+
+
+def reads_elsewhere(config: Convert) -> bool:
+    """Whether a source is in an object store."""
+    return any(url_of(source) is not None for source in _sources(config))
+
+
+def reads_shards_elsewhere(config: Convert) -> bool:
+    """Whether shards may be fetched: of a source, or of the dataset that is added to."""
+    return reads_elsewhere(config) or (config.append and goes_elsewhere(config))
+
+
+def converts_urls(config: Convert) -> bool:
+    """Whether a source or the dataset is in an object store."""
+    return reads_elsewhere(config) or goes_elsewhere(config)
+
+
+def check_cluster_and_sources(config: Convert) -> str | None:
+    if config.backend == "local":
+        return None
+    if reads_elsewhere(config):
+        return "reads a folder that all nodes share, not a URL; copy it there"
+    if config.append and goes_elsewhere(config):
+        return "does not append to a dataset at a URL; leave it out"
+    return None
 
 
 def _loader_elsewhere(config: Any) -> str | None:
@@ -62,7 +91,7 @@ def check_loaders_elsewhere(config: Any) -> str | None:
     return "loaders are compared on data of this machine, and DATA is a URL; leave it out"
 
 
-def _cache_limit(config: Any) -> str | None:
+def check_cache_limit(config: Any) -> str | None:
     if config.cache_limit is None:
         return None
     try:
@@ -85,7 +114,7 @@ def check_storage_option(config: Any) -> str | None:
 ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
     Needs("cache_limit", _is_elsewhere, "a URL as DATA"),
     Needs("storage_option", uses_store, "a URL as DATA or run"),
-    Check("cache_limit", _cache_limit),
+    Check("cache_limit", check_cache_limit),
     Check("storage_option", check_storage_option),
 )
 

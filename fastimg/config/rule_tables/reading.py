@@ -10,10 +10,12 @@ from .elsewhere import (
     ELSEWHERE,
     FROM_STORE,
     LOADER_ELSEWHERE,
-    check_cluster_and_store,
+    check_cache_limit,
+    check_cluster_and_sources,
     check_loaders_elsewhere,
     check_storage_option,
-    goes_elsewhere,
+    converts_urls,
+    reads_shards_elsewhere,
 )
 from .ranges import at_least, is_share, is_size
 from .training import AUGMENTATION, LOADER
@@ -60,9 +62,11 @@ VERIFY: tuple[Rule, ...] = (*FROM_STORE, Range("max_pixels", at_least(1), "1 or 
 SUGGEST: tuple[Rule, ...] = FROM_STORE
 
 CONVERT: tuple[Rule, ...] = (
-    Check("backend", check_cluster_and_store),
-    Needs("cache_dir", goes_elsewhere, "a URL as DST"),
-    Needs("storage_option", goes_elsewhere, "a URL as DST"),
+    Check("backend", check_cluster_and_sources),
+    Needs("cache_dir", converts_urls, "a URL as SRC or DST"),
+    Needs("cache_limit", reads_shards_elsewhere, "a URL as SRC, or as DST with --append"),
+    Check("cache_limit", check_cache_limit),
+    Needs("storage_option", converts_urls, "a URL as SRC or DST"),
     Check("storage_option", check_storage_option),
 )
 

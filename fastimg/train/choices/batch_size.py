@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fastimg.errors import UserError
 from fastimg.loaders import Batch, BatchSource
+from fastimg.models.freezing import train_mode
 from fastimg.models.ranks import Ranks
-from fastimg.models.registry import train_mode
 from fastimg.system.memory import advice, available, ran_out, release
 from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.run import Run

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from fastimg.errors import UserError
 from fastimg.loaders import Batch
-from fastimg.models.registry import train_mode
+from fastimg.models.freezing import train_mode
 from fastimg.system.memory import advice, ran_out, release
 from fastimg.system.terminal import say
 from fastimg.train.augment_stream import AugmentStream

@@ -51,7 +51,7 @@ def scales(config: Train) -> Scaling:
         return False
     if not scaling or config.dct_scaling == "off" or config.decode == "gpu" or plain(config):
         return False
-    return "low" if config.dct_scaling == "low" else True
+    return True if config.dct_scaling == "auto" else config.dct_scaling
 
 
 def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:

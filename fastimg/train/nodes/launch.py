@@ -1,6 +1,8 @@
 """Starts the ranks of a training on a Ray cluster, prints what rank 0 says, and starts all again when one is lost."""
 
+import secrets
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -61,13 +63,12 @@ def train_on_cluster(config: Train, console: Console, signals: bool = True) -> R
     check_installed("train")
     config.output.mkdir(parents=True, exist_ok=True)
     here = [] if config.data is None or url_of(config.data) is not None else [config.data]
-    with joined("train", config.address) as ray, shared_places("training", here, config.output) as places:
-        assert places.token is not None
-        folder = places.token.with_name(f".ray-{places.word}")  # Ray Train's own, which all nodes must see
-        try:
+    folder = config.output.resolve() / f".ray-{secrets.token_hex(8)}"  # Ray Train's own, which all nodes must see
+    try:
+        with joined("train", config.address) as ray, shared_places("training", here, config.output) as places:
             return _Launch(ray, config, console, places, folder).run(signals)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Launch:
@@ -94,12 +95,13 @@ class _Launch:
         try:
             with Interrupt(signals) as interrupt:
                 for failures in range(1, limit + 2):
-                    count = self._fitting(most)
+                    count = self._fitting(most, interrupt)
                     say(self._console, f"ray         {plural(count, 'rank')}, each with {written(self._amounts)}")
                     attempt = self._ended(_Attempt(self._trainer(count)), interrupt)
                     if attempt.error is None:
                         assert attempt.result is not None
                         return attempt.result
+                    self._stop_if_asked(interrupt)
                     reason = _reason(attempt.error)
                     if failures <= limit:
                         words = f"ray         {reason}; training goes on from its last checkpoint"
@@ -125,28 +127,32 @@ class _Launch:
             )
         return there
 
-    def _fitting(self, count: int) -> int:
+    def _fitting(self, count: int, interrupt: Interrupt) -> int:
         """How many ranks to start now, waiting for room if need be. Raises UserError where none comes."""
         fewest = count if self._config.elastic is None else parse_range(self._config.elastic)[0]
         began = time.monotonic()
-        while True:
-            there = min(count, room(alive(self._ray), self._amounts)) if self._head_answers() else 0
-            run = self._ray.get(self._board.run.remote())
-            for number in range(there, fewest - 1, -1):
-                if run is None or _shares_evenly(run, self._config, number):
-                    return number
-            waited = time.monotonic() - began
-            if waited > _ROOM:
-                raise UserError(
-                    f"train --backend ray: the cluster has had no room for {plural(fewest, 'rank')} with "
-                    f"{written(self._amounts)} each for {round(_ROOM / 60)} minutes; {_GOES_ON}"
-                )
-            if waited < _LOOK:
-                from ray.autoscaler import sdk
-
-                sdk.request_resources(bundles=[dict(self._amounts)] * fewest)
-                say(self._console, f"ray         waiting for room for {plural(fewest, 'rank')}")
-            time.sleep(_LOOK)
+        asked = False
+        try:
+            while True:
+                self._stop_if_asked(interrupt)
+                there = min(count, room(alive(self._ray), self._amounts)) if self._head_answers() else 0
+                run = self._ray.get(self._board.run.remote())
+                for number in range(there, fewest - 1, -1):
+                    if run is None or _shares_evenly(run, self._config, number):
+                        return number
+                if time.monotonic() - began > _ROOM:
+                    raise UserError(
+                        f"train --backend ray: the cluster has had no room for {plural(fewest, 'rank')} with "
+                        f"{written(self._amounts)} each for {round(_ROOM / 60)} minutes; {_GOES_ON}"
+                    )
+                if not asked:
+                    asked = True
+                    _ask_for([dict(self._amounts)] * fewest)
+                    say(self._console, f"ray         waiting for room for {plural(fewest, 'rank')}")
+                time.sleep(_LOOK)
+        finally:
+            if asked and self._head_there:
+                _ask_for([])
 
     def _trainer(self, count: int) -> Any:
         from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
@@ -183,6 +189,8 @@ class _Launch:
             attempt.thread.join(_LOOK)
             self._head_answers()
             self._print()
+            if interrupt.signal and self._ray.get(self._board.run.remote()) is None:
+                self._stop_if_asked(interrupt)  # no rank trains yet: there is nothing to save
             if interrupt.signal and not told:
                 told = interrupt.signal
                 self._ray.get(self._board.stop.remote(told))
@@ -192,6 +200,16 @@ class _Launch:
         self._print()
         self._raise_fault()
         return attempt
+
+    def _stop_if_asked(self, interrupt: Interrupt) -> None:
+        """Where no rank trains: end as other commands do, if there was a signal."""
+        if not interrupt.signal:
+            return
+        if self._ray.get(self._board.run.remote()) is not None:
+            say(self._console, f"ray         interrupted; {_GOES_ON}")
+        if interrupt.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + interrupt.signal)
 
     def _print(self) -> None:
         for line in self._ray.get(self._board.lines.remote()):
@@ -221,6 +239,13 @@ class _Launch:
         else:
             self._head_there, self._head_seen = True, now
         return self._head_there
+
+
+def _ask_for(bundles: list[dict[str, float]]) -> None:
+    """Ask for nodes that have these amounts, where the cluster can grow; for none instead of what was asked before."""
+    from ray.autoscaler import sdk
+
+    sdk.request_resources(bundles=bundles)
 
 
 def _amounts(config: Train, nodes: list[dict[str, float]]) -> Mapping[str, float]:

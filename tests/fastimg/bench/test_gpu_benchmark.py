@@ -80,7 +80,7 @@ def pid_of(process: subprocess.Popen[str], section: str) -> int:
 
 
 @pytest.mark.slow
-def test_training_is_measured_without_what_a_bare_machine_lacks(tmp_path: Path) -> None:
+def test_training_is_measured_without_what_a_bare_machine_lacks(tmp_path: Path, compiled_decoder: None) -> None:
     out = tmp_path / "new" / "folder" / "results.jsonl"
     arguments = "--only", "steps,loader", "--out", str(out)
     process = start(*arguments, *LIMITS, env=environment(tmp_path), cwd=tmp_path)

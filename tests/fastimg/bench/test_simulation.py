@@ -34,3 +34,14 @@ def test_the_formulas_bound_what_is_simulated(simulate, window):
     assert found["at_once"] <= found["at_once_formula"] <= found["at_once"] + 2
     assert found["longest_stay"] <= found["longest_stay_formula"]
     assert 0.7 * found["nodes_per_shard_formula"] <= found["nodes_per_shard"] <= found["nodes_per_shard_formula"]
+
+
+@pytest.mark.parametrize("window", [100, 40_000])
+def test_every_sample_of_the_order_is_counted(simulate, window):
+    shards, nodes, size = 40, 8, 5_000
+    found = simulate.epoch(shards * size, shards, nodes, window)
+    of = epoch_order(shards * size, 0, 0, "quasi-random", size, window) // size
+    places = [np.flatnonzero(of == shard) for shard in range(shards)]
+    readers = [len(np.unique(each // simulate._BATCH % nodes)) for each in places]
+    assert found["nodes_per_shard"] == np.mean(readers)
+    assert found["longest_stay"] == max(each[-1] - each[0] + 1 for each in places)

@@ -100,6 +100,7 @@ def test_one_rank_resumes_a_run_of_two(
 
 KILLED = """
 import os, signal, sys
+from fastimg.system import rank_exchange
 from fastimg.train.checkpoints import sharded; from fastimg import cli
 
 write, saves = sharded.save_shards, []
@@ -110,8 +111,10 @@ def write_and_die(*arguments, **options):
     if len(saves) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
-    sharded.save_shards = write_and_die
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    rank_exchange.BEAT, rank_exchange.PATIENCE = 0.2, 6.0  # torchrun would kill the other rank after 30 seconds
+    if os.environ["RANK"] == "1":
+        sharded.save_shards = write_and_die
 sys.exit(cli.run(sys.argv[1:]))
 """
 

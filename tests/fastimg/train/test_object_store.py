@@ -72,7 +72,6 @@ def test_a_run_is_that_of_the_folder_to_the_bit(shards, tmp_path, capsys):
         (("verify", "D", "--cache-dir", "C"), "--cache-dir has no effect without a URL as DATA"),
         (("predict", "runs/a", "x.jpg", "--cache-limit", "0"), "--cache-limit has no effect without a URL as DATA"),
         (("bench", "s3://b/D", "--loaders", "torch"), "--loaders torch: loaders are compared on data of this machine"),
-        (("convert", "s3://b/photos", "D"), "convert s3://b/photos: a source is read from this machine; copy it here"),
     ],
 )
 def test_what_is_refused(arguments, sentence, capsys):

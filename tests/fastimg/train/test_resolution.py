@@ -322,6 +322,7 @@ def test_a_batch_larger_than_the_data_is_reported(trained, cli):
     [
         ({}, True),
         ({"dct_scaling": "low"}, "low"),
+        ({"dct_scaling": "eighths"}, "eighths"),
         ({"dct_scaling": "off"}, False),
         ({"dct_scaling": "low", "loader": "torch"}, False),
         ({"dct_scaling": "low", "no_aug": True}, False),

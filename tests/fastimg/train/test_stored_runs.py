@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from fastimg import cli
 from fastimg.errors import UserError
 from fastimg.loaders import DataError
-from fastimg.loaders.remote import stores, writable
 from fastimg.train.checkpoints.run_directory import read_log
 from fastimg.train.checkpoints.run_uploads import RunUploads
 from fastimg.train.checkpoints.stored_runs import fetch_model, fetch_run, manifest_of
@@ -27,16 +25,11 @@ FLAGS = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    (tmp_path / "bucket").mkdir()
-    monkeypatch.setattr(stores, "PAUSE", 0.0)
-    monkeypatch.setattr(writable.WritableFolder, "retries", 0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    served = ObjectServer(tmp_path / "bucket")
-    for name, value in served.options.items():
+def server(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
+    """The store, which the environment names, as users do."""
+    for name, value in server.options.items():
         monkeypatch.setenv({"endpoint": "AWS_ENDPOINT_URL"}.get(name, f"AWS_{name.upper()}"), value)
-    yield served
-    served.close()
+    return server
 
 
 @pytest.fixture
