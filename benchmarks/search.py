@@ -5,8 +5,8 @@
     python benchmarks/search.py --part time --data sst2 --shared FOLDER --encoder hf:FOLDER [--time 5m] [--only search]
 
 seconds: trials of a linear head on kept embeddings; the first one, which embeds, and the median of the others.
-tpe: as many trials by TPE and at random; how many of TPE's it takes to reach the best of the random ones, by the
-validation loss, since accuracies of a few hundred samples tie. time: the accuracy on the test split of what each way
+tpe: trials by TPE and at random; how many of TPE's it takes to reach the best of the random ones, by the validation
+loss, since accuracies of a few hundred samples tie. time: the accuracy on the test split of what each way
 finds in the same time: `train` with its defaults and the same weights, `suggest` and its file, `search --time`, and
 search over the same flags at random.
 
@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000, help="of each class, at most")
     parser.add_argument("--held-out", type=float, default=1 / 6, help="the share of each class in test, and in val")
     parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--tpe-trials", type=int, help="of TPE, with --part tpe; default: as many as at random")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0, help="with --part tpe")
     parser.add_argument("--epochs", type=int, default=20, help="of a trial on kept embeddings")
     parser.add_argument("--time", default="5m", help="for each way")
     parser.add_argument("--only", nargs="+", choices=WAYS, default=WAYS)
@@ -82,10 +84,12 @@ def seconds_of_trials(args: argparse.Namespace, data: Path, folder: Path) -> Ite
 
 def tpe_and_random(args: argparse.Namespace, data: Path, folder: Path) -> Iterator[dict[str, Any]]:
     """For each seed the best loss of random search, and how many trials TPE took to get there."""
-    for seed in range(args.seeds):
+    counts = {"random": args.trials, "tpe": args.tpe_trials or args.trials}
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         found = {}
-        for sampler in ("random", "tpe"):
-            board = searched(args, data, folder / f"{sampler}{seed}", HEADS, sampler, seed, "--metric", "loss")
+        for sampler, trials in counts.items():
+            home = folder / f"{sampler}{seed}"
+            board = searched(args, data, home, HEADS, sampler, seed, "--metric", "loss", trials=trials)
             rows = sorted(board["trials"], key=lambda row: row["trial"])
             found[sampler] = [row["value"] for row in rows]
         target = min(found["random"])
@@ -93,6 +97,7 @@ def tpe_and_random(args: argparse.Namespace, data: Path, folder: Path) -> Iterat
         yield {
             "seed": seed,
             "trials": args.trials,
+            "tpe_trials": counts["tpe"],
             "random_best": target,
             "random_needed": found["random"].index(target) + 1,
             "tpe_best": min(found["tpe"]),
@@ -150,13 +155,21 @@ def started_with(args: argparse.Namespace) -> list[object]:
 
 
 def searched(
-    args: argparse.Namespace, data: Path, home: Path, space: tuple[str, ...], sampler: str, seed: int, *more: object
+    args: argparse.Namespace,
+    data: Path,
+    home: Path,
+    space: tuple[str, ...],
+    sampler: str,
+    seed: int,
+    *more: object,
+    trials: int | None = None,
 ) -> dict[str, Any]:
     """The leaderboard of a search over the settings of a classifier on kept embeddings."""
     params = [word for text in space for word in ("--param", text)]
     size = ["--img-size", args.img_size] if args.img_size else []
     shared = ["--", "--freeze", "backbone", "--epochs", args.epochs, *size]
-    given = ["--trials", args.trials, "--sampler", sampler, "--pruner", "none", "--seed", seed, "--device", args.device]
+    given = ["--trials", trials or args.trials, "--sampler", sampler, "--pruner", "none", "--seed", seed]
+    given += ["--device", args.device]
     text = command("search", data, *started_with(args), *params, *given, *more, "-o", home, "--json", *shared)
     found: dict[str, Any] = json.loads(text)
     return found

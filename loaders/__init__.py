@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastimg.loaders.folders.folder import FilesDataset
 
     from .batch import Batch, Field, FieldSelection
-    from .crop import CenterCrop, Letterbox, LongestSide, RandomCrop, RandomResizedCrop, View
+    from .crop import CenterCrop, Crop, Letterbox, LongestSide, RandomCrop, RandomResizedCrop, View
     from .decoder import Decoder
     from .decoders.fields import FieldsDecoder
     from .decoders.images import ImageDecoder
@@ -33,6 +33,7 @@ __all__ = [
     "Batch",
     "BatchSource",
     "CenterCrop",
+    "Crop",
     "DataError",
     "Dataset",
     "Decoder",
@@ -62,7 +63,9 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("Dataset", "list_splits", "open_dataset"), "containers.datasets"),
     **dict.fromkeys(("DataError", "ImageError", "ShardError", "WorkerError"), "errors"),
-    **dict.fromkeys(("CenterCrop", "Letterbox", "LongestSide", "RandomCrop", "RandomResizedCrop", "View"), "crop"),
+    **dict.fromkeys(
+        ("CenterCrop", "Crop", "Letterbox", "LongestSide", "RandomCrop", "RandomResizedCrop", "View"), "crop"
+    ),
     **dict.fromkeys(("BatchSource", "LoaderConfig"), "epochs"),
     **dict.fromkeys(("Batch", "Field", "FieldSelection"), "batch"),
     "FieldsDecoder": "decoders.fields",

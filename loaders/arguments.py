@@ -11,7 +11,7 @@ from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.stores import url_of
 
 from .batch import FieldSelection
-from .crop import CenterCrop, Crop, RandomResizedCrop, Size, View, pair
+from .crop import CenterCrop, CropRule, RandomResizedCrop, Size, View, pair
 from .decoder import Decoder
 from .epochs import LoaderConfig
 from .order import BLOCK, Order
@@ -33,7 +33,7 @@ def resolve(
     data: Dataset | str | PathLike[str],
     decoder: Decoder | None,
     config: LoaderConfig | None,
-    crop: Crop | Size | None,
+    crop: CropRule | Size | None,
     views: Sequence[View] | None,
     split: str | None,
     max_pixels: int | None,
@@ -107,7 +107,7 @@ def _with_fields(decoder: Decoder, fields: Sequence[str] | FieldSelection, datas
 
 
 def _decoder(
-    crop: Crop | Size | None,
+    crop: CropRule | Size | None,
     views: Sequence[View] | None,
     max_pixels: int | None,
     channels: int | None,
@@ -115,7 +115,7 @@ def _decoder(
     order: Order,
 ) -> Decoder:
     if crop is None and views is None:
-        raise TypeError("Loader: give crop, in pixels or as a Crop, or views, or a decoder")
+        raise TypeError("Loader: give crop, in pixels or as a crop object, or views, or a decoder")
     from .decode import MAX_PIXELS  # here, because text datasets do not need the JPEG decoder
     from .decoders.images import ImageDecoder
     from .decoders.views import ViewDecoder
@@ -124,7 +124,7 @@ def _decoder(
     kept = 3 if channels is None else channels
     bits = 8 if depth is None else depth
     if views is None:
-        return ImageDecoder(_crop(cast(Crop | Size, crop), order), most, channels=kept, depth=bits)
+        return ImageDecoder(_crop(cast(CropRule | Size, crop), order), most, channels=kept, depth=bits)
     if crop is not None:
         raise TypeError("Loader: crop and views were given; each View has a crop of its own, so leave crop out")
     if not isinstance(views, Sequence):
@@ -132,9 +132,9 @@ def _decoder(
     return ViewDecoder(tuple(views), most, channels=kept, depth=bits)
 
 
-def _crop(crop: Crop | Size, order: Order) -> Crop:
+def _crop(crop: CropRule | Size, order: Order) -> CropRule:
     if hasattr(crop, "window"):
-        return cast(Crop, crop)
+        return cast(CropRule, crop)
     height, width = pair(crop, "crop")
     if order == "sequential":
         return CenterCrop(size=(height, width), resize=(round(height / _RESIZE), round(width / _RESIZE)))

@@ -22,7 +22,7 @@ class Window(NamedTuple):
     at: tuple[int, int]  # x, y in the resized image
 
 
-class Crop(Protocol):
+class CropRule(Protocol):
     """A rule for the window of an image. It uses `draws` numbers in [0, 1) per image.
 
     A crop whose windows reach beyond the image may have an attribute `fill`, the level of what lies there (`Letterbox`,
@@ -54,7 +54,7 @@ def pair(size: object, name: str = "size") -> tuple[int, int]:
     return height, width
 
 
-def shape_of(crop: Crop) -> tuple[int, int]:
+def shape_of(crop: CropRule) -> tuple[int, int]:
     """(height, width) of a crop's output."""
     return pair(crop.size)
 
@@ -87,7 +87,7 @@ class RandomResizedCrop:
         object.__setattr__(self, "size", _plain(pair(self.size)))
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
-        """See `Crop`."""
+        """See `CropRule`."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         size = (self.size, self.size) if isinstance(self.size, int) else self.size[::-1]  # width, height
         for i in range(0, 20, 2):
@@ -130,7 +130,7 @@ class CenterCrop:
             )
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
-        """See `Crop`."""
+        """See `CropRule`."""
         crop_height, crop_width = (self.size, self.size) if isinstance(self.size, int) else self.size
         w, h = _covering(width, height, self.resize)
         at = (round((w - crop_width) / 2.0), round((h - crop_height) / 2.0))
@@ -161,7 +161,7 @@ class RandomCrop:
             )
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
-        """See `Crop`."""
+        """See `CropRule`."""
         w, h = self.resized(width, height)
         tall, wide = pair(self.size)
         x = int(draws[0] * (w + 2 * self.padding - wide + 1)) - self.padding
@@ -178,15 +178,16 @@ class View:
     """`n` crops of each image by one rule, each drawn for itself.
 
     crop: the size in pixels, a side or (height, width), of RandomResizedCrops with the `scale`, `ratio` and
-        `interpolation` given; or a Crop, which has settings of its own. A crop that is larger than its box is upscaled.
+        `interpolation` given; or a crop object, which has settings of its own. A crop that is larger than its box is
+        upscaled.
     scale: the least and the largest share of the image's area that a crop shows.
     ratio: the least and the largest width of a crop's box over its height.
     name: what `batch.views_of` calls it; None: its place in the list of views, "0" for the first.
 
-    Raises ValueError for values that cannot be, and for a Crop together with settings of a RandomResizedCrop.
+    Raises ValueError for values that cannot be, and for a crop object together with settings of a RandomResizedCrop.
     """
 
-    crop: Crop | Size
+    crop: CropRule | Size
     n: int = 1
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -211,10 +212,10 @@ class View:
             raise ValueError(f"View: interpolation={self.interpolation!r}; give {' or '.join(get_args(Interpolation))}")
         self.rule()  # it checks the size
 
-    def rule(self) -> Crop:
+    def rule(self) -> CropRule:
         """The crop that draws its windows."""
         if hasattr(self.crop, "window"):
-            return cast(Crop, self.crop)
+            return cast(CropRule, self.crop)
         scale, ratio, interpolation = self.scale, self.ratio, self.interpolation
         return RandomResizedCrop(size=self.crop, scale=scale, ratio=ratio, interpolation=interpolation)
 
@@ -246,7 +247,7 @@ class Letterbox(_Canvas):
     fill: int = 114
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
-        """See `Crop`."""
+        """See `CropRule`."""
         tall, wide = pair(self.size)
         share = min(tall / height, wide / width)
         w, h = max(1, round(width * share)), max(1, round(height * share))
@@ -265,14 +266,28 @@ class LongestSide(_Canvas):
     fill: int = 0
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
-        """See `Crop`."""
+        """See `CropRule`."""
         tall, wide = pair(self.size)
         share = min(tall / height, wide / width)
         w, h = max(1, int(width * share + 0.5)), max(1, int(height * share + 0.5))
         return Window((0, 0, width, height), (w, h), (0, 0))
 
 
-def fill_of(crop: Crop) -> int | None:
+class Crop:
+    """The crops of detectors, by their size alone: `Loader("D", crop=Crop.letterbox(640))`."""
+
+    @staticmethod
+    def letterbox(size: Size, *, fill: int = Letterbox.fill) -> Letterbox:
+        """`Letterbox(size=size, fill=fill)`. Raises ValueError for a size or a level that is none."""
+        return Letterbox(size=size, fill=fill)
+
+    @staticmethod
+    def longest_side(size: Size, *, fill: int = LongestSide.fill) -> LongestSide:
+        """`LongestSide(size=size, fill=fill)`. Raises ValueError for a size or a level that is none."""
+        return LongestSide(size=size, fill=fill)
+
+
+def fill_of(crop: CropRule) -> int | None:
     """The level, 0 to 255, beyond the image in windows of `crop`; None where the image is mirrored there."""
     fill: int | None = getattr(crop, "fill", None)
     return fill
@@ -292,7 +307,7 @@ def reaches_out(window: Window, width: int, height: int) -> bool:
     return left < 0 or top < 0 or left + width > window.size[0] or top + height > window.size[1]
 
 
-def sized(crop: Crop, size: Size) -> Crop:
+def sized(crop: CropRule, size: Size) -> CropRule:
     """`crop` made smaller: the same boxes of the same draws, with an output of `size` (a side, or height and width).
 
     Raises ValueError where `size` is larger than the crop's own, TypeError for a crop that is not of this module.

@@ -22,7 +22,7 @@ from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
 from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
-from .crop import Crop, Size, View
+from .crop import CropRule, Size, View
 from .decoder import Decoder
 from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
 from .order import WINDOW, Order, Sampling
@@ -51,7 +51,8 @@ class Loader(Epochs):
     device: where batches are handed out: "cpu", "cuda" or "cuda:N".
     indices: the ids (int64) of the samples that are read; None: all of them.
     crop: the size of images in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults, or
-        with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a Crop.
+        with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a crop object, such as
+        CenterCrop(size=224, resize=256) or Crop.letterbox(640).
     views: several crops of each image, from one decode: `views=[View(crop=224, n=2, scale=(0.4, 1)), View(crop=96,
         n=6, scale=(0.05, 0.4))]` gives `batch.views`, a list of 8 tensors like `inputs`, which is the first of them.
         They are drawn in every order, also "sequential".
@@ -103,7 +104,7 @@ class Loader(Epochs):
         device: torch.device | str = "cpu",
         indices: npt.NDArray[np.int64] | None = None,
         *,
-        crop: Crop | Size | None = None,
+        crop: CropRule | Size | None = None,
         views: Sequence[View] | None = None,
         split: str | None = None,
         max_pixels: int | None = None,

@@ -39,7 +39,7 @@ from PIL import Image
 from fastimg.loaders import Batch, BatchSource, Dataset, ImageDecoder, LoaderConfig, RandomResizedCrop
 from fastimg.loaders.backends.selection import open_source
 from fastimg.loaders.backends.settings import Backend
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.loaders.folders.formats import register_plugins
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
@@ -340,7 +340,7 @@ def open_loader() -> Callable[..., BatchSource]:
     def build(
         backend: Backend,
         dataset: Dataset,
-        crop: Crop | None = None,
+        crop: CropRule | None = None,
         indices: npt.NDArray[np.int64] | None = None,
         **options: Any,
     ) -> BatchSource:

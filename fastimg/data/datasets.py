@@ -27,7 +27,7 @@ from fastimg.loaders.backends.settings import RGB_ONLY, Backend, Reading
 from fastimg.loaders.containers.bands import BandsDataset
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
-from fastimg.loaders.crop import Crop, Interpolation
+from fastimg.loaders.crop import CropRule, Interpolation
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.folders.bands import is_bands
 from fastimg.loaders.folders.folder import Level
@@ -195,12 +195,12 @@ def center_crop(preprocessing: "Preprocessing") -> CenterCrop:
     return CenterCrop(size=p.val_size, resize=p.val_resize, interpolation=p.interpolation)
 
 
-def train_crop(preprocessing: "Preprocessing", config: Augmenting) -> Crop:
+def train_crop(preprocessing: "Preprocessing", config: Augmenting) -> CropRule:
     """What training with augmentation sees of an image."""
     return random_crop(preprocessing.train_size, preprocessing.interpolation, config)
 
 
-def random_crop(size: int, interpolation: Interpolation, config: Augmenting) -> Crop:
+def random_crop(size: int, interpolation: Interpolation, config: Augmenting) -> CropRule:
     """The crop to `size` pixels that `config` asks for, with the usual scale and ratio where it has none."""
     if config.crop_padding is not None:
         return RandomCrop(size=size, padding=config.crop_padding, interpolation=interpolation)
@@ -240,7 +240,7 @@ def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
 
 def build_loader(
     part: DatasetPart,
-    crop: Crop,
+    crop: CropRule,
     config: "LoaderConfig",
     max_pixels: int | None,
     device: "torch.device",
@@ -275,7 +275,7 @@ def build_loader(
 
 def _bands_loader(
     part: DatasetPart,
-    crop: Crop,
+    crop: CropRule,
     config: "LoaderConfig",
     device: "torch.device",
     max_pixels: int,

@@ -25,7 +25,7 @@ from fastimg.loaders import Batch, BatchSource, Dataset, ImageError, Loader, Loa
 from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.containers.arrays import ArrayDataset, Views, npy_bytes
 from fastimg.loaders.containers.content import singular
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.decoder import Decoder
 from fastimg.loaders.runtime.scratch import Scratch
@@ -275,7 +275,7 @@ class Encoding:
 
 
 def pixels_of(
-    crop: Crop, preprocessing: Preprocessing, backend: Backend, decode: str, max_pixels: int | None
+    crop: CropRule, preprocessing: Preprocessing, backend: Backend, decode: str, max_pixels: int | None
 ) -> dict[str, Any]:
     """What the pixels of an input depend on, except the image."""
     return {

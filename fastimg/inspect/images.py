@@ -30,7 +30,7 @@ from fastimg.errors import UsageError, UserError, nearest, printable
 from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.datasets import large_photographs
-from fastimg.loaders.crop import Crop, shape_of
+from fastimg.loaders.crop import CropRule, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural, with_flags
@@ -162,7 +162,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
     return result
 
 
-def _augmentation(config: Inspect) -> tuple[Train, Crop]:
+def _augmentation(config: Inspect) -> tuple[Train, CropRule]:
     """How training would augment and crop images: flags take precedence over the configuration file."""
     file = Train()
     given = {name: getattr(config, name) for name in FIELDS if was_given(getattr(config, name))}
@@ -186,7 +186,7 @@ def _augmentation(config: Inspect) -> tuple[Train, Crop]:
     return merged, random_crop(size, interpolation, merged)
 
 
-def _kornia(shown: Train, crop: Crop) -> "KorniaPass | None":
+def _kornia(shown: Train, crop: CropRule) -> "KorniaPass | None":
     """The part of the augmentation done by Kornia; None if there is none. Raises UsageError."""
     if not shown.kornia or shown.no_aug:
         return None
@@ -216,7 +216,7 @@ def _draw(
     config: Inspect,
     folder: Path,
     shown: Train,
-    crop: Crop,
+    crop: CropRule,
     kornia: "KorniaPass | None",
     facts: SplitFacts,
     err: Console,

@@ -16,7 +16,7 @@ from fastimg.data.provenance import TrainedOn
 from fastimg.embeddings.encoder import Head
 from fastimg.errors import UsageError
 from fastimg.loaders import BatchSource
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decoders.arrays import ArrayDecoder
 from fastimg.models.ema import DECAY, Ema
 from fastimg.models.precision import Precision
@@ -168,7 +168,7 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     dtype = np.dtype({"fp16": "f2", "fp32": "f4"}[config.cache_dtype or "fp16"])
     arrays = None if parts.embedding is None else ArrayDecoder(parts.embedding, dtype)
     if config.no_aug:
-        crop: Crop = center_crop(preprocessing)
+        crop: CropRule = center_crop(preprocessing)
     else:
         crop = train_crop(preprocessing, config)
     scaling = effective.scales(config)

@@ -35,7 +35,7 @@ from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.bands import bands_of
 from fastimg.loaders.containers.datasets import is_plain_folder
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs import Padding
 from fastimg.loaders.jpeg.decoding.region import Scaling
@@ -227,7 +227,7 @@ def whiten(
     network = model.module
     if not isinstance(network, airnet.AirNet):
         return
-    crop: Crop = center_crop(preprocessing) if intent.plain(config) else train_crop(preprocessing, config)
+    crop: CropRule = center_crop(preprocessing) if intent.plain(config) else train_crop(preprocessing, config)
     count = min(WHITENED, len(part))
     text = ""
     if ranks.first:
@@ -284,7 +284,7 @@ def open_loader(
     config: Train,
     ranks: Ranks | None,
     part: DatasetPart,
-    crop: Crop,
+    crop: CropRule,
     order: Order,
     padding: Padding,
     model: Model,

@@ -20,7 +20,7 @@ from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.loaders.backends.resident import ResidentImages
 from fastimg.loaders.containers.arrays import ArrayDataset
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing, TextSide
@@ -96,10 +96,10 @@ def resident(config: Train, preprocessing: Preprocessing, ranks: Ranks, parts: P
 
     Raises UserError if they take more than RESIDENT_SHARE of the memory that is free.
     """
-    evaluated: Crop = center_crop(preprocessing)
+    evaluated: CropRule = center_crop(preprocessing)
     crop = evaluated if intent.plain(config) else train_crop(preprocessing, config)
 
-    def kept(part: DatasetPart | None, crop: Crop) -> DatasetPart | None:
+    def kept(part: DatasetPart | None, crop: CropRule) -> DatasetPart | None:
         if part is None:
             return None
         workers = parse_workers(config.workers, ranks.cpus)  # nothing trains meanwhile
@@ -229,7 +229,7 @@ def labelled(
     teacher = load(config, tasks, preprocessing, precision, keeper.ranks)
     assert teacher is not None
     dtype = {"fp16": "float16", "fp32": "float32"}[config.cache_dtype or "fp32"]
-    crop: Crop = center_crop(preprocessing) if plain else train_crop(preprocessing, config)
+    crop: CropRule = center_crop(preprocessing) if plain else train_crop(preprocessing, config)
     reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
     reads["scaled"] = scales = effective.scales(config)
     alone = _before_training(config, keeper.ranks)

@@ -10,7 +10,7 @@ import torch
 
 from fastimg.loaders.batch import Batch, host
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop, Size, shape_of, sized
+from fastimg.loaders.crop import CropRule, Size, shape_of, sized
 from fastimg.loaders.epochs import EpochPlan, Epochs, LoaderConfig
 from fastimg.loaders.runtime.cpus import available_cpus
 
@@ -32,7 +32,7 @@ class LoaderAdapter(Epochs, ABC):
     def __init__(
         self,
         dataset: Dataset,
-        crop: Crop,
+        crop: CropRule,
         config: LoaderConfig,
         device: torch.device,
         indices: npt.NDArray[np.int64] | None,

@@ -19,7 +19,7 @@ import torch
 from nvidia.dali import Pipeline, fn, types
 
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, shape_of
+from fastimg.loaders.crop import CenterCrop, CropRule, RandomResizedCrop, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig, Rows
@@ -54,7 +54,7 @@ class DaliLoader(LoaderAdapter):
     def __init__(
         self,
         dataset: Dataset,
-        crop: Crop,
+        crop: CropRule,
         config: LoaderConfig,
         device: torch.device,
         indices: npt.NDArray[np.int64] | None = None,

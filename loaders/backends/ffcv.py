@@ -22,7 +22,7 @@ from ffcv.traversal_order.base import TraversalOrder
 from numba import types
 
 from fastimg.loaders.containers.betons.dataset import BetonDataset
-from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, Size, describe_size, pair, sized
+from fastimg.loaders.crop import CenterCrop, CropRule, RandomResizedCrop, Size, describe_size, pair, sized
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 from fastimg.loaders.errors import WorkerError
 from fastimg.loaders.wording import plural
@@ -38,7 +38,7 @@ class FfcvLoader(LoaderAdapter):
     def __init__(
         self,
         dataset: BetonDataset,
-        crop: Crop,
+        crop: CropRule,
         config: LoaderConfig,
         device: torch.device,
         indices: npt.NDArray[np.int64] | None = None,
@@ -100,7 +100,7 @@ class FfcvLoader(LoaderAdapter):
             _end(epoch)
 
 
-def _side(crop: Crop) -> int:
+def _side(crop: CropRule) -> int:
     """The side of a crop's square output. Raises ValueError for a rectangle."""
     resize = pair(crop.resize) if isinstance(crop, CenterCrop) else (1, 1)
     if not isinstance(crop.size, int) or resize[0] != resize[1]:

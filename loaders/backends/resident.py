@@ -18,7 +18,7 @@ import torch
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop, RandomCrop, Size, Window, describe_size, fill_of, pair, shape_of
+from fastimg.loaders.crop import CropRule, RandomCrop, Size, Window, describe_size, fill_of, pair, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Header, Pixels, decode_box, read_header
 from fastimg.loaders.decoder import Decoder, Row, Rows
 from fastimg.loaders.decoders.images import ImageDecoder
@@ -50,7 +50,7 @@ class ResidentImages:
     def __init__(
         self,
         dataset: Dataset,
-        crop: Crop,
+        crop: CropRule,
         device: torch.device | str = "cpu",
         indices: npt.NDArray[np.int64] | None = None,
         max_pixels: int = MAX_PIXELS,
@@ -143,7 +143,7 @@ class ResidentLoader(LoaderAdapter):
     `crop` is the one that the images were kept for. Raises ValueError for another one.
     """
 
-    def __init__(self, images: ResidentImages, crop: Crop, config: LoaderConfig) -> None:
+    def __init__(self, images: ResidentImages, crop: CropRule, config: LoaderConfig) -> None:
         if crop != images.crop:
             raise ValueError(f"{crop}: the images were kept for {images.crop}; keep them for this crop")
         super().__init__(images.dataset, crop, config, images.device, images.indices, workers=1)
@@ -219,7 +219,7 @@ class ResidentLoader(LoaderAdapter):
 class _Measuring(Decoder):
     """`inputs` [2]: the width and height in which an image is kept."""
 
-    crop: Crop
+    crop: CropRule
     max_pixels: int
 
     @property
@@ -264,7 +264,7 @@ class _Keeping(Decoder):
         return inputs
 
 
-def _whole(crop: Crop, header: Header, max_pixels: int) -> Window:
+def _whole(crop: CropRule, header: Header, max_pixels: int) -> Window:
     """The window of a whole image as it is kept for a random crop: resized if the crop begins with that."""
     width, height = header.size
     size = crop.resized(width, height) if isinstance(crop, RandomCrop) else (width, height)
@@ -331,7 +331,7 @@ def resize_on_device(
     pixels: torch.Tensor,
     numbers: Places,
     windows: Sequence[Window | None],
-    crop: Crop,
+    crop: CropRule,
     out: torch.Tensor,
 ) -> None:
     """Resize the windows of the images at `numbers` [B] into the first rows of `out`, where there is a window.

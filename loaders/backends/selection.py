@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.jpeg.decoding.region import Scaling
@@ -64,7 +64,7 @@ def _on_gpu(images: "ImageDecoder", device: "torch.device") -> "Decoder":
 def open_source(
     backend: Backend,
     dataset: Dataset,
-    crop: Crop,
+    crop: CropRule,
     config: "LoaderConfig",
     device: "torch.device | str" = "cpu",
     indices: npt.NDArray[np.int64] | None = None,

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop, shape_of
+from fastimg.loaders.crop import CropRule, shape_of
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 
 from .adapter import DecodedBatch, LoaderAdapter
@@ -20,7 +20,7 @@ class SyntheticLoader(LoaderAdapter):
     def __init__(
         self,
         dataset: Dataset,
-        crop: Crop,
+        crop: CropRule,
         config: LoaderConfig,
         device: torch.device,
         indices: npt.NDArray[np.int64] | None = None,

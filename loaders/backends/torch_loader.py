@@ -19,7 +19,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop, Size, fill_of, reaches_out, shape_of
+from fastimg.loaders.crop import CropRule, Size, fill_of, reaches_out, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig
@@ -56,7 +56,7 @@ class TorchLoader(LoaderAdapter):
     def __init__(
         self,
         dataset: Dataset,
-        crop: Crop,
+        crop: CropRule,
         config: LoaderConfig,
         device: torch.device,
         indices: npt.NDArray[np.int64] | None = None,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.bands import TYPES, BandsDataset
-from fastimg.loaders.crop import Crop, Size, fill_of, shape_of, sized
+from fastimg.loaders.crop import CropRule, Size, fill_of, shape_of, sized
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.decoder import Decoder, Row, SampleReader
 from fastimg.loaders.errors import ImageError
@@ -31,7 +31,7 @@ class BandsDecoder(Decoder):
     bands: C. dtype: uint8, uint16 or float32; ValueError for others.
     """
 
-    crop: Crop
+    crop: CropRule
     bands: int
     dtype: str
     max_pixels: int = MAX_PIXELS

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop, Interpolation, Size, Window, fill_of, shape_of, sized
+from fastimg.loaders.crop import CropRule, Interpolation, Size, Window, fill_of, shape_of, sized
 from fastimg.loaders.decode import (
     MAX_PIXELS,
     Header,
@@ -45,7 +45,7 @@ class ImageDecoder(Decoder):
     decode every sample in `fill_row`.
     """
 
-    crop: Crop
+    crop: CropRule
     max_pixels: int = MAX_PIXELS
     dct_scaling: Scaling = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8;
     # "low": at 1/4 and 1/8 by low frequencies alone; "eighths": at the smallest eighth as large as what is wanted

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.derived.dc_images import DcImages
-from fastimg.loaders.crop import CenterCrop, Crop
+from fastimg.loaders.crop import CenterCrop, CropRule
 from fastimg.loaders.decode import MAX_PIXELS, Pixels
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER
@@ -63,7 +63,7 @@ class PartialReads:
         self,
         reader: SampleReader,
         index: int,
-        crop: Crop,
+        crop: CropRule,
         draws: Sequence[float],
         max_pixels: int,
         scaling: int,

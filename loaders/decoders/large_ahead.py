@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.derived.block_index import BlockIndex
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.loaders.jpeg.decoding.region import LOW
 
 from .large import SHARE
@@ -19,7 +19,7 @@ _MARGIN = 16  # pixels that upsampling looks past a box at 1/8
 
 
 def will_need_parts(
-    dataset: Any, ids: npt.NDArray[np.int64], draws: npt.NDArray[np.float64], crop: Crop, scaling: int
+    dataset: Any, ids: npt.NDArray[np.int64], draws: npt.NDArray[np.float64], crop: CropRule, scaling: int
 ) -> npt.NDArray[np.bool_]:
     """Have what the crops of `ids` [k] read of indexed photographs read ahead, and what they read of the index.
 
@@ -47,7 +47,7 @@ def _part(
     blocks: BlockIndex,
     entry: tuple[int, int, int, int],
     index: int,
-    crop: Crop,
+    crop: CropRule,
     draws: Sequence[float],
     scaling: int,
 ) -> tuple[int, int] | None:

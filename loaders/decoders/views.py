@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.crop import Crop, Size, View, Window, fill_of, shape_of
+from fastimg.loaders.crop import CropRule, Size, View, Window, fill_of, shape_of
 from fastimg.loaders.decode import (
     MAX_PIXELS,
     Header,
@@ -55,7 +55,7 @@ class ViewDecoder(Decoder):
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3  # of all crops: 3 for RGB, 1 for gray
     depth: int = 8  # bits of a channel
-    crops: tuple[Crop, ...] = field(init=False)  # by number
+    crops: tuple[CropRule, ...] = field(init=False)  # by number
     parts: tuple[slice, ...] = field(init=False)  # of an image's draws: each crop's
 
     _STAGE = 0x0C  # ImageDecoder's

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
-from fastimg.loaders import ImageDecoder, ImageError, Letterbox, Loader, LongestSide, RandomResizedCrop
+from fastimg.loaders import Crop, ImageDecoder, ImageError, Letterbox, Loader, LongestSide, RandomResizedCrop
 from fastimg.loaders.backends.resident import ResidentImages
 from fastimg.loaders.backends.torch_loader import TorchLoader
 from fastimg.loaders.crop import fill_of, sized
@@ -94,6 +94,13 @@ def test_a_damaged_tiled_image_is_left_to_the_other_decoder():
     out = np.zeros((48, 64, 3), np.uint8)
     with pytest.raises(ImageError):
         ImageDecoder(CROPS[0]).fill_row(memoryview(data[:400]), (), {"inputs": out}, Scratch())
+
+
+def test_short_names():
+    assert Crop.letterbox(640) == Letterbox(size=640)
+    assert Crop.longest_side((48, 64), fill=7) == LongestSide(size=(48, 64), fill=7)
+    with pytest.raises(ValueError, match="fill=256: give a level, 0 to 255"):
+        Crop.letterbox(640, fill=256)
 
 
 def test_sizes_and_fills():

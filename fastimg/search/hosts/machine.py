@@ -32,7 +32,7 @@ class LocalProcess:
 
     def ended(self) -> ProcessEnd:
         """How it ended."""
-        return ProcessEnd(reason=end_of(self.process))
+        return end_of(self.process)
 
 
 class LocalHosts:

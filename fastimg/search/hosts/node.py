@@ -6,6 +6,7 @@ The process is the one that a search starts on its own machine. It ends when the
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from fastimg.cluster.connection import node_name
@@ -15,6 +16,8 @@ from fastimg.system.core_shares import CoreClaim
 
 from .machine import LocalProcess, started
 from .process import ProcessEnd
+
+_SETTLED = 2.0  # seconds after which an actor whose process was killed is not ending itself
 
 
 class TrialNode:
@@ -55,7 +58,10 @@ class TrialNode:
             message: Message = self._process.connection.recv()
         except (EOFError, ConnectionError):
             self._claim.release()
-            return self._process.ended()
+            end = self._process.ended()
+            if end.killed:  # perhaps by Ray: a node that ends kills what its actors started, then the actors
+                time.sleep(_SETTLED)
+            return end
         return message
 
     def terminate(self) -> None:

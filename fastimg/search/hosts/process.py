@@ -12,10 +12,11 @@ WORKER = ("-m", "fastimg.search.worker")  # what Python is started with
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessEnd:
-    """How a process ended. lost: with its node, so that the trial is not to blame."""
+    """How a process ended. lost: with its node, so that the trial is not to blame. killed: by SIGKILL."""
 
     reason: str
     lost: bool = False
+    killed: bool = False
 
 
 class TrialProcess(Protocol):
@@ -61,11 +62,11 @@ class TrialHosts(Protocol):
         ...
 
 
-def end_of(process: "subprocess.Popen[bytes]") -> str:
+def end_of(process: "subprocess.Popen[bytes]") -> ProcessEnd:
     """How a process of this machine ended; waits until it has."""
     code = process.wait()
     if code == -signal.SIGKILL:
-        return "its process was killed, by the system where memory runs out"
+        return ProcessEnd(reason="its process was killed, by the system where memory runs out", killed=True)
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}"
-    return f"its process ended with exit code {code}"
+        return ProcessEnd(reason=f"its process was ended by {signal.Signals(-code).name}")
+    return ProcessEnd(reason=f"its process ended with exit code {code}")

@@ -17,7 +17,7 @@ from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.model_input import model_input
 from fastimg.errors import printable
 from fastimg.loaders import CenterCrop, DataError, Dataset, ImageDecoder, ImageError, Loader, LoaderConfig
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -110,7 +110,7 @@ def _strength(name: str, row: int) -> str:
 def draw_augmented(
     dataset: Dataset,
     ids: npt.NDArray[np.int64],
-    crop: Crop,
+    crop: CropRule,
     policy: Policy | None,
     kornia: KorniaPass | None,
     seed: int,
@@ -178,7 +178,7 @@ def _happened(
 def _rows(
     dataset: Dataset,
     ids: npt.NDArray[np.int64],
-    crop: Crop,
+    crop: CropRule,
     seed: int,
     epochs: Sequence[int],
     max_pixels: int,

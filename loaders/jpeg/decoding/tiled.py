@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.crop import Crop, Window, reaches_out, shape_of
+from fastimg.loaders.crop import CropRule, Window, reaches_out, shape_of
 from fastimg.loaders.runtime.compiled import compiled, held, is_kept
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
@@ -51,7 +51,7 @@ class TileQueue:
         self._region = new_region()
         self._queued: list[bytes | memoryview] = []  # the encoded JPEGs
 
-    def add(self, data: bytes | memoryview, crop: Crop, draws: Sequence[float], max_pixels: int, row: int) -> bool:
+    def add(self, data: bytes | memoryview, crop: CropRule, draws: Sequence[float], max_pixels: int, row: int) -> bool:
         """Queue the crop of a tiled JPEG for a row; False if this decoder cannot decode it.
 
         `data` must not change until `run`.
@@ -76,7 +76,7 @@ class TileQueue:
         self._queued.clear()
 
     def run(
-        self, crop: Crop, scaling: int, scratch: Scratch, out: npt.NDArray[np.uint8]
+        self, crop: CropRule, scaling: int, scratch: Scratch, out: npt.NDArray[np.uint8]
     ) -> list[tuple[int, bytes | memoryview]]:
         """Decode the queue into rows of `out` [k, H, W, C]; return (row, data) of those that could not be decoded.
 
@@ -94,7 +94,7 @@ class TileQueue:
         return undecoded
 
 
-def is_mirrored(window: Window, crop: Crop) -> bool:
+def is_mirrored(window: Window, crop: CropRule) -> bool:
     """Whether some pixels of the crop are mirrored, which the compiled decoder does not do."""
     if window.at == (0, 0):  # what most crops are
         return False

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import CropRule
 from fastimg.loaders.runtime.compiled import compiled
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
@@ -63,9 +63,9 @@ class UnionQueue:
         self._unions = np.zeros(_SIDES, REGION)
         self._queued: list[tuple[int, bytes | memoryview]] = []  # row, encoded JPEG
         self._channels = 3
-        self._targets: list[tuple[Crop, int, int, int, int]] = []  # crop, address, bytes of a row, width, height
+        self._targets: list[tuple[CropRule, int, int, int, int]] = []  # crop, address, bytes of a row, width, height
 
-    def begin(self, crops: Sequence[Crop], outs: Outs) -> None:
+    def begin(self, crops: Sequence[CropRule], outs: Outs) -> None:
         """Forget what is queued; images are cut by `crops` into rows of `outs` from now on."""
         self._queued.clear()
         if self._crops.shape[1] != len(crops):

@@ -77,6 +77,21 @@ def test_a_node_that_does_not_see_everything_starts_nothing(places, monkeypatch)
     assert fault.words.startswith("n1: has another folder at ")
 
 
+def test_a_killed_process_is_told_of_only_by_an_actor_that_stays(places, tmp_path, monkeypatch):
+    """Ray ends an actor by killing its processes first: that must not look like a trial that was killed."""
+    waited = []
+    monkeypatch.setattr(node, "node_name", lambda: "n1")
+    monkeypatch.setattr(node.time, "sleep", waited.append)
+    actor = TrialNode(FAKE, 0, None)
+    actor.begin(places)
+    settings = {"act": "die", "log": str(tmp_path / "log"), "device": "cpu"}
+    job = TrialJob(number=0, stage="trials", parameters={"value": 0.5}, settings=settings)
+    actor.send(TrialWork(job=job, metric="top1"))
+    end = actor.receive()
+    assert end.killed and not end.lost and end.reason == "its process was killed, by the system where memory runs out"
+    assert sum(waited) >= 1
+
+
 def test_a_node_carries_messages_and_tells_how_its_process_ended(places, tmp_path, monkeypatch):
     monkeypatch.setattr(node, "node_name", lambda: "n1")
     monkeypatch.setattr(

@@ -347,7 +347,7 @@ def trained_shards(tmp_path, encode):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 4}, "give crop, in pixels or as a Crop, or views, or a decoder"),
+        ({"batch_size": 4}, "give crop, in pixels or as a crop object, or views, or a decoder"),
         ({"crop": 16}, "give batch_size, or a config"),
         ({"batchsize": 4, "crop": 16}, "unexpected keyword argument 'batchsize'"),
         (
