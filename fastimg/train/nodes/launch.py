@@ -4,10 +4,9 @@ import secrets
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from fastimg.train.loop import Result
 from fastimg.wording import plural
 
 from .board import RankBoard
-from .rank import RankJob, train_rank
+from .group import GroupEnd, GroupRequest, RankGroup, settings_of_ray_train
+from .rank import RankJob
 
 MAX_FAILURES = 3
 _GOES_ON = "start the same command with --resume auto, and the run goes on"
@@ -38,24 +38,31 @@ HEAD_SECONDS = 15.0  # seconds for which it may be away: Ray ends this process a
 _ANSWER = 5.0  # seconds in which the head accepts a connection
 
 
-@dataclass(eq=False)
 class _Attempt:
-    """A worker group of Ray Train, from its start to its end, on a thread. error: what it ended with."""
+    """A worker group of Ray Train, from its start to its end, waited for by an actor beside this process.
 
-    trainer: Any
-    result: Result | None = None
-    error: Exception | None = None
-    thread: threading.Thread = field(init=False)
+    No thread of this process waits: one that does when the connection ends can take the process with it.
+    """
 
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._fit, name="fastimg-ray-train", daemon=True)
-        self.thread.start()
+    def __init__(self, ray: Any, near: Any, asked: GroupRequest) -> None:
+        self._ray = ray
+        environment = {"env_vars": settings_of_ray_train()}
+        options = {"num_cpus": 0, "scheduling_strategy": near, "runtime_env": environment}
+        self._actor = ray.remote(RankGroup).options(**options).remote()
+        self._end = self._actor.run.remote(asked)
 
-    def _fit(self) -> None:
-        try:
-            self.result = self.trainer.fit().return_value
-        except Exception as error:  # noqa: BLE001 - told by the thread that waits for this one
-            self.error = error
+    def ended(self, seconds: float) -> bool:
+        """Whether it ends within these seconds."""
+        return bool(self._ray.wait([self._end], timeout=seconds)[0])
+
+    def end(self) -> GroupEnd:
+        """How it ended. Raises RayError where its actor is lost."""
+        end: GroupEnd = self._ray.get(self._end)
+        return end
+
+    def stop(self) -> None:
+        """End it, wherever it is; or let go of its actor."""
+        self._ray.kill(self._actor)
 
 
 def train_on_cluster(config: Train, console: Console, signals: bool = True) -> Result:
@@ -85,8 +92,8 @@ class _Launch:
         self._head_seen = self._head_looked = time.monotonic()
         self._head_there = True
         node = ray.get_runtime_context().get_node_id()
-        near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        self._board = ray.remote(RankBoard).options(num_cpus=0, scheduling_strategy=near).remote()
+        self._near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        self._board = ray.remote(RankBoard).options(num_cpus=0, scheduling_strategy=self._near).remote()
 
     def run(self, signals: bool) -> Result:
         """Train to the end, over as many failures as may be."""
@@ -97,20 +104,18 @@ class _Launch:
                 for failures in range(1, limit + 2):
                     count = self._fitting(most, interrupt)
                     say(self._console, f"ray         {plural(count, 'rank')}, each with {written(self._amounts)}")
-                    attempt = self._ended(_Attempt(self._trainer(count)), interrupt)
-                    if attempt.error is None:
-                        assert attempt.result is not None
-                        return attempt.result
+                    end = self._attempted(count, interrupt)
+                    if end.result is not None:
+                        return end.result
                     self._stop_if_asked(interrupt)
-                    reason = _reason(attempt.error)
                     if failures <= limit:
-                        words = f"ray         {reason}; training goes on from its last checkpoint"
+                        words = f"ray         {end.reason}; training goes on from its last checkpoint"
                         say(self._console, words, style="yellow")
         except self._ray.exceptions.RayError as error:
             raise UserError(
                 f"train --backend ray: this machine's part of the cluster is lost ({reason_of(error)}); {_GOES_ON}"
             ) from error
-        raise UserError(f"train --backend ray: {reason}, and --max-failures {limit} allows no more; {_GOES_ON}")
+        raise UserError(f"train --backend ray: {end.reason}, and --max-failures {limit} allows no more; {_GOES_ON}")
 
     def _most(self) -> int:
         """The number of ranks that training starts with, if there is room for them."""
@@ -154,11 +159,8 @@ class _Launch:
             if asked and self._head_there:
                 _ask_for([])
 
-    def _trainer(self, count: int) -> Any:
-        from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchConfig, TorchTrainer
-
-        with_gpu = "GPU" in self._amounts
+    def _attempted(self, count: int, interrupt: Interrupt) -> GroupEnd:
+        """Train with so many ranks, to the end of their group. Raises UserError and UsageError for their faults."""
         plain = replace(
             self._config,
             backend="local",
@@ -167,26 +169,25 @@ class _Launch:
             resources_per_worker=None,
             elastic=None,
             max_failures=None,
-            device="cuda" if with_gpu else "cpu",
+            device="cuda" if "GPU" in self._amounts else "cpu",
         )
-        return TorchTrainer(
-            train_rank,
-            train_loop_config={"job": RankJob(config=plain, places=self._places, board=self._board)},
-            torch_config=TorchConfig(backend="nccl" if with_gpu else "gloo"),
-            scaling_config=ScalingConfig(num_workers=count, use_gpu=with_gpu, resources_per_worker=self._amounts),
-            run_config=RunConfig(
-                name=f"ranks-{time.monotonic_ns()}",
-                storage_path=str(self._folder),
-                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
-                logging_config=LoggingConfig(log_level="ERROR"),
-            ),
-        )
+        job = RankJob(config=plain, places=self._places, board=self._board)
+        name = f"ranks-{time.monotonic_ns()}"
+        asked = GroupRequest(job=job, count=count, amounts=self._amounts, folder=self._folder, name=name)
+        attempt = _Attempt(self._ray, self._near, asked)
+        try:
+            self._watch(attempt, interrupt)
+            self._print()
+            self._raise_fault()
+            return attempt.end()
+        finally:
+            if self._head_there:  # without it this would wait; the actor ends with the connection
+                attempt.stop()
 
-    def _ended(self, attempt: _Attempt, interrupt: Interrupt) -> _Attempt:
-        """Print what rank 0 says until the worker group has ended. Raises UserError and UsageError for its faults."""
+    def _watch(self, attempt: _Attempt, interrupt: Interrupt) -> None:
+        """Print what rank 0 says, and pass a signal on to it, until the worker group has ended."""
         told = 0
-        while attempt.thread.is_alive():
-            attempt.thread.join(_LOOK)
+        while not attempt.ended(_LOOK):
             self._head_answers()
             self._print()
             if interrupt.signal and self._ray.get(self._board.run.remote()) is None:
@@ -195,11 +196,8 @@ class _Launch:
                 told = interrupt.signal
                 self._ray.get(self._board.stop.remote(told))
             if self._ray.get(self._board.fault.remote()) is not None:
-                attempt.thread.join(_ENDING)  # the rank has failed: Ray Train ends the others
+                attempt.ended(_ENDING)  # the rank has failed: Ray Train ends the others
                 break
-        self._print()
-        self._raise_fault()
-        return attempt
 
     def _stop_if_asked(self, interrupt: Interrupt) -> None:
         """Where no rank trains: end as other commands do, if there was a signal."""
@@ -270,12 +268,3 @@ def _shares_evenly(run: Path, config: Train, ranks: int) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _reason(error: Exception) -> str:
-    """Why a worker group ended, in a few words."""
-    failures = getattr(error, "worker_failures", None)
-    if not failures:
-        return f"its workers could not be started ({reason_of(getattr(error, 'controller_failure', error))})"
-    ranks = ("ranks " if len(failures) > 1 else "rank ") + ", ".join(map(str, sorted(failures)))
-    return f"{ranks} failed ({reason_of(failures[min(failures)])})"

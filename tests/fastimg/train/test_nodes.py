@@ -5,7 +5,7 @@ import pytest
 from fastimg.config.commands import Train
 from fastimg.errors import UsageError
 from fastimg.system.terminal import lines_to, say
-from fastimg.train.nodes import launch, rank
+from fastimg.train.nodes import group, launch, rank
 from fastimg.train.nodes.board import RankBoard, RankFault
 
 
@@ -72,5 +72,5 @@ def test_the_board_keeps_lines_in_order_and_the_first_fault():
 def test_why_a_group_ended():
     lost = Exception("lost")
     lost.worker_failures = {1: RuntimeError("Connection closed by peer\nmore"), 2: ValueError("x")}
-    assert launch._reason(lost) == "ranks 1, 2 failed (Connection closed by peer)"
-    assert launch._reason(TimeoutError("no room")) == "its workers could not be started (no room)"
+    assert group.reason_of_group(lost) == "ranks 1, 2 failed (Connection closed by peer)"
+    assert group.reason_of_group(TimeoutError("no room")) == "its workers could not be started (no room)"

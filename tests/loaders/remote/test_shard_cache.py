@@ -59,6 +59,45 @@ def test_what_was_not_used_for_the_longest_time_is_deleted(cache):
     assert cache.spent.again == 1
 
 
+@pytest.fixture
+def restarted(monkeypatch):
+    """`restarted("2")`: the system has been started again; "" where it does not say."""
+
+    def start(word):
+        monkeypatch.setattr(shard_cache, "_start_of_system", lambda: word)
+
+    start("1")
+    return start
+
+
+def test_a_file_of_before_a_restart_is_verified_and_not_fetched_again(cache, restarted, monkeypatch):
+    read(cache, "a.tar")
+    restarted("2")
+    assert read(cache, "a.tar") == content("a.tar") and cache.spent.files == 1
+    monkeypatch.setattr(shard_cache.hashlib, "file_digest", None)
+    assert read(cache, "a.tar") == content("a.tar")  # verified once
+
+
+@pytest.mark.parametrize("lost", [b"", b"?" * SIZE, content("a.tar")[:-1]])
+def test_a_file_that_a_crash_of_the_system_damaged_is_fetched_again(cache, restarted, lost):
+    read(cache, "a.tar")
+    path = cache.root / "data" / "a.tar"
+    status = path.stat()
+    path.write_bytes(lost)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    restarted("2")
+    assert read(cache, "a.tar") == content("a.tar") and cache.spent.files == 2
+
+
+@pytest.mark.parametrize("word", ["1", ""])
+def test_files_are_flushed_where_nothing_tells_of_a_restart(cache, restarted, monkeypatch, word):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    restarted(word)
+    read(cache, "a.tar")
+    assert bool(flushed) == (word == "")
+
+
 def test_what_is_being_read_stays(cache, monkeypatch):
     paths = [cache.root / "data" / name for name in ("a.tar", "b.tar")]
     files = [
