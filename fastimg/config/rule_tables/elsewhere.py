@@ -69,16 +69,6 @@ def converts_urls(config: Convert) -> bool:
     return reads_elsewhere(config) or goes_elsewhere(config)
 
 
-def check_cluster_and_sources(config: Convert) -> str | None:
-    if config.backend == "local":
-        return None
-    if reads_elsewhere(config):
-        return "reads a folder that all nodes share, not a URL; copy it there"
-    if config.append and goes_elsewhere(config):
-        return "does not append to a dataset at a URL; leave it out"
-    return None
-
-
 def _loader_elsewhere(config: Any) -> str | None:
     if not _is_elsewhere(config) or config.loader in ("auto", "native", "synthetic"):
         return None

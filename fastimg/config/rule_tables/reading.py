@@ -11,7 +11,6 @@ from .elsewhere import (
     FROM_STORE,
     LOADER_ELSEWHERE,
     check_cache_limit,
-    check_cluster_and_sources,
     check_loaders_elsewhere,
     check_storage_option,
     converts_urls,
@@ -62,7 +61,6 @@ VERIFY: tuple[Rule, ...] = (*FROM_STORE, Range("max_pixels", at_least(1), "1 or 
 SUGGEST: tuple[Rule, ...] = FROM_STORE
 
 CONVERT: tuple[Rule, ...] = (
-    Check("backend", check_cluster_and_sources),
     Needs("cache_dir", converts_urls, "a URL as SRC or DST"),
     Needs("cache_limit", reads_shards_elsewhere, "a URL as SRC, or as DST with --append"),
     Check("cache_limit", check_cache_limit),

@@ -30,6 +30,7 @@ from fastimg.convert.plan import Shard
 from fastimg.convert.sources.folders import waiting_mapped
 from fastimg.convert.sources.samples import Entries, Source
 from fastimg.convert.sources.streams import SpoolReader
+from fastimg.convert.stored.stand_ins import is_stand_in
 from fastimg.convert.writers import TarStore
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.tars.shards import move_shard
@@ -102,9 +103,11 @@ class ShardTasks:
 def listing(ray: Any, sources: Sequence[Path], cores: int, say: Callable[[str], object]) -> Iterator[Mapped]:
     """How the folders of a source are listed: by tasks of so many cores on a cluster, or here, if `ray` is None.
 
+    What lies in an object store has been listed by this process.
+
     Raises UsageError where no node has these cores.
     """
-    if ray is None:
+    if ray is None or any(map(is_stand_in, sources)):
         yield waiting_mapped
         return
     with shared_places("conversion", [path for path in sources if path.exists()], None) as places:
@@ -131,7 +134,7 @@ def shard_tasks(
         if attempts is not None:
             attempts.mkdir(exist_ok=True)
             stack.callback(shutil.rmtree, attempts, ignore_errors=True)
-        here = [path for path in sources if path.exists()]
+        here = [path for path in sources if path.exists() and not is_stand_in(path)]
         places = stack.enter_context(shared_places("conversion", here, attempts))
         nodes = alive(ray)
         cores = threads_of(threads, nodes, shards)
@@ -180,7 +183,9 @@ def _written(work: ShardWork, shard: Shard, folder: Path) -> Generator[int, None
         pool = stack.enter_context(ThreadPoolExecutor(work.workers, "prepare"))
         writer = stack.enter_context(ThreadPoolExecutor(1, "write"))
         store = stack.enter_context(TarStore(folder))
-        prepared = prepared_in_order(pool, work.prepare(), iter(shard.entries), work.workers, "tar")
+        stack.callback(work.source.close)
+        entries = work.source.announced(shard.entries)
+        prepared = prepared_in_order(pool, work.prepare(), entries, work.workers, "tar")
         written = writer.submit(write_shard, work, shard, prepared, store, count.add)
         while not written.done():
             wait([written], _PROGRESS)

@@ -12,7 +12,7 @@ from fastimg.loaders.remote.listing import named_tars
 from fastimg.loaders.remote.mirrors import mirror_at, open_mirror, with_urls
 from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.loaders.remote.stores import RemoteFolder, url_of
-from fastimg.loaders.remote.trees import StoredTree
+from fastimg.loaders.remote.trees import StoredTree, tree_of
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.wording import plural
 
@@ -40,6 +40,11 @@ def stand_ins(sources: Sequence[Path], config: Convert, tell: Tell) -> Iterator[
         except (DataError, UserError, UsageError) as error:
             error.args = (with_urls(str(error)), *error.args[1:])
             raise
+
+
+def is_stand_in(path: Path) -> bool:
+    """Whether a path stands for a URL: on this machine alone."""
+    return tree_of(path) is not None or mirror_at(path) is not None
 
 
 def _refuse_limit(paths: Sequence[Path], config: Convert) -> None:

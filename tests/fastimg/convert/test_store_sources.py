@@ -361,7 +361,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
-            ({"backend": "ray"}, "--backend ray: reads a folder that all nodes share, not a URL"),
             ({"cache_limit": "many"}, "--cache-limit many"),
             ({"src": Path("x"), "cache_limit": "1GB"}, "--cache-limit has no effect without a URL as SRC, or"),
             ({"src": Path("x"), "cache_dir": Path("c")}, "--cache-dir has no effect without a URL as SRC or DST"),
