@@ -18,7 +18,7 @@ import simplejpeg
 from fastimg.convert.sources.columns import PATH_COLUMNS, Columns, find_column
 from fastimg.convert.sources.labels import is_empty
 from fastimg.convert.sources.manifests import NO_IMAGE, first_row, read_manifest
-from fastimg.convert.sources.samples import FetchingReader, Original, Source, SourceEntry, SourceReader, note
+from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader, WrappingReader, note
 from fastimg.convert.sources.tables import long_fields, readable, table_rows
 from fastimg.errors import UsageError
 from fastimg.loaders.captions.positions import FIELD, MISSING, missing_counts, positions
@@ -36,11 +36,11 @@ def blank() -> bytes:
     return jpeg
 
 
-class PairReader:
+class PairReader(WrappingReader):
     """Reads the images that `reader` reads, with the texts of the column `text` as fields."""
 
     def __init__(self, reader: SourceReader, text: str) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._text = text
 
     def read(self, entry: SourceEntry) -> Original:
@@ -50,38 +50,25 @@ class PairReader:
         fields = {} if is_empty(text) else {FIELD: str(text).encode()}
         if entry.place == NO_IMAGE:
             return Original(blank(), "jpg", note(entry.path, extra | {MISSING: ["image"]}), fields)
-        return self._reader.read(entry._replace(extra=extra))._replace(fields=fields)
-
-    @property
-    def fetches(self) -> bool:
-        """See FetchingReader."""
-        return isinstance(self._reader, FetchingReader) and self._reader.fetches
+        return self.reader.read(entry._replace(extra=extra))._replace(fields=fields)
 
     def announce(self, entry: SourceEntry) -> None:
         """See FetchingReader."""
-        if isinstance(self._reader, FetchingReader) and entry.place != NO_IMAGE and self.problem(entry) is None:
-            self._reader.announce(entry)
-
-    def name(self, entry: SourceEntry) -> str:
-        """See SourceReader."""
-        return self._reader.name(entry)
+        if entry.place != NO_IMAGE:
+            super().announce(entry)
 
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
         text = (entry.extra or {}).get(self._text)
         if is_empty(text):
-            return NEITHER if entry.place == NO_IMAGE else self._reader.problem(entry)
+            return NEITHER if entry.place == NO_IMAGE else self.reader.problem(entry)
         if not isinstance(text, str):
             return f"its text is {'a number' if isinstance(text, int | float) else 'a list or an object'}"
         try:
             text.encode()
         except UnicodeEncodeError:  # half of a pair in JSON
             return "its text is not UTF-8"
-        return self._reader.problem(entry)
-
-    def close(self) -> None:
-        """See SourceReader."""
-        self._reader.close()
+        return self.reader.problem(entry)
 
 
 def holds_pairs(src: Path, columns: Columns) -> bool:

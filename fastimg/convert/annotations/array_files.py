@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader
+from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader, WrappingReader
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import DTYPES, StoredField, packed_npy
 from fastimg.loaders.errors import DataError, ImageError
@@ -43,16 +43,16 @@ class ArrayHead(NamedTuple):
         return self.shape[0], self.dtype
 
 
-class ArrayFilesReader:
+class ArrayFilesReader(WrappingReader):
     """Reads files of arrays, which `reader` reads as bytes, as previews with the field `schema`."""
 
     def __init__(self, reader: SourceReader, schema: StoredField) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._schema = schema
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
-        original = self._reader.read(entry)
+        original = self.reader.read(entry)
         assert isinstance(original.image, bytes)
         schema = self._schema
         bands = read_bands(original.image, entry.path)
@@ -65,18 +65,6 @@ class ArrayFilesReader:
         if not schema.varies and bands.shape != schema.shape:
             raise ImageError("changed after the source was listed")
         return Original(preview(bands), "jpg", original.note, {schema.member: packed_npy(bands)})
-
-    def name(self, entry: SourceEntry) -> str:
-        """See SourceReader."""
-        return self._reader.name(entry)
-
-    def problem(self, entry: SourceEntry) -> str | None:
-        """See SourceReader."""
-        return self._reader.problem(entry)
-
-    def close(self) -> None:
-        """See SourceReader."""
-        self._reader.close()
 
 
 def preview(bands: npt.NDArray[Any]) -> bytes:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fastimg.convert.sources.folders import file_size
-from fastimg.convert.sources.samples import Original, SourceEntry, SourceReader
+from fastimg.convert.sources.samples import Original, SourceEntry, SourceReader, WrappingReader
 from fastimg.loaders.containers.fields import StoredField, packed_npy
 from fastimg.loaders.decode import Header, read_header
 from fastimg.loaders.errors import ImageError
@@ -60,7 +60,7 @@ def file_value(root: Path, path: str) -> Given:
     return {"path": path, "bytes": file_size(root / path)}
 
 
-class FieldsReader:
+class FieldsReader(WrappingReader):
     """Reads what `reader` reads, with fields.
 
     `styles`: how the boxes of a field are written, see `boxes_of`; by default as `box`. `usually_upright`: the frame of
@@ -75,7 +75,7 @@ class FieldsReader:
         styles: Mapping[str, str] | None = None,
         usually_upright: bool = False,
     ) -> None:
-        self.reader = reader
+        super().__init__(reader)
         self._root = root
         self._schemas = [schema for schema in schemas if schema.member]
         self._classes = {each.name: {name: i for i, name in enumerate(each.classes)} for each in schemas}
@@ -108,18 +108,6 @@ class FieldsReader:
                 raise ImageError(f"{schema.name}: {error}") from error
         self._refuse_lengths(lengths)
         return original._replace(fields=fields)
-
-    def name(self, entry: SourceEntry) -> str:
-        """See SourceReader."""
-        return self.reader.name(entry)
-
-    def problem(self, entry: SourceEntry) -> str | None:
-        """See SourceReader."""
-        return self.reader.problem(entry)
-
-    def close(self) -> None:
-        """See SourceReader."""
-        self.reader.close()
 
     def _refuse_lengths(self, lengths: Mapping[str, int]) -> None:
         for schema in self._schemas:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastimg.convert.pairs import INPUTS
 from fastimg.convert.sources.columns import SPLIT_COLUMNS, TEXT_COLUMNS, Columns, lower
 from fastimg.convert.sources.labels import is_empty
-from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader
+from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader, WrappingReader
 from fastimg.convert.sources.streams import read_parquets
 from fastimg.convert.sources.tables import readable
 from fastimg.convert.sources.text_manifests import read_texts
@@ -44,32 +44,20 @@ def read_hub(src: Path, columns: Columns, spool: Path) -> Source:
     return replace(source, kind=str(dataset.reference), remarks=(*dataset.remarks, *source.remarks))
 
 
-class TextBesideReader:
+class TextBesideReader(WrappingReader):
     """Reads images whose texts are in a column of their notes, with these as fields."""
 
     def __init__(self, reader: SourceReader, column: str) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._column = column
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
-        original = self._reader.read(entry)
+        original = self.reader.read(entry)
         note = json.loads(original.note)
         text = note.pop(self._column, None)
         fields = original.fields if is_empty(text) else {**original.fields, FIELD: str(text).encode()}
         return original._replace(note=json.dumps(note).encode(), fields=fields)
-
-    def name(self, entry: SourceEntry) -> str:
-        """See SourceReader."""
-        return self._reader.name(entry)
-
-    def problem(self, entry: SourceEntry) -> str | None:
-        """See SourceReader."""
-        return self._reader.problem(entry)
-
-    def close(self) -> None:
-        """See SourceReader."""
-        self._reader.close()
 
 
 def _with_texts(source: Source, column: str, known: set[str]) -> Source:

@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 from fastimg.cluster.connection import alive, room
 from fastimg.cluster.shared_places import ATTEMPTS, shared_places
 from fastimg.cluster.tasks import ClusterTasks, TaskCount
-from fastimg.convert.annotations.reader import FieldsReader
 from fastimg.convert.delivery.node_delivery import DeliveredShard, NodeDelivery
 from fastimg.convert.image_preparation import prepared_in_order
 from fastimg.convert.journal import Finished
 from fastimg.convert.plan import Shard
 from fastimg.convert.sources.folders import waiting_mapped
-from fastimg.convert.sources.samples import Entries, Source
+from fastimg.convert.sources.samples import Entries, Source, SourceReader, WrappingReader
 from fastimg.convert.sources.streams import SpoolReader
 from fastimg.convert.stored.stand_ins import is_stand_in
 from fastimg.convert.writers import TarStore
@@ -63,12 +62,15 @@ class NodeWork:
 
 def refuse_source(source: Source) -> None:
     """Raise UsageError for a source that only the process can read which has listed it."""
-    readers = [reader.reader if isinstance(reader, FieldsReader) else reader for reader in source.readers]
-    if any(isinstance(reader, SpoolReader) for reader in readers):
+    if any(isinstance(_innermost(reader), SpoolReader) for reader in source.readers):
         raise UsageError(
             f"--backend ray: {source.src} is read from front to back, once, into a temporary file of this machine; "
             "leave out --backend ray"
         )
+
+
+def _innermost(reader: SourceReader) -> SourceReader:
+    return _innermost(reader.reader) if isinstance(reader, WrappingReader) else reader
 
 
 def threads_of(asked: int | None, nodes: Sequence[dict[str, float]], shards: int) -> int:

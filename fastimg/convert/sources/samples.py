@@ -75,6 +75,35 @@ class FetchingReader(SourceReader, Protocol):
         """Begin to fetch a sample, which will be read once unless it has a problem."""
 
 
+class WrappingReader:
+    """A reader that changes what another one reads; here, all but `read` is the other one's."""
+
+    def __init__(self, reader: SourceReader) -> None:
+        self.reader = reader
+
+    @property
+    def fetches(self) -> bool:
+        """See FetchingReader."""
+        return isinstance(self.reader, FetchingReader) and self.reader.fetches
+
+    def announce(self, entry: SourceEntry) -> None:
+        """See FetchingReader."""
+        if isinstance(self.reader, FetchingReader) and self.problem(entry) is None:
+            self.reader.announce(entry)
+
+    def name(self, entry: SourceEntry) -> str:
+        """See SourceReader."""
+        return self.reader.name(entry)
+
+    def problem(self, entry: SourceEntry) -> str | None:
+        """See SourceReader."""
+        return self.reader.problem(entry)
+
+    def close(self) -> None:
+        """See SourceReader."""
+        self.reader.close()
+
+
 def note(path: str, extra: Row | None = None) -> bytes:
     """Encode the JSON note of a sample that has only a path and, perhaps, other columns."""
     return json.dumps({"path": path} | (extra or {})).encode()

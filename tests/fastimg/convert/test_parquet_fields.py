@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastimg.config.commands import Verify
+from fastimg.convert.hub.sources import TextBesideReader
 from fastimg.convert.shards.cluster import refuse_source
 from fastimg.convert.sources.columns import AskedField, Columns
 from fastimg.convert.sources.streams import read_parquets
@@ -124,6 +126,8 @@ def test_bytes_of_masks_beside_paths_of_images_are_named(tmp_path: Path, encode:
 def test_only_this_machine_can_read_them(table: Path, tmp_path: Path) -> None:
     columns = Columns(fields=(AskedField("age", "number"),))
     source = read_parquets(table, {"train": [table]}, columns, tmp_path)
-    with pytest.raises(UsageError, match=r"--backend ray: .* a temporary file of this machine"):
-        refuse_source(source)
+    beside = tuple(TextBesideReader(reader, "caption") for reader in source.readers)
+    for each in (source, replace(source, readers=beside)):
+        with pytest.raises(UsageError, match=r"--backend ray: .* a temporary file of this machine"):
+            refuse_source(each)
     source.close()

@@ -4,24 +4,9 @@ import json
 
 import pytest
 
-from fastimg.loaders.remote import stores, writable
-
-from ...loaders.remote.object_server import ObjectServer
-
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
 URL = "s3://bucket/E"
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    (tmp_path / "bucket").mkdir()
-    monkeypatch.setattr(stores, "PAUSE", 0.0)
-    monkeypatch.setattr(writable.WritableFolder, "retries", 0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    served = ObjectServer(tmp_path / "bucket")
-    yield served
-    served.close()
 
 
 @pytest.fixture

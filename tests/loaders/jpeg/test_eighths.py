@@ -20,7 +20,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .test_dc_images import stored
 from .test_indexed import Stored, partly
-from .test_tiled import SAMPLINGS, Fixed, crops, encoded, expected, found
+from .test_tiled import SAMPLINGS, Fixed, crops, damaged, encoded, expected, found
 
 
 def scaled(jpeg, side, colours="RGB", strict=True):
@@ -103,18 +103,10 @@ def test_pixels_of_the_darkest_and_brightest():
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_damage_is_left_to_the_judge_or_decoded_as_he_does(data):
-    sampling = data.draw(st.sampled_from(SAMPLINGS))
-    jpeg = bytearray(tile(encoded(96, 80, sampling, 80), width_px=16).jpeg)
-    scan = jpeg.index(b"\xff\xda")
-    for _ in range(data.draw(st.integers(1, 3))):
-        low = 2 if data.draw(st.booleans()) else scan
-        at = data.draw(st.integers(low, len(jpeg) - 1))
-        jpeg[at] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        del jpeg[data.draw(st.integers(scan, len(jpeg) - 1)) :]
+    jpeg = damaged(data)
     side = data.draw(st.integers(1, 7))
     crop = Fixed(Window((0, 0, 40, 32), (5 * side, 4 * side), (0, 0)), (4 * side, 5 * side))
-    got = found(bytes(jpeg), crop, scaling=EIGHTHS)
+    got = found(jpeg, crop, scaling=EIGHTHS)
     if got is not None:
         part, _ = splice(bytes(jpeg), crop.window_.box)
         assert np.array_equal(got, scaled(part, side, strict=False)[: 4 * side, : 5 * side])
