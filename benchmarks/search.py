@@ -1,14 +1,17 @@
 """`fastimg search` against `train` as it is, `suggest`, and random search; judged on a split that no trial saw.
 
     python benchmarks/search.py --part seconds --data dogs-vs-cats --shared FOLDER --weights mobilenetv2.safetensors
-    python benchmarks/search.py --part tpe --data flowers --shared FOLDER --weights FILE [--trials 40] [--seeds 5]
+    python benchmarks/search.py --part tpe --data flowers --shared FOLDER --weights FILE [--trials 80] [--seeds 5]
+    python benchmarks/search.py --part medians [--trials 80]
     python benchmarks/search.py --part time --data sst2 --shared FOLDER --encoder hf:FOLDER [--time 5m] [--only search]
 
 seconds: trials of a linear head on kept embeddings; the first one, which embeds, and the median of the others.
 tpe: trials by TPE and at random; how many of TPE's it takes to reach the best of the random ones, by the validation
-loss, since accuracies of a few hundred samples tie. time: the accuracy on the test split of what each way
-finds in the same time: `train` with its defaults and the same weights, `suggest` and its file, `search --time`, and
-search over the same flags at random.
+loss, since accuracies of a few hundred samples tie. medians: of what
+tpe has recorded with so many trials, the best so far after each trial, its median over the seeds: how many trials of
+TPE reach that of all random ones. time: the accuracy on the test split of what each way finds in the same time: `train`
+with its defaults and the same weights, `suggest` and its file, `search --time`, and search over the same flags at
+random.
 
 FOLDER holds dogs-vs-cats/, flowers/ (class folders), text/sst2/train.tsv and text/imdb/ (pos, neg). `small` is made of
 the photographs: seven classes of 32 x 32 pixels. Of each class a sixth is the test split, a sixth validates; with
@@ -19,6 +22,7 @@ import argparse
 import contextlib
 import io
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,14 +46,14 @@ WAYS = ("train", "suggest", "search", "random")
 def main() -> None:
     """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("seconds", "tpe", "time"), required=True)
-    parser.add_argument("--data", choices=DATA, required=True)
-    parser.add_argument("--shared", type=Path, required=True, help="the folder that holds the data")
+    parser.add_argument("--part", choices=("seconds", "tpe", "medians", "time"), required=True)
+    parser.add_argument("--data", choices=DATA)
+    parser.add_argument("--shared", type=Path, help="the folder that holds the data")
     parser.add_argument("--weights", type=Path, help="of an image model; they state what they are of")
     parser.add_argument("--encoder", help="of texts: hf:FOLDER")
     parser.add_argument("--samples", type=int, default=1000, help="of each class, at most")
     parser.add_argument("--held-out", type=float, default=1 / 6, help="the share of each class in test, and in val")
-    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--trials", type=int, default=80)
     parser.add_argument("--tpe-trials", type=int, help="of TPE, with --part tpe; default: as many as at random")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0, help="with --part tpe")
@@ -60,6 +64,11 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "search.jsonl")
     args = parser.parse_args()
+    if args.part == "medians":
+        measure.show(Console(width=140), "medians", list(medians(args.out, args.trials)))
+        return
+    if args.data is None or args.shared is None:
+        parser.error(f"--part {args.part} needs --data and --shared")
     if (args.encoder if args.data in TEXTS else args.weights) is None and args.part != "time":
         parser.error("--part seconds and tpe need --weights, or --encoder for texts")
     with tempfile.TemporaryDirectory() as folder:
@@ -103,6 +112,28 @@ def tpe_and_random(args: argparse.Namespace, data: Path, folder: Path) -> Iterat
             "tpe_best": min(found["tpe"]),
             "tpe_needed": reached,
             "values": found,
+        }
+
+
+def medians(results: Path, trials: int) -> Iterator[dict[str, Any]]:
+    """For each data set, how many trials of TPE it takes for the median over the seeds of the best so far."""
+    seeds: dict[str, dict[int, Any]] = {}
+    for line in results.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["part"] == "tpe" and record["trials"] == trials:
+            seeds.setdefault(record["data"], {})[record["seed"]] = record
+    for data, records in seeds.items():
+        found = [record["values"] for record in records.values()]
+        target = statistics.median(min(each["random"]) for each in found)
+        most = min(len(each["tpe"]) for each in found)
+        best = [statistics.median(min(each["tpe"][:count]) for each in found) for count in range(1, most + 1)]
+        yield {
+            "data": data,
+            "seeds": len(found),
+            "random": f"{target:.4g} after {trials}",
+            "tpe": f"{best[-1]:.4g} after {most}",
+            "tpe_needed": next((count for count, value in enumerate(best, 1) if value <= target), None),
+            "of_each_seed": ", ".join(str(record.get("tpe_needed")) for record in records.values()),
         }
 
 
