@@ -1,7 +1,8 @@
 """Shards of an object store, read as if they were here: a ShardFiles of containers/watch.
 
-A shard is opened for each read, so none is held that nobody reads. It is fetched by the first thread that misses
-it, if it was not fetched ahead. With a cache of 0 bytes, samples are read one by one, each by a request for its range.
+A few shards stay open for the next samples, without a lock, so that the cache may delete them. A shard is fetched by
+the first thread that misses it, if it was not fetched ahead. With a cache of 0 bytes, samples are read one by one, each
+by a request for its range.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
 from .fetching import RANGE, STREAMS
+from .held_shards import HeldShards
 from .mirrors import Lease, Mirror, PresentShards
 from .shard_cache import WantedFile, in_words
 
@@ -41,6 +43,7 @@ class FetchedFiles:
         self._shards = shards
         self._indexes = indexes
         self._peeks = [0] * len(shards)
+        self._held = HeldShards()
         self.by_ranges = mirror.cache.limit == 0
         for shard in () if self.by_ranges else shards:
             mirror.cache.check(mirror.folder / shard.name, shard)
@@ -53,16 +56,16 @@ class FetchedFiles:
         if self.by_ranges:
             self.mirror.read_bound(self._shards[number], view, offset)
             return
-        file = self.mirror.open(self._shards[number])
+        file = self._open(number)
         try:
             fill(file, view, offset)
         except (OSError, EOFError) as error:
+            os.close(file)
             raise ShardError(
                 f"{self.mirror.folder / self._shards[number].name}: cannot be read ({error}); delete it, and it is "
                 "fetched again"
             ) from error
-        finally:
-            os.close(file)
+        self._held.give(number, file)
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
         """See ShardFiles: of a shard that is not here, no more than this is fetched for PEEKS times."""
@@ -85,6 +88,7 @@ class FetchedFiles:
         """See ShardFiles: shards that are here are read ahead, others fetched in the background."""
         if self.by_ranges:
             return
+        self._held.sweep(lambda number, file: self.mirror.current(file, self._shards[number]))
         for number in np.unique(numbers).tolist():
             if not self.mirror.has(self._shards[number]):
                 self._ahead.request(number)
@@ -169,6 +173,16 @@ class FetchedFiles:
     def close(self) -> None:
         """See ShardFiles: nothing more is fetched ahead."""
         self._ahead.close()
+        self._held.close()
+
+    def _open(self, number: int) -> int:
+        """A descriptor of a shard, without a lock, to be held or closed."""
+        file = self._held.take(number)
+        if file is not None:
+            if self.mirror.use(file, self._shards[number]):
+                return file
+            os.close(file)
+        return self.mirror.open(self._shards[number], locked=False)
 
 
 def fetched_files(dataset: object) -> FetchedFiles | None:

@@ -131,9 +131,21 @@ class Mirror:
                 ) from error
         return []
 
-    def open(self, wanted: WantedFile) -> int:
-        """A descriptor of a shard that is locked until it is closed. Raises DataError."""
-        return self.cache.open(self.folder / wanted.name, wanted, lambda file: self._fetching.fetch(wanted, file))
+    def open(self, wanted: WantedFile, locked: bool = True) -> int:
+        """A descriptor of a shard that is locked until it is closed, if `locked`. Raises DataError."""
+        path = self.folder / wanted.name
+        return self.cache.open(path, wanted, lambda file: self._fetching.fetch(wanted, file), locked)
+
+    def use(self, file: int, wanted: WantedFile) -> bool:
+        """Whether an open file is the verified shard still, and in the cache; if so, it counts as used now."""
+        good = self.current(file, wanted)
+        if good:
+            self.cache.count_use(file, self.folder / wanted.name, wanted)
+        return good
+
+    def current(self, file: int, wanted: WantedFile) -> bool:
+        """Whether an open file is the verified shard still, and in the cache."""
+        return self.cache.current(file, wanted)
 
     def bring(self, wanted: WantedFile) -> None:
         """Have a shard in the cache. Raises DataError."""

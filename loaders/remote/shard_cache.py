@@ -6,8 +6,8 @@
                                       the start of the system: what was never flushed to the disk may be lost with it
     root/<name>-<key>/.<shard>.part   being fetched, by the process that has it locked
 
-Locks are those of `flock`, which the system takes from a process that dies. A reader holds a shared lock on the shard
-itself, so what is being read is not deleted; and if it were, an open file keeps its content. Whoever writes to a
+Locks are those of `flock`, which the system takes from a process that dies. Who needs the file of a shard, and not only
+its content, holds a shared lock on it, so it is not deleted. An open file keeps its content anyhow. Whoever writes to a
 verified file changes its modification time: its checksum is computed again, and it is fetched again if that differs.
 So is the checksum of every file when it is first used after the machine was started again, since waiting for the disk
 with each shard would make the disk's speed that of the network. Only a file without a stated checksum is flushed.
@@ -92,20 +92,20 @@ class ShardCache:
         except OSError:
             return False
 
-    def open(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None]) -> int:
-        """A descriptor of the file at `path`, with a shared lock, for the caller to close.
+    def open(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None], locked: bool = True) -> int:
+        """A descriptor of the file at `path`, with a shared lock if `locked`, for the caller to close.
 
         If it is not there, `fetch(descriptor)` writes and verifies it, in one process and thread of the machine.
         Raises what `fetch` raises, and DataError if there is no room, or another process hangs.
         """
-        file = self._present(path, wanted)
+        file = self._present(path, wanted, locked)
         if file is not None:
             return file
         began = time.perf_counter()
         try:
             for _ in range(_ROUNDS):  # another process may delete it at once
                 self.bring(path, wanted, fetch)
-                file = self._present(path, wanted)
+                file = self._present(path, wanted, locked)
                 if file is not None:
                     return file
         finally:
@@ -114,6 +114,18 @@ class ShardCache:
             f"{path}: gone or altered each of the {_ROUNDS} times that it was fetched; give a larger cache_limit=, or "
             "a folder that nobody else writes to"
         )
+
+    def current(self, file: int, wanted: WantedFile) -> bool:
+        """Whether an open file is what was verified, and was not deleted."""
+        status = os.fstat(file)
+        return status.st_nlink > 0 and _verified(status, wanted)
+
+    def count_use(self, file: int, path: Path, wanted: WantedFile) -> None:
+        """Mark the open file of `path` as used now: others are deleted first."""
+        if time.monotonic() - self._used.get(path, -_TOUCH) >= _TOUCH:
+            with contextlib.suppress(OSError):  # of another user: its uses are not counted
+                os.utime(file, ns=(time.time_ns(), _stamp(wanted)))
+            self._used[path] = time.monotonic()
 
     def forget(self, path: Path) -> None:
         """Delete a file, so that it is fetched again. Whoever reads it goes on reading what was there."""
@@ -169,8 +181,8 @@ class ShardCache:
             self._fetched.add(path)
         self._count(files=1, size=wanted.size, again=again)
 
-    def _present(self, path: Path, wanted: WantedFile) -> int | None:
-        """The file, open and locked; None if it is not there, or is not what was verified."""
+    def _present(self, path: Path, wanted: WantedFile, locked: bool) -> int | None:
+        """The file, open and locked if it shall be; None if it is not there, or is not what was verified."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -179,11 +191,9 @@ class ShardCache:
             remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "give another folder with cache_dir="
             raise DataError(f"{path}: {error.strerror}; {remedy}") from error
         try:
-            good = _lock_soon(file, fcntl.LOCK_SH) and _verified(os.fstat(file), wanted)
-            if good and time.monotonic() - self._used.get(path, -_TOUCH) >= _TOUCH:
-                with contextlib.suppress(OSError):  # of another user: its uses are not counted
-                    os.utime(file, ns=(time.time_ns(), _stamp(wanted)))
-                self._used[path] = time.monotonic()
+            good = (not locked or _lock_soon(file, fcntl.LOCK_SH)) and self.current(file, wanted)
+            if good:
+                self.count_use(file, path, wanted)
         except BaseException:
             os.close(file)
             raise
@@ -317,7 +327,11 @@ def _default_limit(root: Path) -> int:
 
 def _stamp(wanted: WantedFile) -> int:
     """The modification time of a verified file, in nanoseconds: even seconds, which every file system can keep."""
-    content = wanted.sha256 if _flushed(wanted) else wanted.sha256 + _start_of_system()
+    return _stamp_of(wanted.sha256 if _flushed(wanted) else wanted.sha256 + _start_of_system())
+
+
+@functools.lru_cache(maxsize=4096)
+def _stamp_of(content: str) -> int:
     return (int(hashlib.sha256(content.encode()).hexdigest()[:7], 16) & ~1) * 1_000_000_000
 
 
