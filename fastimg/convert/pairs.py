@@ -52,10 +52,9 @@ class PairReader(WrappingReader):
             return Original(blank(), "jpg", note(entry.path, extra | {MISSING: ["image"]}), fields)
         return self.reader.read(entry._replace(extra=extra))._replace(fields=fields)
 
-    def announce(self, entry: SourceEntry) -> None:
+    def announce(self, entry: SourceEntry) -> int:
         """See FetchingReader."""
-        if entry.place != NO_IMAGE:
-            super().announce(entry)
+        return super().announce(entry) if entry.place != NO_IMAGE else 0
 
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""

@@ -37,16 +37,17 @@ from rich.text import Text
 from fastimg.cluster.connection import joined
 from fastimg.cluster.tasks import ClusterLost
 from fastimg.config.commands import Convert
+from fastimg.convert.annotations.layouts import annotations_in, fetch_annotations
 from fastimg.convert.hub.reference import as_begun, is_hub
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, combine, onto
 from fastimg.convert.sources.containers import TarReader
 from fastimg.convert.sources.labels import FLAG, class_remarks
-from fastimg.convert.sources.resolve import annotations_in, is_class_folder, read_source
+from fastimg.convert.sources.resolve import is_class_folder, read_source
 from fastimg.convert.sources.samples import Source
 from fastimg.convert.sources.tables import parse_delimiter
 from fastimg.convert.stored.losses import SourceLostError
-from fastimg.convert.stored.stand_ins import stand_ins
+from fastimg.convert.stored.stand_ins import images_in, stand_ins
 from fastimg.errors import UsageError
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file
@@ -125,8 +126,12 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
     elif not base:
         missing_folders(request.dst)
         admit(request.dst, config)  # before the source is read
-    with stand_ins(request.sources, config, partial(say, console)) as sources:
-        return _converted(replace(request, sources=sources), base, ray, store, console, began)
+    tell = partial(say, console)
+    with stand_ins(request.sources, config, tell) as sources:
+        for source in sources:
+            fetch_annotations(source, tell)
+        flags = replace(request.flags, images=images_in(config.images, sources))
+        return _converted(replace(request, sources=sources, flags=flags), base, ray, store, console, began)
 
 
 def _converted(

@@ -5,10 +5,11 @@ TIFFs are read by tifffile, of the extra `tiff`: Pillow keeps 8 bits of several 
 
 import importlib.util
 import io
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -46,15 +47,34 @@ def read_bands(content: bytes | Path, name: str) -> npt.NDArray[Any]:
     return array.reshape(_shaped(array.shape, array.dtype))
 
 
-def bands_head(file: Path) -> tuple[tuple[int, int, int], str]:
+def bands_head(file: Path | BinaryIO, name: str) -> tuple[tuple[int, int, int], str]:
     """The shape [C, H, W] and the type of the array in a TIFF or .npy file, without its values. Raises ImageError."""
-    if not is_tiff(file.name):
-        head = _npy(file, "r")
-        return _shaped(head.shape, head.dtype), head.dtype.name
+    if not is_tiff(name):
+        try:
+            found, kind = npy_head(file, name)
+        except (OSError, ValueError) as error:
+            raise ImageError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        return _shaped(found, kind), kind.name
     with _series(file) as series:
         axes, shape, dtype = series.axes, series.shape, np.dtype(series.dtype)
     *others, height, width = (shape[place] for place in _order(axes, shape))
     return _shaped((int(np.prod(others, dtype=np.int64)), height, width), dtype), dtype.name
+
+
+def npy_head(file: Path | BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the type of the array in an .npy file, which is long enough for it. Raises OSError, ValueError."""
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            return npy_head(opened, name)
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"version {version} of the format, which holds no array of numbers")
+    shape, _, dtype = read(file)
+    begin = file.tell()
+    if dtype.hasobject or file.seek(0, io.SEEK_END) - begin < dtype.itemsize * math.prod(shape):
+        raise ValueError(f"not the whole of {dtype} {list(shape)}")
+    return shape, dtype
 
 
 def _shaped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int, int]:
@@ -66,9 +86,9 @@ def _shaped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int, int
     return shape[0], shape[1], shape[2]
 
 
-def _npy(content: bytes | Path, mapped: Literal["r"] | None = None) -> npt.NDArray[Any]:
+def _npy(content: bytes | Path) -> npt.NDArray[Any]:
     try:
-        array: npt.NDArray[Any] = np.load(io.BytesIO(content) if isinstance(content, bytes) else content, mapped)
+        array: npt.NDArray[Any] = np.load(io.BytesIO(content) if isinstance(content, bytes) else content)
     except (OSError, ValueError, EOFError) as error:
         raise ImageError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not isinstance(array, np.ndarray):  # an archive of several
@@ -77,7 +97,7 @@ def _npy(content: bytes | Path, mapped: Literal["r"] | None = None) -> npt.NDArr
 
 
 @contextmanager
-def _series(content: bytes | Path) -> Iterator[Any]:
+def _series(content: bytes | Path | BinaryIO) -> Iterator[Any]:
     """The first series of a TIFF, within which it may be read. Raises ImageError."""
     if importlib.util.find_spec("tifffile") is None:
         raise ImageError(MISSING)

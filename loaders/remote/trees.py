@@ -12,7 +12,8 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastimg.loaders.errors import DataError
@@ -24,6 +25,7 @@ from .stores import RemoteFolder
 _TIMES = 5  # a file whose content is not what its ETag says is fetched, unless the same comes twice
 _MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
 _PAGE = 1000  # names
+_SMALL = 8 << 20  # bytes of a file that is fetched by one request
 _LOCK = ".lock"
 _open: dict[Path, "StoredTree"] = {}  # of this process, by folder
 
@@ -160,6 +162,23 @@ class StoredTree:
             Fetching(self.files).fetch(WantedFile(name, found.size, "", found.tag), file)
         finally:
             os.close(file)
+        self._whole.add(path)
+
+    def fetch_all(self, paths: Sequence[Path], requests: int) -> None:
+        """Have files here as they are in the store, so many at a time. Raises NotThereError and DataError."""
+        with ThreadPoolExecutor(requests, "fastimg-tree") as pool:
+            try:
+                for _ in pool.map(self._bring, paths):
+                    pass
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _bring(self, path: Path) -> None:
+        if path.stat().st_size > _SMALL:
+            self.fetch(path)
+        elif path.stat().st_size:
+            path.write_bytes(self.files.content(self.name_of(path)))
         self._whole.add(path)
 
     def reader(self, path: Path) -> Callable[[int, int], bytes]:

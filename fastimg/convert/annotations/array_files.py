@@ -17,18 +17,20 @@ import numpy.typing as npt
 import simplejpeg
 
 from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader, WrappingReader
+from fastimg.convert.stored.heads import head_of
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import DTYPES, StoredField, packed_npy
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.folders.bands import bands_head, read_bands
 from fastimg.loaders.folders.folder import Mapped
+from fastimg.loaders.remote.trees import tree_of
 from fastimg.wording import plural
 
 from .reader import FieldsReader
 
 _QUALITY = 90  # of previews
 _SIDE = 65_535  # pixels, of a JPEG
-_LISTED = 256  # files whose heads are read at a time
+_LISTED = 256  # files whose heads are read at a time; in a store each is a request, or two
 
 
 class ArrayHead(NamedTuple):
@@ -116,7 +118,8 @@ def with_arrays(source: Source, root: Path, name: str, mapped: Mapped) -> Source
 def _schema(source: Source, root: Path, name: str, mapped: Mapped) -> StoredField:
     """The field that most files make. Raises DataError where no file holds an array."""
     entries = [entry for split in source.splits.values() for entry in split if entry.size >= 0]
-    parts = [[entry.path for entry in entries[start : start + _LISTED]] for start in range(0, len(entries), _LISTED)]
+    count = _LISTED if tree_of(root) is None else 1
+    parts = [[entry.path for entry in entries[start : start + count]] for start in range(0, len(entries), count)]
     heads: Iterator[ArrayHead | str] = (head for part in mapped(partial(_heads, root), parts) for head in part)
     kinds: Counter[tuple[int, str]] = Counter()
     sizes: dict[tuple[int, str], set[tuple[int, int]]] = {}
@@ -144,7 +147,7 @@ def _heads(root: Path, paths: list[str]) -> list[ArrayHead | str]:
     found: list[ArrayHead | str] = []
     for path in paths:
         try:
-            found.append(ArrayHead(*bands_head(root / path)))
+            found.append(ArrayHead(*head_of(root / path, path, bands_head)))
         except ImageError as error:
             found.append(f"{path}: {error}")
     return found

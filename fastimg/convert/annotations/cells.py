@@ -10,26 +10,30 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
 from fastimg.convert.sources.columns import AskedField, FieldWriting
 from fastimg.convert.sources.labels import is_empty
 from fastimg.convert.sources.samples import Row
+from fastimg.convert.stored.heads import AnnouncedHeads, Parse, head_of
 from fastimg.errors import UsageError, nearest
 from fastimg.loaders.captions.positions import MISSING
 from fastimg.loaders.containers.fields import ABSENT, DTYPES, FieldKind, Geometry, StoredField
 from fastimg.loaders.errors import DataError, ImageError
-from fastimg.loaders.folders.bands import is_tiff, read_bands
+from fastimg.loaders.folders.bands import bands_head, is_bands, npy_head
+from fastimg.loaders.remote.trees import tree_of
 from fastimg.wording import plural, shortened
 
 from .reader import GIVEN, INSIDE, Given, file_value
 
+_Head = TypeVar("_Head")
 WRITINGS: tuple[FieldWriting, ...] = get_args(FieldWriting)
 _FILES = ("mask", "image", "bytes")
 _RESERVED = ("path", MISSING, ABSENT, GIVEN)  # keys of a note, or of an entry, that are their own
@@ -111,6 +115,35 @@ class FieldCells:
         self._file = src  # that has the row which is being read
         self._inside: dict[str, bytes] = {}  # files that stand in this row, by field
         self._tallies = {field.name: _CellTally() for field in asked}
+        self._heads: AnnouncedHeads | None = None
+
+    def rows_ahead(self, rows: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
+        """The rows of a table; in a store, the heads of the arrays that they name are fetched some rows ahead."""
+        named = [field for field in self._asked if field.kind not in ("number", *_FILES)]
+        if tree_of(self._src) is None or not named:
+            yield from rows
+            return
+        self._heads = AnnouncedHeads()
+        try:
+            window: deque[tuple[int, Row]] = deque()
+            for row in rows:
+                for field in named:
+                    self._announce(field, row[1].get(field.name))
+                window.append(row)
+                if len(window) > _AHEAD:
+                    yield window.popleft()
+            yield from window
+        finally:
+            self._heads.close()
+            self._heads = None
+
+    def _announce(self, field: AskedField, cell: Any) -> None:
+        bands = field.kind == "bands"
+        if not isinstance(cell, str) or not (is_bands(cell.strip()) if bands else _is_array(cell)):
+            return
+        path = self._path(cell if bands else cell.strip())["path"]
+        assert self._heads is not None
+        self._heads.announce(self._src.parent / path, path, bands_head if bands else npy_head)
 
     def read_into(self, extra: Row, number: int, row: Row) -> None:
         """Add the fields of a row to its other columns, as `GIVEN`.
@@ -215,7 +248,7 @@ class FieldCells:
             return self._file_in(field.name, cell)
         items = cell
         if isinstance(cell, str):
-            if cell.strip().lower().endswith(".npy"):
+            if _is_array(cell):
                 return self._array_file(field, cell.strip(), tally)
             try:
                 items = json.loads(cell)
@@ -255,41 +288,51 @@ class FieldCells:
 
     def _bands(self, cell: Any, tally: _CellTally) -> dict[str, Any]:
         """The value for the path of a file of bands, which is as the first one is. Raises ValueError."""
-        if not isinstance(cell, str) or not (is_tiff(cell.strip()) or cell.strip().lower().endswith(".npy")):
+        if not isinstance(cell, str) or not is_bands(cell.strip()):
             raise ValueError("is not the path of a .tif or .npy file")
         value = self._path(cell)
+        shape, dtype = self._head(value, bands_head)
+        if dtype not in DTYPES:
+            raise ValueError(f"holds {dtype}; give one of {', '.join(DTYPES)}")
+        if tally.shape is None:
+            tally.shape, tally.dtype = shape, dtype
+        if (shape[0], dtype) != (tally.shape[0], tally.dtype):
+            first = f"{tally.dtype} {list(tally.shape)}" if tally.shape[1] else f"{tally.shape[0]} of {tally.dtype}"
+            raise ValueError(f"holds {dtype} {list(shape)}, and the first row's {first} [C, H, W]")
+        if shape != tally.shape:
+            tally.shape = (shape[0], 0, 0)
+        return value
+
+    def _head(self, value: Given, parse: Parse[_Head]) -> _Head:
+        """What the head of a file says. Raises ValueError."""
+        path = value["path"]
+        find = head_of if self._heads is None else self._heads.head
         try:
-            bands = read_bands(self._file.parent / value["path"], value["path"])
+            return find(self._file.parent / path, path, parse)
         except ImageError as error:
             raise ValueError(str(error)) from error
-        if bands.dtype.name not in DTYPES:
-            raise ValueError(f"holds {bands.dtype}; give one of {', '.join(DTYPES)}")
-        if tally.shape is None:
-            tally.shape, tally.dtype = bands.shape, bands.dtype.name
-        if (len(bands), bands.dtype.name) != (tally.shape[0], tally.dtype):
-            first = f"{tally.dtype} {list(tally.shape)}" if tally.shape[1] else f"{tally.shape[0]} of {tally.dtype}"
-            raise ValueError(f"holds {bands.dtype} {list(bands.shape)}, and the first row's {first} [C, H, W]")
-        if bands.shape != tally.shape:
-            tally.shape = (len(bands), 0, 0)
-        return value
+        except OSError as error:
+            raise ValueError(f"cannot be read ({error.strerror or error})") from error
 
     def _array_file(self, field: AskedField, cell: str, tally: _CellTally) -> dict[str, Any]:
         """The value for the path of an .npy file, whose head is read. Raises ValueError."""
         value = self._path(cell)
-        try:
-            array = np.load(self._file.parent / value["path"], mmap_mode="r", allow_pickle=False)
-        except (OSError, EOFError) as error:
-            raise ValueError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
-        if array.dtype.kind not in "iufb" or array.ndim == 0:
-            raise ValueError(f"holds {array.dtype} {list(array.shape)}, not an array of numbers")
+        shape, dtype = self._head(value, npy_head)
+        if dtype.kind not in "iufb" or not shape:
+            raise ValueError(f"holds {dtype} {list(shape)}, not an array of numbers")
         if tally.shape is None:
-            tally.shape = array.shape if field.kind == "array" else array.shape[1:]
-        tally.lengths = min(tally.lengths[0], len(array)), max(tally.lengths[1], len(array))
-        tally.fractions = tally.fractions or array.dtype.kind == "f"
+            tally.shape = shape if field.kind == "array" else shape[1:]
+        tally.lengths = min(tally.lengths[0], shape[0]), max(tally.lengths[1], shape[0])
+        tally.fractions = tally.fractions or dtype.kind == "f"
         return value
 
 
 _TYPED = ("number", "array", "ragged")
+_AHEAD = 128  # rows
+
+
+def _is_array(cell: str) -> bool:
+    return cell.strip().lower().endswith(".npy")
 
 
 def _number(cell: Any, tally: _CellTally) -> int | float | None:

@@ -8,7 +8,7 @@ listing, and of its fingerprint. Numbers are columns of their own, and stay in t
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from PIL import Image
 
 from fastimg.convert.sources.folders import file_size
 from fastimg.convert.sources.samples import Original, SourceEntry, SourceReader, WrappingReader
+from fastimg.convert.stored.files import announced_files
 from fastimg.loaders.containers.fields import StoredField, packed_npy
 from fastimg.loaders.decode import Header, read_header
 from fastimg.loaders.errors import ImageError
@@ -81,9 +82,47 @@ class FieldsReader(WrappingReader):
         self._classes = {each.name: {name: i for i, name in enumerate(each.classes)} for each in schemas}
         self._styles = styles or {}
         self._usually_upright = usually_upright
+        self._stored = announced_files(root)  # None: the files of fields are here
+
+    @property
+    def fetches(self) -> bool:
+        """See FetchingReader."""
+        return self._stored is not None or super().fetches
+
+    def announce(self, entry: SourceEntry) -> int:
+        """See FetchingReader: the image, and the files of its fields."""
+        size = super().announce(entry)
+        if self._stored is not None and self.problem(entry) is None:
+            for value in self._files_of(entry):
+                self._stored.announce(value["path"])
+                size += value["bytes"]
+        return size
+
+    def _files_of(self, entry: SourceEntry) -> Iterator[Given]:
+        """The values that are files in a store."""
+        given: Given = (entry.extra or {}).get(GIVEN, {})
+        for schema in self._schemas:
+            value = given.get(schema.name)
+            if isinstance(value, dict) and INSIDE not in value and value.get("bytes", -1) >= 0:
+                yield value
+
+    def close(self) -> None:
+        """See SourceReader."""
+        super().close()
+        if self._stored is not None:
+            self._stored.close()
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
+        try:
+            return self._read(entry)
+        except (OSError, ImageError):
+            if self._stored is not None:
+                for value in self._files_of(entry):
+                    self._stored.drop(value["path"])
+            raise
+
+    def _read(self, entry: SourceEntry) -> Original:
         extra = dict(entry.extra or {})
         given: Given = extra.pop(GIVEN, {})
         original = self.reader.read(entry._replace(extra=extra or None))
@@ -118,7 +157,8 @@ class FieldsReader(WrappingReader):
 
     def _content(self, value: Given) -> bytes:
         try:
-            data: bytes = (self._root / value["path"]).read_bytes()
+            path = value["path"]
+            data = (self._root / path).read_bytes() if self._stored is None else self._stored.read(path)
         except OSError as error:
             raise ValueError(f"{value['path']}: {error.strerror or error}") from error
         if len(data) != value["bytes"]:

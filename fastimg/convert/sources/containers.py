@@ -255,10 +255,11 @@ class TarReader:
         """See FetchingReader."""
         return self._stored is not None
 
-    def announce(self, entry: SourceEntry) -> None:
+    def announce(self, entry: SourceEntry) -> int:
         """See FetchingReader: the tar is fetched, and the one behind it."""
         if self._stored is not None:
             self._stored.announce(self._tars[self._tar[entry.place]])
+        return max(entry.size, 0)
 
     def check_shuffled(self) -> None:
         """Raise DataError if reading in another order would fetch the tars again and again."""

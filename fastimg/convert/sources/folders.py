@@ -38,10 +38,12 @@ class FilesReader:
         """See FetchingReader."""
         return self._stored is not None
 
-    def announce(self, entry: SourceEntry) -> None:
+    def announce(self, entry: SourceEntry) -> int:
         """See FetchingReader."""
-        if self._stored is not None and self.problem(entry) is None:
-            self._stored.announce(entry.path)
+        if self._stored is None or self.problem(entry) is not None:
+            return 0
+        self._stored.announce(entry.path)
+        return entry.size
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""

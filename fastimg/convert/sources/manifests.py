@@ -87,7 +87,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     read_apart = {*taken, *(field.name for field in columns.fields)}
     labels: list[str] = []
     splits: list[str] = []
-    for number, row in rows:
+    for number, row in rows if field_cells is None else field_cells.rows_ahead(rows):
         where = f"{src}: row {number}"
         path = row[path_column]
         absent = columns.text is not None and is_empty(path)  # a text may stand alone

@@ -4,13 +4,13 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from fastimg.convert.annotations.array_files import with_arrays
-from fastimg.convert.annotations.coco import is_coco, read_coco, read_coco_folder
-from fastimg.convert.annotations.mask_folders import holds_masks, read_mask_folders
-from fastimg.convert.annotations.voc import is_voc, read_voc
-from fastimg.convert.annotations.yolo import is_yolo, read_yolo
+from fastimg.convert.annotations.coco import read_coco, read_coco_folder
+from fastimg.convert.annotations.layouts import Annotations, annotations_in
+from fastimg.convert.annotations.mask_folders import read_mask_folders
+from fastimg.convert.annotations.voc import read_voc
+from fastimg.convert.annotations.yolo import read_yolo
 from fastimg.convert.hub.reference import is_hub
 from fastimg.convert.hub.sources import read_hub
 from fastimg.convert.pairs import holds_pairs, read_pairs
@@ -31,8 +31,6 @@ from .manifests import MANIFESTS, read_manifest
 from .samples import Source
 from .streams import NAMED, read_named, read_parquets
 from .text_manifests import holds_texts, read_texts
-
-Annotations = Literal["COCO", "VOC", "YOLO", "mask"]
 
 
 def is_class_folder(src: Path) -> bool:
@@ -58,8 +56,6 @@ def read_source(
     """
     text = str(src)
     tree = tree_of(src)
-    if tree is not None:
-        _refuse_in_store(src, columns)
     if columns.image_field is not None:
         return _read_arrays(src, columns, columns.image_field, classes, mapped)
     if (annotated := annotations_in(src)) is not None:
@@ -106,21 +102,6 @@ def read_source(
     if not columns.fields and holds_texts(src, columns):
         return read_texts(src, columns, spool)
     return read_manifest(src, columns)
-
-
-def annotations_in(src: Path) -> Annotations | None:
-    """Whose layout of annotations a file or folder has; None if it has none."""
-    if src.suffix.lower() == ".json" and src.is_file():
-        return "COCO"
-    if not src.is_dir() or not is_plain_folder(src) or (src / "convert.json").exists():
-        return None
-    layouts: tuple[tuple[Annotations, bool], ...] = (
-        ("COCO", is_coco(src)),
-        ("VOC", is_voc(src)),
-        ("YOLO", is_yolo(src)),
-        ("mask", holds_masks(src)),
-    )
-    return next((name for name, found in layouts if found), None)
 
 
 def _read_annotations(src: Path, kind: Annotations, images: Path | None, masks: bool) -> Source:
@@ -183,15 +164,6 @@ def _separated(src: Path, columns: Columns) -> Columns:
         return with_delimiter(src, columns)
     _refuse_separation(columns, src)
     return columns
-
-
-def _refuse_in_store(src: Path, columns: Columns) -> None:
-    """Refuse what is read from this machine alone."""
-    if (annotated := annotations_in(src)) is not None:
-        raise UsageError(f"{src}: {annotated} annotations are read from this machine; copy the folder here")
-    _refuse_fields(columns, f"{src} is read from an object store without fields; copy it here")
-    if columns.image_field is not None:
-        raise UsageError(f"--image-field: {src} is read from an object store without arrays; copy it here")
 
 
 def _with_strays(source: Source) -> Source:

@@ -71,8 +71,8 @@ class FetchingReader(SourceReader, Protocol):
     def fetches(self) -> bool:
         """Whether announcing a sample has any use."""
 
-    def announce(self, entry: SourceEntry) -> None:
-        """Begin to fetch a sample, which will be read once unless it has a problem."""
+    def announce(self, entry: SourceEntry) -> int:
+        """Begin to fetch a sample, which will be read once unless it has a problem. Returns its bytes."""
 
 
 class WrappingReader:
@@ -86,10 +86,11 @@ class WrappingReader:
         """See FetchingReader."""
         return isinstance(self.reader, FetchingReader) and self.reader.fetches
 
-    def announce(self, entry: SourceEntry) -> None:
+    def announce(self, entry: SourceEntry) -> int:
         """See FetchingReader."""
         if isinstance(self.reader, FetchingReader) and self.problem(entry) is None:
-            self.reader.announce(entry)
+            return self.reader.announce(entry)
+        return 0
 
     def name(self, entry: SourceEntry) -> str:
         """See SourceReader."""
@@ -236,19 +237,17 @@ class Source:  # more than 12 fields: each kind of source sets only a few
         if not any(fetching):
             yield from entries
             return
-        window: deque[SourceEntry] = deque()
+        window: deque[tuple[SourceEntry, int]] = deque()
         size = 0
         for entry in entries:
             reader = fetching[entry.reader]
-            if reader is not None:
-                reader.announce(entry)
-            window.append(entry)
-            size += max(entry.size, 0)
+            window.append((entry, reader.announce(entry) if reader is not None else 0))
+            size += window[-1][1]
             while len(window) >= ANNOUNCED or (size > ANNOUNCED_BYTES and window):
-                first = window.popleft()
-                size -= max(first.size, 0)
+                first, its_size = window.popleft()
+                size -= its_size
                 yield first
-        yield from window
+        yield from (entry for entry, _ in window)
 
     def close(self) -> None:
         """See SourceReader."""

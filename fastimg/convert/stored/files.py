@@ -2,6 +2,7 @@
 
 import errno
 import os
+import posixpath
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,19 +17,22 @@ REQUESTS = 32  # files that are fetched at once
 
 
 class AnnouncedFiles:
-    """Reads files of a store by their paths below its URL; those that were announced are fetched before.
+    """Reads files of a store by their paths from a folder of it on; those that were announced are fetched before.
+
+    `below`: the folder, from the URL on.
 
     Any thread may read. What is announced is in memory until it is read. Another process opens the store anew.
     """
 
-    def __init__(self, files: StoredFiles) -> None:
+    def __init__(self, files: StoredFiles, below: str = "") -> None:
         self._files = files
+        self._below = below
         self._lock = threading.Lock()
         self._coming: dict[str, deque[Future[bytes]]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._files,)
+        return type(self), (self._files, self._below)
 
     def announce(self, path: str) -> None:
         """Begin to fetch a file, which will be read once."""
@@ -47,15 +51,24 @@ class AnnouncedFiles:
         return self._fetch(path) if future is None else future.result()
 
     def _fetch(self, path: str) -> bytes:
-        if path.startswith(("../", "/")):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._files.address(path))
+        name = posixpath.normpath(posixpath.join(self._below, path))
+        if name.startswith(("../", "/")):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._files.address(name))
         with losing():
             try:
-                return self._files.content(path)
+                return self._files.content(name)
             except DeniedError:
                 raise
             except NotThereError as error:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._files.address(path)) from error
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._files.address(name)) from error
+
+    def drop(self, path: str) -> None:
+        """Forget what was announced of a file that is not read after all."""
+        with self._lock:
+            if coming := self._coming.get(path):
+                coming.popleft().cancel()
+                if not coming:
+                    del self._coming[path]
 
     def close(self) -> None:
         """End the threads; what was announced is dropped."""
@@ -69,4 +82,4 @@ class AnnouncedFiles:
 def announced_files(root: Path) -> AnnouncedFiles | None:
     """What reads the files below a folder that belongs to a tree; None if they are here."""
     tree = tree_of(root)
-    return None if tree is None else AnnouncedFiles(tree.files)
+    return None if tree is None else AnnouncedFiles(tree.files, root.relative_to(tree.root).as_posix())

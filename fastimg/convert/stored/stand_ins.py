@@ -18,8 +18,8 @@ from fastimg.wording import plural
 
 from .files import REQUESTS
 
-_MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
-_SINGLE = (".beton", ".json")
+_MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet", ".json")
+_ANNOTATIONS = "annotations"
 _HERE = "copy it here, and give the file or folder"
 _DESCRIPTIONS = ("*.json", "*.yaml", "*.yml")  # at the top of a folder, which tell layouts of annotations apart
 
@@ -62,7 +62,7 @@ def _stand_in(source: Path, config: Convert, tell: Tell, stack: ExitStack) -> Pa
         return Path(unquote(urlsplit(url).path))
     options = dict(option.split("=", 1) for option in config.storage_option)
     suffix = Path(urlsplit(url).path).suffix.lower()
-    if suffix in _SINGLE:
+    if suffix == ".beton":
         raise UsageError(f"{url}: a {suffix} is not read from an object store by itself; {_HERE}")
     if suffix in _MANIFESTS:
         return _manifest(url, suffix, config, options, tell, stack)
@@ -75,15 +75,28 @@ def _stand_in(source: Path, config: Convert, tell: Tell, stack: ExitStack) -> Pa
         )
         return mirror.folder
     tree = _tree(url, config, options, stack)
-    for pattern in _DESCRIPTIONS:
-        for file in filter(Path.is_file, tree.root.glob(pattern)):
-            tree.fetch(file)
+    tree.fetch_all([file for pattern in _DESCRIPTIONS for file in tree.root.glob(pattern) if file.is_file()], REQUESTS)
     again = "; twice, as a .beton states its fields before its first sample" if config.format == "beton" else ""
     tell(
         f"{url}: {plural(tree.count, 'file')} ({in_words(tree.size)}) in the store; they are read one by one, "
         f"{REQUESTS} at a time, and not kept{again}"
     )
     return tree.root
+
+
+def images_in(images: Path | None, sources: Sequence[Path]) -> Path | None:
+    """The folder of COCO's images that --images names, in a source's tree if it is a URL. Raises UsageError."""
+    url = None if images is None else url_of(images)
+    if images is None or url is None:
+        return images
+    for source in sources:
+        tree = tree_of(source)
+        if tree is not None and f"{url}/".startswith(f"{tree.url}/"):
+            return tree.root / url.removeprefix(tree.url).strip("/")
+    raise UsageError(
+        f"--images {url}: is not below the URL of the annotations; put them into one folder, or list the images in a "
+        "manifest"
+    )
 
 
 def _holds_shards(url: str, options: dict[str, str]) -> bool:
@@ -103,13 +116,18 @@ def _tree(url: str, config: Convert, options: dict[str, str], stack: ExitStack) 
 
 
 def _manifest(url: str, suffix: str, config: Convert, options: dict[str, str], tell: Tell, stack: ExitStack) -> Path:
-    """A manifest, here, in the tree of the folder that it lies in; a parquet file stays in the store."""
+    """A manifest, here, in the tree of the folder that it lies in; a parquet file stays in the store.
+
+    The tree of COCO's annotations/instances_train.json has the folders beside annotations/, too.
+    """
     if url.startswith("http"):
         raise UsageError(
             f"{url}: a web server lists no files, so the images of a manifest are not found there; name tars, as in "
             f"{url.rpartition('/')[0]}/{{0000..0099}}.tar, or {_HERE}"
         )
     folder, _, name = url.rpartition("/")
+    if suffix == ".json" and folder.endswith(f"/{_ANNOTATIONS}"):
+        folder, name = folder.removesuffix(f"/{_ANNOTATIONS}"), f"{_ANNOTATIONS}/{name}"
     tree = _tree(folder, config, options, stack)
     path = tree.root / name
     if suffix != ".parquet":

@@ -209,8 +209,9 @@ class TestReaders:
         class Reader:
             fetches = True
 
-            def announce(self, entry: SourceEntry) -> None:
+            def announce(self, entry: SourceEntry) -> int:
                 told.append(entry.path)
+                return entry.size
 
             read = name = problem = close = lambda *_: None
 
@@ -339,15 +340,6 @@ class TestRefusals:
         server.faults = [("", fault)]
         with pytest.raises(DataError, match=sentence):
             run("s3://bucket/photos")
-
-    def test_of_annotations_and_fields(self, run, bucket):
-        for name in ("images", "masks"):
-            (bucket / "photos" / name).mkdir()
-            (bucket / "photos" / name / "1.png").write_bytes(b"")
-        with pytest.raises(UsageError, match=r"^s3://bucket/photos: mask annotations are read from this machine"):
-            run("s3://bucket/photos")
-        with pytest.raises(UsageError, match="--field: s3://bucket/photos/red is read from an object"):
-            run("s3://bucket/photos/red", field=("m:mask",))
 
     def test_of_a_limit_without_a_cache(self, run):
         with pytest.raises(UsageError, match="--cache-limit has no effect: no source has shards"):
