@@ -59,20 +59,13 @@ def _pause() -> float:
     return PAUSE
 
 
-class RangeFile(io.RawIOBase):
-    """A file of `size` bytes that `fetch` reads. Blocks that follow one another are fetched ahead by threads.
+class BlockFile(io.RawIOBase):
+    """A file of `size` bytes that is read by blocks. Not for several threads at once, as any file."""
 
-    Memory holds at most _KEPT blocks of BLOCK_BYTES. Not for several threads at once, as any file.
-    """
-
-    def __init__(self, size: int, fetch: Fetch) -> None:
+    def __init__(self, size: int, block_bytes: int) -> None:
         self._size = size
-        self._fetch = fetch
+        self._block_bytes = block_bytes
         self._position = 0
-        self._last = -1  # the block that was read last
-        self._blocks: dict[int, Future[bytes]] = {}  # in the order of their use
-        self._pool = ThreadPoolExecutor(AHEAD, "hub")
-        self._lock = threading.Lock()
 
     def readable(self) -> bool:
         """It is."""
@@ -97,14 +90,37 @@ class RangeFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read up to the end of a block."""
-        with self._lock, memoryview(buffer).cast("B") as view:
+        with memoryview(buffer).cast("B") as view:
             if self._position >= self._size or not len(view):
                 return 0
-            number, offset = divmod(self._position, BLOCK_BYTES)
+            number, offset = divmod(self._position, self._block_bytes)
             piece = self._block(number)[offset : offset + len(view)]
             view[: len(piece)] = piece
             self._position += len(piece)
             return len(piece)
+
+    def _block(self, number: int) -> bytes:
+        raise NotImplementedError
+
+
+class RangeFile(BlockFile):
+    """A file of `size` bytes that `fetch` reads. Blocks that follow one another are fetched ahead by threads.
+
+    Memory holds at most _KEPT blocks of BLOCK_BYTES.
+    """
+
+    def __init__(self, size: int, fetch: Fetch) -> None:
+        super().__init__(size, BLOCK_BYTES)
+        self._fetch = fetch
+        self._last = -1  # the block that was read last
+        self._blocks: dict[int, Future[bytes]] = {}  # in the order of their use
+        self._pool = ThreadPoolExecutor(AHEAD, "hub")
+        self._lock = threading.Lock()
+
+    def readinto(self, buffer: Any) -> int:
+        """Read up to the end of a block."""
+        with self._lock:
+            return super().readinto(buffer)
 
     def read(self, size: int | None = -1) -> bytes:
         """Read `size` bytes, fewer only at the end of the file."""

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
+from fastimg.convert.hub.ranges import BlockFile
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.remote.stores import DeniedError, NotThereError
 from fastimg.loaders.remote.trees import StoredTree, tree_of
@@ -18,43 +19,14 @@ _Head = TypeVar("_Head")
 Parse = Callable[[Path | BinaryIO, str], _Head]  # of a file and its name
 
 
-class _StoredFile(io.RawIOBase):
-    """A file of a tree that is read by blocks, which stay in memory."""
+class _StoredFile(BlockFile):
+    """A file of a tree, whose blocks stay in memory."""
 
     def __init__(self, tree: StoredTree, path: Path) -> None:
+        super().__init__(path.stat().st_size, _BLOCK)
         self._tree = tree
         self._name = tree.name_of(path)
-        self._size = path.stat().st_size
-        self._position = 0
         self._blocks: dict[int, bytes] = {}
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """The position."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position."""
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Read up to the end of a block."""
-        with memoryview(buffer).cast("B") as view:
-            if self._position >= self._size or not len(view):
-                return 0
-            number, offset = divmod(self._position, _BLOCK)
-            piece = self._block(number)[offset : offset + len(view)]
-            view[: len(piece)] = piece
-            self._position += len(piece)
-            return len(piece)
 
     def _block(self, number: int) -> bytes:
         if number not in self._blocks:
