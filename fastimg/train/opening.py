@@ -35,6 +35,7 @@ from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.bands import bands_of
 from fastimg.loaders.containers.datasets import is_plain_folder
+from fastimg.loaders.containers.description import previewed_field
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs import Padding
@@ -85,6 +86,13 @@ def open_data(
     check_readable(chosen_backend(config.loader), data, part.dataset)
     if (files := fetched_files(part.dataset)) is not None:
         say(console, files.about())
+    if config.image_field is None and not intent.reads_text(config) and (field := previewed_field(data)) is not None:
+        say(
+            console,
+            f"{data}: the images are 8-bit previews of the arrays in the field {field!r}, and the model learns from "
+            f"these previews; to train on the arrays, add --image-field {field}",
+            style="bold yellow",
+        )
     if note:
         say(console, note, style="bold yellow")
     elif is_plain_folder(data):

@@ -77,6 +77,15 @@ def stated_fields(description: Mapping[str, Any]) -> dict[str, StoredField]:
     return fields
 
 
+def previewed_field(path: Path) -> str | None:
+    """The field that the images of a dataset are previews of: `convert` made them of arrays. None for other data."""
+    if not (path / "dataset.json").exists():
+        return None
+    description = read_description(path)
+    name = description.get("options", {}).get("image_field")
+    return name if name in stated_fields(description) else None
+
+
 def declared_targets(description: Mapping[str, Any]) -> tuple[Target, ...]:
     """The targets that a dataset.json declares; none where it has only a class.
 

@@ -91,8 +91,13 @@ def test_training_on_arrays_alone(tmp_path: Path, cli: Any) -> None:
     flags = ("--image-field", "bands", "--arch", "test_resnet", "--img-size", "32", "--workers", "1", "--no-amp")
     ran = cli("train", tmp_path / "D", *flags, "-b", "3", "--epochs", "1", "-o", tmp_path, "--name", "run")
     assert ran.code == 0 and "4 bands of the field 'bands'; mean" in ran.out, ran.err
+    assert "previews" not in ran.out
     predicted = cli("predict", tmp_path / "run", src / "a/0.npy", src / "b/1.tif", "--json")
     assert predicted.code == 0 and len(predicted.out.splitlines()) == 2, predicted.err
+    previews = cli("train", tmp_path / "D", *flags[2:], "--dry-run")
+    assert previews.code == 0, previews.err
+    assert "previews of the arrays in the field 'bands'" in " ".join(previews.out.split())
+    assert "add --image-field bands" in " ".join(previews.out.split())
 
 
 def test_a_manifest_of_arrays_with_fields_beside_them(tmp_path: Path) -> None:
