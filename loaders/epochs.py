@@ -289,6 +289,8 @@ class Epochs:
         self.config = config
         self.slots = config.prefetch or slots_for(device.type)
         self.workers = workers
+        if device.type == "cuda" and device.index is None:  # as in `tensor.device`
+            device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
         self.waits = Waits(device)
         self.faults = Faults(dataset, config.on_error)

@@ -164,7 +164,8 @@ class CudaRing:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers = [torch.empty(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(depth)]
-        self._copied = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
+        # `blocking`: a host that waits for the device sleeps, instead of taking a core from the decoding threads.
+        self._copied = [torch.cuda.Event(blocking=True) for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._consumed = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._copies = Spans()
         self._last = depth - 1

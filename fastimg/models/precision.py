@@ -1,6 +1,7 @@
 """Precision: torch's switches for float32 and kernels, and mixed precision: the choice of a type, with its reason."""
 
 import os
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -43,6 +44,15 @@ def set_backends(device: torch.device, deterministic: bool = False) -> None:
     if device.type == "cuda" and deterministic:  # without it torch refuses cuBLAS; it is read at the first call
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
+
+
+_WITHOUT_FIXED_BITS = re.compile(r"(\w+) does not have a deterministic implementation")
+
+
+def refused_operation(error: BaseException) -> str | None:
+    """The operation that torch refused because `set_backends` said `deterministic`; None for other errors."""
+    found = _WITHOUT_FIXED_BITS.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found and found[1]
 
 
 def choose(device: torch.device, amp: bool, amp_dtype: str) -> Precision:

@@ -118,6 +118,11 @@ def start(device: str, numa_binding: Literal["auto", "off"] = "off") -> Iterator
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     announced = world_size > 1 or os.environ.keys() >= _ANNOUNCED
     backend = ("nccl" if chosen.type == "cuda" else "gloo") if announced else None
+    if local_rank >= local_world_size:
+        raise UsageError(
+            f"LOCAL_RANK is {local_rank} and LOCAL_WORLD_SIZE {os.environ.get('LOCAL_WORLD_SIZE', 'not set')}: set "
+            "LOCAL_WORLD_SIZE to the number of ranks on this machine, or start the ranks with torchrun, which does"
+        )
     binding = UNBOUND
     if chosen.type == "cuda" and numa_binding == "auto":
         binding = bind(gpu_addresses(device, local_world_size), local_rank, str(chosen))

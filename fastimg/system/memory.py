@@ -81,6 +81,7 @@ def release(device: "torch.device") -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        torch._C._host_emptyCache()  # pinned memory: torch.accelerator.empty_host_cache, which 2.11 lacks
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -4,6 +4,7 @@ The host runs a step or more ahead of the GPU. Work that it enqueues on the step
 this stream waits only for the copy of its batch.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,13 +13,19 @@ import torch
 from fastimg.loaders import Batch
 
 
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The process's one stream for this: torch keeps freed memory for the stream that it was allocated on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class AugmentStream:
     """Has no effect on a CPU, with `stream` "step", and for batches without a `ready` event."""
 
     def __init__(self, device: torch.device, stream: str = "own") -> None:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda" and stream != "step":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = _side_stream(device)
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:

@@ -20,6 +20,7 @@ from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.freezing import train_mode
+from fastimg.models.precision import refused_operation
 from fastimg.models.ranks import Ranks, agree_on_buffers, start
 from fastimg.system.memory import advice, ran_out
 from fastimg.system.progress import Display
@@ -106,8 +107,8 @@ def train(
             listening = Interrupt(signals) if isinstance(signals, bool) else signals
             signal = _all_epochs(run, console, listening, time_limit, watch)
         except Exception as error:
-            if ran_out(error):
-                raise _out_of_memory(run) from error
+            if (sentence := _sentence(error, run)) is not None:
+                raise sentence from error
             raise
         run.accounting.out_of_time = signal == TIME_UP
         signal = 0 if run.accounting.out_of_time else signal
@@ -222,8 +223,16 @@ def _save_within(run: Run, lines: Lines) -> int:
     return request if request > SAVE else 0
 
 
-def _out_of_memory(run: Run) -> UserError:
+def _sentence(error: Exception, run: Run) -> UserError | None:
+    """An error of torch's in a user's words: memory that ran out, or what --deterministic refuses. None for others."""
     setup = run.setup
+    if setup.config.deterministic and (operation := refused_operation(error)) is not None:
+        return UserError(
+            f"--deterministic: torch's {operation}, which this model needs, gives other bits in each run on "
+            f"{setup.ranks.device}; leave --deterministic out, or choose another --arch"
+        )
+    if not ran_out(error):
+        return None
     what = f"images of {setup.input.preprocessing.train_size} pixels"
     if setup.model.text is not None:
         what = f"texts of up to {plural(setup.model.text.tokenizer.length, 'token')}"

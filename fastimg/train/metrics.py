@@ -61,7 +61,7 @@ class OnTheWay:
         if tensor.is_cuda:
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._arrived.record(torch.cuda.current_stream(tensor.device))
 
     def read(self) -> Any:

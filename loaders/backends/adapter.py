@@ -39,8 +39,6 @@ class LoaderAdapter(Epochs, ABC):
         workers: int | None = None,
         channels: int = 3,
     ) -> None:
-        if device.type == "cuda" and device.index is None:  # as in `tensor.device`
-            device = torch.device("cuda", torch.cuda.current_device())
         super().__init__(dataset, config, indices, workers or config.workers or available_cpus(), device)
         self.crop = crop  # of this iteration
         self._largest = crop  # that memory is allocated for

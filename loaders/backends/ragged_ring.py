@@ -68,7 +68,9 @@ class SideStream:
 
     def event(self) -> Any:
         """A new event; it counts as done until it is recorded."""
-        return None if self._stream is None else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if self._stream is None:
+            return None
+        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # cores are for decoding
 
     def enter(self) -> AbstractContextManager[Any]:
         """A context in which work is enqueued on this stream."""
@@ -97,7 +99,9 @@ class SideStream:
     def finish(self) -> None:
         """Block the host until everything enqueued so far is done."""
         if self._stream is not None:
-            self._stream.synchronize()
+            ended = self.event()
+            ended.record(self._stream)
+            ended.synchronize()
 
     def consumer(self) -> Any:
         """The current stream of the calling thread."""
@@ -211,11 +215,13 @@ class RaggedRing:
             lane.ready.synchronize()  # sync point: the slot's bytes are copied; it waits only if the device lags
 
     def _work(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+        entered = self._device.type != "cuda"
         while (slot := self._queue.get()) is not None:
             failure: BaseException | None = None
             try:
+                if not entered:
+                    torch.cuda.set_device(self._device)
+                    entered = True
                 self._make(slot, self._lanes.get(id(slot)) or self._lane(slot))
             except BaseException as error:  # noqa: BLE001 - every error is handed to the consumer
                 failure = error

@@ -74,13 +74,14 @@ class Stream:
 class Event:
     """A position in a stream's work; an event that was never recorded has happened."""
 
-    def __init__(self, enable_timing=False):
-        self.mark, self.timing = (None, 0), enable_timing
+    def __init__(self, enable_timing=False, blocking=False):
+        self.mark, self.timing, self.blocking = (None, 0), enable_timing, blocking
 
     def record(self, stream):
         self.mark = (stream, len(stream.work))
 
     def synchronize(self):
+        assert self.blocking, "the host would take a core from the decoding threads while it waits"
         stream, position = self.mark
         while stream is not None and stream.done < position:
             assert DEVICE.run(), "deadlock: what the host waits for cannot happen"

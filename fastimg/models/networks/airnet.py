@@ -94,7 +94,8 @@ class AirNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
         x = self.stages(F.gelu(self.stem(x)))
-        logits: torch.Tensor = self.head(F.adaptive_max_pool2d(x, 1).flatten(1))
+        # Not adaptive_max_pool2d, whose backward pass on a GPU --deterministic refuses.
+        logits: torch.Tensor = self.head(F.max_pool2d(x, x.shape[2:]).flatten(1))
         return logits * self.scale
 
     def fixed(self) -> set[str]:

@@ -27,7 +27,7 @@ class HostCopy:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._begun = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def take(self, tree: Any, beside: Collection[int] = ()) -> Any:
         """The same dicts, lists and values, with tensors in this room. The copy before is overwritten.

@@ -52,6 +52,23 @@ def test_stages_begin_as_identities_with_small_logits():
     assert model.module(torch.rand(2, 3, 40, 40)).shape == (2, 7)  # other sizes, too
 
 
+def test_its_last_pooling_has_the_bits_of_an_adaptive_one_and_a_deterministic_backward_pass():
+    torch.manual_seed(0)
+    x = torch.randint(0, 4, (2, 5, 3, 4)).float().requires_grad_()  # with ties
+    own, adaptive = F.max_pool2d(x, x.shape[2:]), F.adaptive_max_pool2d(x, 1)
+    assert torch.equal(own, adaptive)
+    weights = torch.rand(2, 5, 1, 1)
+    gradients = [torch.autograd.grad((pooled * weights).sum(), x)[0] for pooled in (own, adaptive)]
+    assert torch.equal(*gradients) and gradients[0].count_nonzero() == 10
+    logits = build("fastimg/airnet", 7, kwargs={"width": 4}).module(torch.rand(2, 3, 32, 32))
+    nodes, names = [logits.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [other for other, _ in node.next_functions if other is not None]
+    assert not any("Adaptive" in name for name in names) and any("MaxPool2D" in name for name in names)
+
+
 def test_fixed_parameters_do_not_change():
     model = build("fastimg/airnet", 7, kwargs={"width": 4})
     norms = {f"stages.{i}.norm{j}.weight" for i in range(3) for j in (1, 2)}

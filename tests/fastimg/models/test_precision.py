@@ -80,3 +80,18 @@ def test_every_command_that_runs_a_model_sets_them(command, trained, tmp_path, c
     ran = cli(command, *arguments[command], "--device", "cpu")
     assert ran.code == 0, ran.err
     assert calls == ["cpu"]
+
+
+def test_training_names_what_has_no_deterministic_implementation(tmp_path, cli, monkeypatch):
+    """torch's own words, of an operation that has none on a CPU either."""
+
+    def step(*_, **__):
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+
+    monkeypatch.setattr("fastimg.train.loop.optimiser_step", step)
+    flags = ("--arch", "test_resnet", "--img-size", "32", "--epochs", "1", "--workers", "1", "-o", tmp_path)
+    ran = cli("train", "--device", "cpu", *flags, "--deterministic")
+    assert ran.code == 1 and "Traceback" not in ran.err
+    assert "--deterministic: torch's put_, which this model needs, gives other bits in each run on cpu" in " ".join(
+        ran.err.split()
+    )

@@ -487,6 +487,17 @@ def test_a_rank_is_bound_to_cores_near_its_gpu_first(monkeypatch: pytest.MonkeyP
     assert done == [*(["bind ['0000:1b:00.0'] 0 cuda:0"] if numa_binding == "auto" else []), "set_device"]
 
 
+def test_a_launcher_that_does_not_say_how_many_ranks_a_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    said = r"LOCAL_RANK is 3 and LOCAL_WORLD_SIZE not set: set LOCAL_WORLD_SIZE to the number of ranks"
+    with pytest.raises(UsageError, match=said), start("cpu"):
+        raise AssertionError
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with start("cpu") as ranks:
+        assert ranks.local_world_size == 4
+
+
 def test_the_cores_of_a_bound_rank_are_its_own() -> None:
     """They are not divided again among the ranks of the machine."""
     bound = Ranks(0, 64, 64, torch.device("cuda", 0), "nccl", Binding((0,), "core 0"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fastimg.loaders import Batch
+from fastimg.train import augment_stream
 from fastimg.train.augment_stream import AugmentStream
 
 
@@ -40,11 +41,13 @@ def said(monkeypatch):
         yield
         found.append("on step")
 
+    augment_stream._side_stream.cache_clear()
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Recorder("side", found))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: step)
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: found.append(f"kept by {stream.name}"))
-    return found
+    yield found
+    augment_stream._side_stream.cache_clear()
 
 
 def test_the_side_waits_for_the_batch_and_the_step_for_the_side(said):
@@ -54,6 +57,12 @@ def test_the_side_waits_for_the_batch_and_the_step_for_the_side(said):
     stream.keep(batch, batch.inputs, batch.targets)
     order = ["side waits for the copy", "on side", "augment", "on step", "step waits for side"]
     assert said == [*order, "kept by step", "kept by step"]
+
+
+def test_every_epoch_has_the_same_stream(said):
+    """torch keeps freed memory for the stream that it was allocated on: another stream would allocate anew."""
+    first, second, other = (AugmentStream(torch.device("cuda", index)) for index in (0, 0, 1))
+    assert first._stream is second._stream is not other._stream
 
 
 @pytest.mark.parametrize(("device", "ready"), [("cpu", None), ("cuda", None), ("cpu", "the copy")])

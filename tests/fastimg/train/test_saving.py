@@ -105,7 +105,7 @@ def test_on_a_gpu_buffers_are_copied_in_order_and_the_rest_concurrently(
         current.pop()
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: Event(next(names), said))
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking=False: Event(next(names), said))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", entered)
     room = HostCopy(torch.device("cuda", 0))

@@ -29,6 +29,7 @@ from fastimg.loaders import (
 from fastimg.loaders.backends.nvcodec import DecodedImage, installed
 from fastimg.loaders.batch import Field
 from fastimg.loaders.decode import read_header
+from fastimg.loaders.epochs import Epochs
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
@@ -211,6 +212,22 @@ class TestInterpreted:
         loader.close()
         with pytest.raises(RuntimeError, match="this iteration is over"):
             next(batches)
+
+
+def test_a_loaders_device_has_an_index(files, monkeypatch):
+    """As a tensor's has: `torch.cuda.set_device`, for one, refuses a device without."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    planned = Epochs(files, LoaderConfig(batch_size=4), None, 1, torch.device("cuda"))
+    assert planned.device == torch.device("cuda", 2)
+    assert Epochs(files, LoaderConfig(batch_size=4), None, 1, torch.device("cuda", 1)).device.index == 1
+
+
+def test_a_device_that_the_rings_thread_cannot_enter_ends_the_run(files):
+    loader = Loader(files, DeviceDecode(RANDOM, Libjpeg()), LoaderConfig(batch_size=4, workers=2))
+    loader._ring._device = torch.device("cuda")  # torch wants an index here, and says so without a GPU, too
+    with pytest.raises(WorkerError, match="a batch could not be made on cuda: ValueError"):
+        next(iter(loader))
+    loader.close()
 
 
 @pytest.mark.gpu
