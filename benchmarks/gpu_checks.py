@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree
 
+import gpu_test_log
 import measure
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.optimisers.construction import build_optimizer
 
@@ -255,22 +256,55 @@ def _plain_jpeg(data: bytes) -> bool:
 
 
 def marked_tests(bench: Bench) -> None:
-    """Run the tests marked `gpu`, show pytest's output, and count the tests that passed, failed and were skipped."""
+    """Run the tests marked `gpu`, those of training first, and name those that failed.
+
+    If time runs out, the tests that have ended are reported, and how many have not.
+    """
     bench.need_cuda()
-    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
+    files = marked_files(measure.ROOT / "tests")
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "gpu_test_log", "--no-header"]
+    options += ["--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist"):
-        options += ["-n", "0"]
+        options += ["-n", str(min(8, max(1, available_cpus() // 2))), "--dist", "worksteal"]
     else:  # pyproject.toml's options are for xdist
         options += ["-o", "addopts=--import-mode=importlib --strict-markers -ra"]
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}"]
-        code = subprocess.run(command, cwd=measure.ROOT, timeout=max(1.0, bench.left())).returncode
-        if code == 5:
-            raise SkippedError("pytest found no test marked gpu")
-        suite = ElementTree.parse(report).getroot()
-    counts = {name: sum(int(one.get(name, 0)) for one in suite.iter("testsuite")) for name in _COUNTS}
-    bench.report("pytest -m gpu", [{**counts, "exit_status": code, "ok": code == 0}])
+        log = Path(folder) / "tests.jsonl"
+        paths = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+        environment = {**os.environ, "PYTHONPATH": paths, gpu_test_log.VARIABLE: str(log)}
+        command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
+        code = None
+        try:
+            code = subprocess.run(command, cwd=measure.ROOT, env=environment, timeout=max(1.0, bench.left())).returncode
+        except subprocess.TimeoutExpired:
+            bench.console.print("time is up: `gpu.py --only tests --limit tests=570` has time for all tests")
+        collected, outcomes = gpu_test_log.read(log)
+    if code == 5:
+        raise SkippedError("pytest found no test marked gpu")
+    counts = {name: list(outcomes.values()).count(name) for name in ("passed", "failed", "skipped")}
+    failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
+    row = {"tests": collected, **counts, "not_ended": max(0, collected - len(outcomes)), "exit_status": code}
+    ok = not failed and code in (0, None)
+    bench.report("pytest -m gpu", [{**row, "failures": " ".join(failed), "ok": ok}])
 
 
-_COUNTS = ("tests", "failures", "errors", "skipped")
+def marked_files(tests: Path) -> list[Path]:
+    """The files with tests marked `gpu`: training first, then what else runs models, loaders, and kernels last."""
+    order = ("fastimg/train", "fastimg", "loaders", "augment")
+    texts = {path: path.read_text(encoding="utf-8") for path in tests.rglob("*.py")}
+    shared = [path.stem for path, text in texts.items() if _MARK in text and not path.name.startswith("test_")]
+    found = [
+        path
+        for path, text in texts.items()
+        if path.name.startswith("test_") and (_MARK in text or any(f"{name} import" in text for name in shared))
+    ]
+    found = [path for path in found if "peers" not in path.relative_to(tests).parts]
+
+    def place(path: Path) -> tuple[int, Path]:
+        below = path.relative_to(tests).as_posix()
+        return next((n for n, start in enumerate(order) if below.startswith(start)), len(order)), path
+
+    return sorted(found, key=place)
+
+
+_MARK = "mark." + "gpu"  # in two parts: this file has no such tests

@@ -488,6 +488,71 @@ def test_steps_on_a_device_are_timed_between_events(monkeypatch: pytest.MonkeyPa
     assert times == [5.0] * 10 and seconds > 0 and len(done) == steps._WARM + 2 + 10
 
 
+MARKED = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+def test_good(): pass
+def test_bad(): assert False
+def test_left_out(): pytest.skip("no reason")
+"""
+
+
+@pytest.fixture
+def marked_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`marked_tests` on a folder of three tests marked `gpu`, and one that is not; gives its row."""
+    checks = importlib.import_module("gpu_checks")
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_marked.py").write_text(MARKED)
+    (folder / "test_other.py").write_text("def test_other(): assert False")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu")
+    monkeypatch.setattr(checks.measure, "ROOT", tmp_path)
+    monkeypatch.setattr(checks, "available_cpus", lambda: 2)
+    rows: list[dict[str, Any]] = []
+    bench = types.SimpleNamespace(
+        need_cuda=lambda: None,
+        left=lambda: 300.0,
+        console=Console(quiet=True),
+        report=lambda title, found: rows.extend(found),
+    )
+
+    def run() -> dict[str, Any]:
+        checks.marked_tests(bench)
+        return rows[-1]
+
+    return run
+
+
+def test_marked_tests_are_counted_and_failures_named(marked_tests: Any) -> None:
+    row = marked_tests()
+    assert [row[name] for name in ("tests", "passed", "failed", "skipped", "not_ended")] == [3, 1, 1, 1, 0]
+    assert row["failures"] == "tests/test_marked.py::test_bad" and row["exit_status"] == 1 and row["ok"] is False
+
+
+def test_marked_tests_that_ended_before_time_was_up_count(marked_tests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = subprocess.run
+
+    def stopped(command: list[str], timeout: float, env: dict[str, str], **options: Any) -> None:
+        run([*command, "-k", "good"], env=env, check=True, **options)
+        log = Path(env["FASTIMG_TEST_LOG"])
+        log.write_text(log.read_text().replace('"collected": 1', '"collected": 3') + '{"test": "tests/test_mar')
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", stopped)
+    row = marked_tests()
+    assert [row[name] for name in ("tests", "passed", "failed", "not_ended", "exit_status")] == [3, 1, 0, 2, None]
+
+
+def test_marked_tests_of_training_come_first() -> None:
+    checks = importlib.import_module("gpu_checks")
+    tests = BENCHMARKS.parent / "tests"
+    places = [path.relative_to(tests).as_posix() for path in checks.marked_files(tests)]
+    assert places[0].startswith("fastimg/train/") and places[-1].startswith("augment/")
+    assert {"fastimg/train/test_on_gpu.py", "loaders/backends/test_backends.py", "augment/test_fused.py"} < {*places}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_device_is_measured_and_not_python() -> None:

@@ -1,0 +1,46 @@
+"""A pytest plugin that notes every test as it ends, one JSON line each, so that results outlive a run that is stopped.
+
+`pytest -p gpu_test_log` appends `{"collected": N}`, then `{"test": name, "outcome": "passed", "seconds": 1.2}` to the
+file that $FASTIMG_TEST_LOG names. With pytest-xdist the process that distributes the tests notes them.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "FASTIMG_TEST_LOG"
+
+
+def pytest_collection_finish(session: Any) -> None:
+    """Note how many tests there are."""
+    worker = getattr(session.config, "workerinput", None)
+    if session.items and (worker is None or worker["workerid"] == "gw0"):
+        _note({"collected": len(session.items)})
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Note a test that has ended: passed, failed or skipped; an error in a fixture counts as failed."""
+    distributed = os.environ.get("PYTEST_XDIST_WORKER") is not None and not hasattr(report, "node")
+    if not distributed and (report.when == "call" or report.outcome != "passed"):
+        _note({"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)})
+
+
+def read(log: Path) -> tuple[int, dict[str, str]]:
+    """(the number of tests, the outcomes of those that have ended by name). A line that was cut short is left out."""
+    collected = 0
+    outcomes: dict[str, str] = {}
+    for line in log.read_text().splitlines() if log.exists() else ():
+        try:
+            noted = json.loads(line)
+        except ValueError:
+            continue
+        collected = noted.get("collected", collected)
+        if "test" in noted and outcomes.get(noted["test"]) != "failed":
+            outcomes[noted["test"]] = noted["outcome"]
+    return collected, outcomes
+
+
+def _note(values: dict[str, Any]) -> None:
+    with Path(os.environ[VARIABLE]).open("a") as file:
+        file.write(json.dumps(values) + "\n")
