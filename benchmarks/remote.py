@@ -12,6 +12,9 @@ time that decoding threads waited for shards, as a share of the epoch. `bytes`: 
 shards. `CPU`: processor time of the loader's process per image, over that of local shards.
 Everything is read from the page cache, and there is no bandwidth but that of the loopback.
 
+With --shards the shards are those of a folder that --write has written before, in the same way, and nothing is
+converted; --rows cold leaves the warm rows out.
+
 Fetching needs processor time, which decoding then lacks on one core. With --shared-core the loader may use the store's
 core, too: still with as many decoding threads, so that fetching has a core of its own but for what the store needs.
 """
@@ -40,6 +43,7 @@ from rich.console import Console
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import Loader
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.remote.fetched_files import fetched_files
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
@@ -128,6 +132,9 @@ def main() -> None:
     parser.add_argument("--latency", type=float, nargs="+", default=[0.0, 10.0, 50.0], help="milliseconds")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--shared-core", action="store_true", help="let the loader use the store's core, too")
+    parser.add_argument("--write", type=Path, help="only write the shards of --data, to this folder")
+    parser.add_argument("--shards", type=Path, help="shards that --write has written; --data names their images")
+    parser.add_argument("--rows", choices=["all", "cold"], default="all")
     parser.add_argument("--scratch", type=Path, default=None, help="folder for shards and caches, on a disk")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "remote.jsonl")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -136,10 +143,14 @@ def main() -> None:
     if args.serve is not None:
         serve(args.serve, args.latency[0] / 1e3, args.core)
         return
+    if args.write is not None:
+        args.write.mkdir(parents=True)
+        written(args, args.write)
+        return
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(dir=args.scratch or Path.cwd(), prefix="fastimg-remote-") as name:
         scratch = Path(name)
-        shards = written(args, scratch)
+        shards = written(args, scratch) if args.shards is None else args.shards / "D"
         os.sched_setaffinity(0, set(cores if args.shared_core else cores[:-1] or cores))
         measured(args, shards, scratch, cores[-1], max(1, len(cores) - 1))
 
@@ -162,6 +173,7 @@ def written(args: argparse.Namespace, scratch: Path) -> Path:
 def measured(args: argparse.Namespace, shards: Path, scratch: Path, core: int, workers: int) -> None:
     """Measure the rows in turn."""
     nbytes = sum(file.stat().st_size for file in shards.glob("*.tar"))
+    args.samples = sum(split["samples"] for split in read_description(shards)["splits"].values())
     settings = {
         "batch_size": args.batch_size,
         "crop": args.size,
@@ -177,7 +189,7 @@ def measured(args: argparse.Namespace, shards: Path, scratch: Path, core: int, w
             for latency, address in stores.items():
                 url = f"{address}/{shards.name}"
                 rows[f"cold, {latency:g} ms"] = partial(cold, url, settings, scratch / f"cold-{latency:g}", nbytes // 5)
-                if latency == args.latency[:2][-1]:
+                if latency == args.latency[:2][-1] and args.rows == "all":
                     rows["warm"] = partial(kept, url, settings, scratch / "warm")
                     rows["warm"]()
             found: dict[str, list[tuple[Record, Record]]] = {name: [] for name in rows}
@@ -252,6 +264,7 @@ def report(
             "images": args.samples,
             "bytes": nbytes,
             "shards": shards,
+            "shard_size": args.shard_size,
             "window": args.window,
             "batch_size": args.batch_size,
             "size": args.size,

@@ -22,12 +22,14 @@ from fastimg.loaders.containers.derived.notes import notes_of_tars
 from fastimg.loaders.containers.description import (
     FORMAT,
     FORMAT_VERSION,
+    QUICK_SUM,
     SHARD_KEYS,
     declared_targets,
     read_description,
     stated_fields,
 )
 from fastimg.loaders.containers.fields import StoredField
+from fastimg.loaders.containers.quick_sums import sum_of_file
 from fastimg.loaders.containers.targets import Target, first_class
 from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError
@@ -430,8 +432,15 @@ def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: lis
         file = folder / shards[0].name
         with file.open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-        return [{"name": file.name, "samples": samples, "bytes": file.stat().st_size, "sha256": sha256}]
-    return before + [{key: getattr(shard, key) for key in SHARD_KEYS} for shard in shards if shard.samples]
+        entry = {"name": file.name, "samples": samples, "bytes": file.stat().st_size, "sha256": sha256}
+        return [entry | {QUICK_SUM: sum_of_file(file)}]
+    return before + [_entry(shard) for shard in shards if shard.samples]
+
+
+def _entry(shard: Finished) -> dict[str, Any]:
+    """A tar of a split; without the quick sum if an older version wrote it, before a resume."""
+    entry = {key: getattr(shard, key) for key in SHARD_KEYS}
+    return entry | ({QUICK_SUM: shard.xxh3} if shard.xxh3 else {})
 
 
 def _schema(source: Source, schema: Schema | None, old: dict[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import Captions, captions_of
 from fastimg.loaders.containers.content import Content, samples_of
 from fastimg.loaders.containers.datasets import index_large, large_photographs
-from fastimg.loaders.containers.description import read_description
+from fastimg.loaders.containers.description import QUICK_SUM, read_description
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.foreign import foreign_shards
+from fastimg.loaders.containers.quick_sums import QuickSum, sum_of_file
 from fastimg.loaders.containers.tars.shards import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.remote.mirrors import Mirror, mirror_at, wanted_indexes, wanted_shards
@@ -39,6 +40,7 @@ from .recompression.facts import recompression_lines
 from .text_preparation import text_fault
 
 _CHUNK = 1 << 22  # bytes hashed at a time
+_WRONG_QUICK_SUM = f"as converted by its SHA-256, but {QUICK_SUM} in dataset.json is of another content; convert again"
 
 
 class Fault(NamedTuple):
@@ -117,7 +119,8 @@ def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console
             if mirror is None:
                 faults += _shard_faults(data, entry)
             else:
-                (wanted,), indexes = wanted_shards([entry]), wanted_indexes([entry] if "index_bytes" in entry else [])
+                (wanted,) = wanted_shards([entry])
+                indexes = wanted_indexes([entry] if "index_bytes" in entry else [])
                 faults += _fetched_faults(mirror, wanted, indexes[0] if indexes else None)
         return faults, len(entries)
     tars = [tar for tars in foreign_shards(data).values() for tar in tars] if data.is_dir() else []
@@ -173,8 +176,9 @@ def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
         try:
             actual = file.stat().st_size
             fault = f"{actual} bytes, not {size}: cut short or altered" if actual != size else ""
-            if not fault and _sha256(file) != sha256:
-                fault = "its content was altered: the checksum differs from that of the conversion"
+            if not fault:
+                quick = entry.get(QUICK_SUM, "") if file == shard else ""
+                fault = _content_fault(file, sha256, quick)
         except OSError as error:
             fault = f"{error.strerror or error}"
         if fault:
@@ -192,6 +196,8 @@ def _fetched_faults(mirror: Mirror, wanted: WantedFile, index: WantedFile | None
         yield Fault(mirror.address(wanted.name), str(error))
         return
     try:
+        if wanted.quick and sum_of_file(mirror.folder / wanted.name) != wanted.quick:
+            yield Fault(mirror.address(wanted.name), _WRONG_QUICK_SUM)
         if wanted.name.endswith(".tar"):
             yield from _index_faults(mirror.folder / wanted.name)
     finally:
@@ -281,12 +287,16 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
         return [fault for faults in steps for fault in faults]
 
 
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
+def _content_fault(file: Path, sha256: str, quick: str) -> str:
+    """Compare a file with its SHA-256 and, where it is stated, its quick sum."""
+    digest, found = hashlib.sha256(), QuickSum()
     with file.open("rb") as handle:
         while block := handle.read(_CHUNK):
             digest.update(block)
-    return digest.hexdigest()
+            found.update(block)
+    if digest.hexdigest() != sha256:
+        return "its content was altered: the checksum differs from that of the conversion"
+    return "" if quick in ("", found.hexdigest()) else _WRONG_QUICK_SUM
 
 
 def _print(result: Verification, out: Console) -> None:

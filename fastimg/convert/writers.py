@@ -84,6 +84,7 @@ class TarStore:
             "name": writer.path.name,
             "bytes": writer.bytes,
             "sha256": writer.sha256,
+            "xxh3": writer.xxh3,
             "index_bytes": writer.index_bytes,
             "index_sha256": writer.index_sha256,
         }

@@ -16,8 +16,10 @@ from .targets import Target, first_class
 FORMAT = "fastimg dataset"
 FORMAT_VERSION = 1
 SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of a tar in dataset.json
+QUICK_SUM = "xxh3"  # a further key of tars and .betons, which older versions did not write: see quick_sums
 _BETON_KEYS = SHARD_KEYS[:4]
 _SHA256 = re.compile("[0-9a-f]{64}")
+_XXH3 = re.compile("[0-9a-f]{32}")
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -57,6 +59,8 @@ def _check_entries(container: Any, samples: Any, shards: Any) -> None:
             _SHA256.fullmatch(shard[key]) for key in keys if key.endswith("sha256")
         ):
             raise ValueError(f"shard {shard['name']!r}")
+        if QUICK_SUM in shard and not _XXH3.fullmatch(shard[QUICK_SUM]):
+            raise ValueError(f"shard {shard['name']!r}: {QUICK_SUM} {shard[QUICK_SUM]!r}")
 
 
 def _is_plain(name: str) -> bool:

@@ -26,9 +26,9 @@ from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
 from .fetching import RANGE, STREAMS
-from .held_shards import HeldShards
+from .held_shards import HeldShard, HeldShards
 from .mirrors import Lease, Mirror, PresentShards
-from .shard_cache import WantedFile, in_words
+from .shard_cache import WantedFile, in_words, stamp
 
 PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetched
 AHEAD = 2  # shards that are fetched in the background at once; of one range each, as many as there are streams
@@ -56,16 +56,16 @@ class FetchedFiles:
         if self.by_ranges:
             self.mirror.read_bound(self._shards[number], view, offset)
             return
-        file = self._open(number)
+        shard = self._open(number)
         try:
-            fill(file, view, offset)
+            fill(shard.file, view, offset)
         except (OSError, EOFError) as error:
-            os.close(file)
+            os.close(shard.file)
             raise ShardError(
                 f"{self.mirror.folder / self._shards[number].name}: cannot be read ({error}); delete it, and it is "
                 "fetched again"
             ) from error
-        self._held.give(number, file)
+        self._held.give(number, shard)
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
         """See ShardFiles: of a shard that is not here, no more than this is fetched for PEEKS times."""
@@ -88,7 +88,7 @@ class FetchedFiles:
         """See ShardFiles: shards that are here are read ahead, others fetched in the background."""
         if self.by_ranges:
             return
-        self._held.sweep(lambda number, file: self.mirror.current(file, self._shards[number]))
+        self._held.sweep()
         for number in np.unique(numbers).tolist():
             if not self.mirror.has(self._shards[number]):
                 self._ahead.request(number)
@@ -175,14 +175,16 @@ class FetchedFiles:
         self._ahead.close()
         self._held.close()
 
-    def _open(self, number: int) -> int:
-        """A descriptor of a shard, without a lock, to be held or closed."""
-        file = self._held.take(number)
-        if file is not None:
-            if self.mirror.use(file, self._shards[number]):
-                return file
-            os.close(file)
-        return self.mirror.open(self._shards[number], locked=False)
+    def _open(self, number: int) -> HeldShard:
+        """An open file of a shard, without a lock, to be held or closed."""
+        shard = self._held.take(number)
+        if shard is not None:
+            if shard.current():
+                self.mirror.use(shard, self._shards[number])
+                return shard
+            os.close(shard.file)
+        wanted = self._shards[number]
+        return HeldShard(self.mirror.open(wanted, locked=False), stamp(wanted))
 
 
 def fetched_files(dataset: object) -> FetchedFiles | None:

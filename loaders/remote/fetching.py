@@ -6,7 +6,9 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import Protocol, TypeVar
 
+from fastimg.loaders.containers.quick_sums import QuickSum, sum_of
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.stopping import check
 from fastimg.loaders.wording import plural
@@ -15,12 +17,23 @@ from .shard_cache import WantedFile
 from .stores import RemoteFolder
 
 STREAMS = 4  # ranges of one file at once
-RANGE = 8 << 20  # bytes
-_RANGES = 16  # of all files together that are in memory, at most
+RANGE = 8 << 20  # bytes, a multiple of the quick sum's blocks
+_RANGES = 16  # of all files together at once
 _CHUNK = 1 << 20
 _POLL = 0.1  # seconds between two looks at whether the shard is still needed
 _TIMES = 5  # a file whose checksum differs is fetched, unless the same comes twice
 _MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
+
+
+class _Sum(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
+
+
+class _NoSum:
+    def update(self, data: memoryview, /) -> None: ...
+
+
+_S = TypeVar("_S", bound=_Sum)
 
 
 class Fetching:
@@ -28,14 +41,17 @@ class Fetching:
 
     def __init__(self, remote: RemoteFolder) -> None:
         self.remote = remote
-        self._in_memory = threading.BoundedSemaphore(_RANGES)
+        self._at_once = threading.BoundedSemaphore(_RANGES)
 
     def fetch(self, wanted: WantedFile, file: int) -> None:
         """Write the file from the store to `file`, and verify it. Raises DataError, and ShardError if it is another."""
         if wanted.tag:
             self._fetch_tagged(wanted, file)
             return
-        self._verified(wanted.name, wanted.sha256, lambda: self._sum_of_copy(wanted, file))
+        if wanted.quick:
+            self._verified(wanted.name, wanted.quick, lambda: self._quick_sum_of_copy(wanted, file))
+        else:
+            self._verified(wanted.name, wanted.sha256, lambda: self._sha256_of_copy(wanted, file))
 
     def whole(self, name: str, sha256: str) -> bytes:
         """A small file, verified. Raises as `fetch` does."""
@@ -65,10 +81,15 @@ class Fetching:
             f"dataset.json says {sha256}: it was replaced or damaged; upload it again, with dataset.json"
         )
 
-    def _sum_of_copy(self, wanted: WantedFile, file: int) -> str:
-        if wanted.size <= RANGE:  # what was received is summed before it leaves the processor's cache
-            return hashlib.sha256(self._copy_range(wanted, file, 0)).hexdigest()
-        self._copy(wanted, file)
+    def _quick_sum_of_copy(self, wanted: WantedFile, file: int) -> str:
+        """Each range is summed by itself, piece by piece, before they leave the processor's cache."""
+        return sum_of(digest for each in self._copy(wanted, file, QuickSum) for digest in each.digests())
+
+    def _sha256_of_copy(self, wanted: WantedFile, file: int) -> str:
+        if wanted.size <= RANGE:
+            (found,) = self._copy(wanted, file, hashlib.sha256)
+            return found.hexdigest()
+        self._copy(wanted, file, _NoSum)
         return _digest(file, wanted.size, "sha256")
 
     def _fetch_tagged(self, wanted: WantedFile, file: int) -> None:
@@ -79,7 +100,7 @@ class Fetching:
         stated = _MD5.fullmatch(wanted.tag)
         seen: set[str] = set()
         for _ in range(_TIMES):
-            self._copy(wanted, file)
+            self._copy(wanted, file, _NoSum)
             if stated is None:
                 return
             found = _digest(file, wanted.size, "md5")
@@ -91,31 +112,46 @@ class Fetching:
             "check the network"
         )
 
-    def _copy(self, wanted: WantedFile, file: int) -> None:
+    def _copy(self, wanted: WantedFile, file: int, new: Callable[[], _S]) -> list[_S]:
+        """Fetch and write the file, by ranges. Returns a sum of each, in order, which `new` makes."""
         starts = range(0, wanted.size, RANGE)
         if len(starts) == 1:
-            self._copy_range(wanted, file, 0)
-            return
+            return [self._copy_range(wanted, file, 0, new)]
         # Threads of this file alone: none is left when it is there, or writes to the descriptor once it is closed.
-        pool = ThreadPoolExecutor(min(STREAMS, len(starts)), "fastimg-fetch")
+        pool = ThreadPoolExecutor(min(STREAMS, max(len(starts), 1)), "fastimg-fetch")
         try:
-            waiting = {pool.submit(self._copy_range, wanted, file, start) for start in starts}
+            ranges = [pool.submit(self._copy_range, wanted, file, start, new) for start in starts]
+            waiting = set(ranges)
             while waiting:
                 check()
                 done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
                 for each in done:
                     each.result()
+            return [each.result() for each in ranges]
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _copy_range(self, wanted: WantedFile, file: int, start: int) -> memoryview:
-        """Fetch and write the range that begins at `start`, and return it."""
-        with self._in_memory:
-            view = self.remote.read_range(wanted.name, start, min(start + RANGE, wanted.size), wanted.tag)
-            at = 0
-            while at < len(view):
-                at += os.pwrite(file, view[at:], start + at)
-            return view
+    def _copy_range(self, wanted: WantedFile, file: int, start: int, new: Callable[[], _S]) -> _S:
+        """Fetch and write the range that begins at `start`, and return its sum."""
+        found = new()
+
+        def begin() -> Callable[[memoryview], None]:
+            nonlocal found
+            found, at = new(), start
+
+            def take(piece: memoryview) -> None:
+                nonlocal at
+                found.update(piece)
+                while piece.nbytes:
+                    written = os.pwrite(file, piece, at)
+                    at += written
+                    piece = piece[written:]
+
+            return take
+
+        with self._at_once:
+            self.remote.receive(wanted.name, start, min(start + RANGE, wanted.size), wanted.tag, begin)
+        return found
 
 
 def _digest(file: int, size: int, kind: str) -> str:

@@ -18,12 +18,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastimg.loaders.containers.atomic import give_usual_mode, replace_file
+from fastimg.loaders.containers.description import QUICK_SUM
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.cache import cache_folder
 
 from .fetching import Fetching
+from .held_shards import HeldShard
 from .listing import named_tars, stored_tars
-from .shard_cache import ShardCache, WantedFile, in_words, parse_size
+from .shard_cache import TOUCH, ShardCache, WantedFile, in_words, parse_size
 from .stores import DeniedError, NotThereError, RemoteFolder, StoredObject
 from .trees import named_by_urls
 
@@ -136,24 +138,23 @@ class Mirror:
         path = self.folder / wanted.name
         return self.cache.open(path, wanted, lambda file: self._fetching.fetch(wanted, file), locked)
 
-    def use(self, file: int, wanted: WantedFile) -> bool:
-        """Whether an open file is the verified shard still, and in the cache; if so, it counts as used now."""
-        good = self.current(file, wanted)
-        if good:
-            self.cache.count_use(file, self.folder / wanted.name, wanted)
-        return good
-
-    def current(self, file: int, wanted: WantedFile) -> bool:
-        """Whether an open file is the verified shard still, and in the cache."""
-        return self.cache.current(file, wanted)
+    def use(self, shard: HeldShard, wanted: WantedFile) -> None:
+        """Count an open shard as used now."""
+        if (now := time.monotonic()) - shard.used >= TOUCH:
+            self.cache.count_use(shard.file, wanted)
+            shard.used = now
 
     def bring(self, wanted: WantedFile) -> None:
         """Have a shard in the cache. Raises DataError."""
         self.cache.bring(self.folder / wanted.name, wanted, lambda file: self._fetching.fetch(wanted, file))
 
     def renew(self, wanted: WantedFile, index: WantedFile | None) -> "Lease":
-        """Have a shard and its index anew from the store, whatever the cache holds. Raises DataError."""
+        """Have a shard and its index anew from the store, by their SHA-256, whatever the cache holds.
+
+        Raises DataError.
+        """
         self.cache.forget(self.folder / wanted.name)
+        wanted = wanted._replace(quick="")
         if index is not None:
             self.cache.forget(self.folder / index.name)
             self.bring_index(index)
@@ -242,7 +243,7 @@ def with_urls(sentence: str) -> str:
 
 def wanted_shards(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
     """The shards of a split as dataset.json states them."""
-    return [WantedFile(shard["name"], shard["bytes"], shard["sha256"]) for shard in shards]
+    return [WantedFile(shard["name"], shard["bytes"], shard["sha256"], "", shard.get(QUICK_SUM, "")) for shard in shards]
 
 
 def wanted_indexes(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:

@@ -28,26 +28,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import sync_folder, temporary
+from fastimg.loaders.containers.quick_sums import sum_of_file
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.stopping import check
 
 MARK = "has-remote-copy"
 SHARDS = (".tar", ".beton")  # what is deleted to make room
+_PARTS = tuple(f"{suffix}.part" for suffix in SHARDS)  # see temporary()
 STALLED = 120.0  # seconds: another process that fetches a file, and writes nothing for so long, hangs
 ROOM = 30.0  # seconds: for so long others may keep everything in the cache in use
 _ROUNDS = 5
 _POLL = 0.02  # seconds between two looks at a lock
-_TOUCH = 0.1  # seconds: uses of a file closer together are one
+TOUCH = 0.1  # seconds: uses of a file closer together are one
 _SHARE = 0.5  # of the disk's free space: the default limit
 
 
 class WantedFile(NamedTuple):
-    """A file as dataset.json states it; of other writers as the store does: `tag`, and `sha256` of what it states."""
+    """A file as dataset.json states it; of other writers as the store does: `tag`, and `sha256` of what it states.
+
+    `quick` is its quick sum, by which it is verified if it is stated, or else by `sha256`.
+    """
 
     name: str
     size: int
     sha256: str
     tag: str = ""
+    quick: str = ""
 
 
 class Spent(NamedTuple):
@@ -75,8 +81,8 @@ class ShardCache:
             self.limit = _default_limit(root) if limit is None else limit
         except OSError as error:
             raise DataError(f"{root}: {error.strerror}; give another folder with cache_dir=") from error
-        self._used: dict[Path, float] = {}  # when a file was last marked as used, by this process
         self._fetched: set[Path] = set()
+        self._parts: set[str] = set()  # unfinished files that threads of this cache have locked
         self._counted = threading.Lock()
         self._spent = Spent(0, 0, 0, 0.0)
 
@@ -120,12 +126,10 @@ class ShardCache:
         status = os.fstat(file)
         return status.st_nlink > 0 and _verified(status, wanted)
 
-    def count_use(self, file: int, path: Path, wanted: WantedFile) -> None:
-        """Mark the open file of `path` as used now: others are deleted first."""
-        if time.monotonic() - self._used.get(path, -_TOUCH) >= _TOUCH:
-            with contextlib.suppress(OSError):  # of another user: its uses are not counted
-                os.utime(file, ns=(time.time_ns(), _stamp(wanted)))
-            self._used[path] = time.monotonic()
+    def count_use(self, file: int, wanted: WantedFile) -> None:
+        """Mark an open file as used now: others are deleted first."""
+        with contextlib.suppress(OSError):  # of another user: its uses are not counted
+            os.utime(file, ns=(time.time_ns(), stamp(wanted)))
 
     def forget(self, path: Path) -> None:
         """Delete a file, so that it is fetched again. Whoever reads it goes on reading what was there."""
@@ -170,7 +174,7 @@ class ShardCache:
                 return
             self._make_room(path, wanted, file)
             fetch(file)
-            os.utime(file, ns=(time.time_ns(), _stamp(wanted)))
+            os.utime(file, ns=(time.time_ns(), stamp(wanted)))
             if _flushed(wanted):
                 os.fsync(file)
             temporary(path).replace(path)
@@ -193,7 +197,7 @@ class ShardCache:
         try:
             good = (not locked or _lock_soon(file, fcntl.LOCK_SH)) and self.current(file, wanted)
             if good:
-                self.count_use(file, path, wanted)
+                self.count_use(file, wanted)
         except BaseException:
             os.close(file)
             raise
@@ -211,9 +215,11 @@ class ShardCache:
             yield None
             return
         try:
+            self._parts.add(str(part))
             os.ftruncate(file, 0)
             yield file
         finally:
+            self._parts.discard(str(part))
             try:
                 if _same(part, file):
                     part.unlink(missing_ok=True)
@@ -275,26 +281,29 @@ class ShardCache:
                 )
             time.sleep(_POLL)
 
-    def _contents(self) -> tuple[int, list[tuple[Path, int]]]:
-        """Bytes of everything in the cache, and its shards with their sizes, the one used last first."""
+    def _contents(self) -> tuple[int, list[tuple[str, int]]]:
+        """Bytes of everything in the cache, and its shards with their sizes, the one used last first.
+
+        Every file is asked for each shard that is fetched, so no paths are taken apart here.
+        """
         held = 0
-        shards = []
+        shards: list[tuple[int, str, int]] = []
         for folder in [entry for entry in os.scandir(self.root) if entry.is_dir(follow_symlinks=False)]:
             if not os.path.exists(os.path.join(folder.path, MARK)):
                 continue
             for entry in os.scandir(folder.path):
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     status = entry.stat(follow_symlinks=False)
-                    if not stat.S_ISREG(status.st_mode):
-                        continue
-                    path = Path(entry.path)
-                    hidden = entry.name.startswith(".")
-                    if hidden and path.suffix == ".part" and Path(path.stem).suffix in SHARDS:
-                        held += status.st_size - _delete((path, status.st_size))  # of a process that died
-                        continue
-                    held += status.st_size
-                    if not hidden and path.suffix in SHARDS:
-                        shards.append((status.st_atime_ns, path, status.st_size))
+                except FileNotFoundError:
+                    continue
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                held += status.st_size
+                if not entry.name.startswith("."):
+                    if entry.name.endswith(SHARDS):
+                        shards.append((status.st_atime_ns, entry.path, status.st_size))
+                elif entry.name.endswith(_PARTS) and entry.path not in self._parts:
+                    held -= _delete((entry.path, status.st_size))  # of a process that died
         return held, [(path, size) for _, path, size in sorted(shards, reverse=True)]
 
     @contextlib.contextmanager
@@ -325,7 +334,7 @@ def _default_limit(root: Path) -> int:
     return held + int(free.f_bavail * free.f_frsize * _SHARE)
 
 
-def _stamp(wanted: WantedFile) -> int:
+def stamp(wanted: WantedFile) -> int:
     """The modification time of a verified file, in nanoseconds: even seconds, which every file system can keep."""
     return _stamp_of(wanted.sha256 if _flushed(wanted) else wanted.sha256 + _start_of_system())
 
@@ -355,15 +364,22 @@ def _same_content(path: Path, wanted: WantedFile) -> bool:
         return False
     with contextlib.suppress(OSError), path.open("rb") as file:  # not there, or of another user
         size = os.fstat(file.fileno()).st_size
-        if size != wanted.size or hashlib.file_digest(file, "sha256").hexdigest() != wanted.sha256:
+        if size != wanted.size or not _has_sum(path, wanted):
             return False
-        os.utime(file.fileno(), ns=(time.time_ns(), _stamp(wanted)))
+        os.utime(file.fileno(), ns=(time.time_ns(), stamp(wanted)))
         return True
     return False
 
 
+def _has_sum(path: Path, wanted: WantedFile) -> bool:
+    if wanted.quick:
+        return sum_of_file(path) == wanted.quick
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
+
+
 def _verified(status: os.stat_result, wanted: WantedFile) -> bool:
-    return status.st_size == wanted.size and status.st_mtime_ns == _stamp(wanted)
+    return status.st_size == wanted.size and status.st_mtime_ns == stamp(wanted)
 
 
 def _try_lock(file: int, kind: int) -> bool:
@@ -384,7 +400,7 @@ def _lock_soon(file: int, kind: int) -> bool:
     return True
 
 
-def _same(path: Path, file: int) -> bool:
+def _same(path: Path | str, file: int) -> bool:
     """Whether `path` is the open file still, and not renamed or deleted."""
     try:
         status = os.stat(path)
@@ -393,7 +409,7 @@ def _same(path: Path, file: int) -> bool:
     return os.path.samestat(status, os.fstat(file))
 
 
-def _delete(shard: tuple[Path, int]) -> int:
+def _delete(shard: tuple[str, int]) -> int:
     """Delete a file that nobody has locked. Returns how many bytes became free."""
     path, size = shard
     try:
@@ -403,7 +419,8 @@ def _delete(shard: tuple[Path, int]) -> int:
     try:
         if not _try_lock(file, fcntl.LOCK_EX) or not _same(path, file):
             return 0
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
         return size
     finally:
         os.close(file)

@@ -33,6 +33,7 @@ _CLIENT = (  # options of the connection; all others are those of the store
 )
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # in the environment
 _SWITCHES = ("allow_http", "allow_invalid_certificates")
+_PIECE = 1 << 18  # bytes, about: what is handed over at once while it is in the processor's cache
 _T = TypeVar("_T")
 
 
@@ -147,6 +148,41 @@ class RemoteFolder:
 
         return self._tried(name, get)
 
+    def receive(
+        self, name: str, start: int, stop: int, tag: str, begin: Callable[[], Callable[[memoryview], None]]
+    ) -> None:
+        """Hand over the bytes from `start` to before `stop`, in order, in pieces, as they arrive.
+
+        Each attempt calls `begin`, and gives the pieces to what it returns, whose OSErrors are raised as they are.
+        Otherwise raises as `read_range` does.
+        """
+
+        def get() -> None:
+            asked: GetOptions = {"range": (start, stop)}
+            if StoredObject(name, 0, tag).strong:
+                asked["if_match"] = tag
+            answer = self._store.get(name, options=asked)
+            if tag and _tag(answer.meta) != tag:
+                raise self._replaced(name)
+            take, left = begin(), stop - start
+            for piece in answer.stream(_PIECE):
+                view = memoryview(piece)
+                left -= view.nbytes
+                if left < 0:
+                    break
+                try:
+                    take(view)
+                except OSError as error:  # of the disk: no other attempt would help
+                    raise _TakingError from error
+            if left:
+                raise EOFError(f"{stop - start - left} bytes where {stop - start} were asked for, from byte {start} on")
+
+        try:
+            self._tried(name, get)
+        except _TakingError as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
+
     def look(self, name: str) -> StoredObject:
         """The size and the tag of a file. Raises NotThereError and DataError."""
         found = self._tried(name, lambda: self._store.head(name))
@@ -189,6 +225,10 @@ class RemoteFolder:
                     raise DataError(f"{self.address(name)}: tried {ATTEMPTS} times: {says}") from error
             time.sleep(PAUSE * 2**attempt)
         raise AssertionError
+
+
+class _TakingError(Exception):
+    """What was received cannot be taken; the cause says why."""
 
 
 def _tag(described: "ObjectMeta") -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,19 @@ def test_verify(shards, cache, tmp_path, capsys):
         shard.write_bytes(content)
     assert [fault["name"] for fault in found["faults"]] == [f"{url}/{shard.name}"]
     assert "fetched 2 times, and its checksum is" in found["faults"][0]["fault"]
+
+
+def test_verify_compares_sha256_and_the_quick_sum(shards, cache, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(shards, copy)
+    text = (copy / "dataset.json").read_text()
+    for key, stated, fault in (("sha256", "0" * 64, "fetched 2 times"), ("xxh3", "0" * 32, "xxh3 in dataset.json is of")):
+        description = json.loads(text)
+        shard = description["splits"]["train"]["shards"][0]
+        shard[key] = stated
+        (copy / "dataset.json").write_text(json.dumps(description))
+        found = answer(capsys, "verify", f"file://{copy}", *cache, code=1)["faults"]
+        assert found[0]["name"].endswith(shard["name"]) and fault in found[0]["fault"]
 
 
 def test_inspect(shards, cache, capsys):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import WholeFile, replace_file, sync_folder, temporary
+from fastimg.loaders.containers.quick_sums import QuickSum
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
 
@@ -46,16 +47,17 @@ class ShardWriter(WholeFile):
     """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": data})`.
 
     Both files appear under their names when the block ends without an error, the tar last; otherwise neither does.
-    Afterwards `count`, `bytes`, `sha256`, `index_bytes` and `index_sha256` describe what was written. The text of the
-    index is kept in memory.
+    Afterwards `count`, `bytes`, `sha256`, `xxh3` (the quick sum), `index_bytes` and `index_sha256` describe what was
+    written. The text of the index is kept in memory.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0  # samples
         self.bytes = self.index_bytes = 0
-        self.sha256 = self.index_sha256 = ""
+        self.sha256 = self.xxh3 = self.index_sha256 = ""
         self._hash = hashlib.sha256()
+        self._quick = QuickSum()
         self._index = bytearray()
         self._file = temporary(path).open("wb")
 
@@ -79,6 +81,7 @@ class ShardWriter(WholeFile):
     def _write(self, data: bytes) -> None:
         self._file.write(data)
         self._hash.update(data)
+        self._quick.update(data)
         self.bytes += len(data)
 
     def _publish(self) -> None:
@@ -87,6 +90,7 @@ class ShardWriter(WholeFile):
         os.fsync(self._file.fileno())
         self._file.close()
         self.sha256 = self._hash.hexdigest()
+        self.xxh3 = self._quick.hexdigest()
         self._index[:0] = _index_head(self.count).encode()
         self.index_bytes = len(self._index)
         self.index_sha256 = hashlib.sha256(self._index).hexdigest()

@@ -54,6 +54,22 @@ def test_one_altered_byte_is_found(shards: Path, faults: Callable[..., list[dict
     assert any(fault["name"].endswith(name) and "altered" in fault["fault"] for fault in found)
 
 
+def test_a_quick_sum_of_another_content_is_found(shards: Path, faults: Callable[..., list[dict[str, Any]]]) -> None:
+    description = json.loads((shards / "dataset.json").read_text())
+    first = description["splits"]["train"]["shards"][0]
+    first["xxh3"] = "0" * 32
+    (shards / "dataset.json").write_text(json.dumps(description))
+    (found,) = faults(shards)
+    assert found["name"].endswith(first["name"]) and "xxh3 in dataset.json is of another content" in found["fault"]
+    for split in description["splits"].values():
+        for shard in split["shards"]:
+            del shard["xxh3"]
+    (shards / "dataset.json").write_text(json.dumps(description))
+    assert faults(shards) == []  # as older versions wrote it
+    flip(shards / "train-00001.tar", 3000)
+    assert [Path(fault["name"]).name for fault in faults(shards)][:1] == ["train-00001.tar"]
+
+
 def test_missing_and_truncated_files_are_found(shards: Path, faults: Callable[..., list[dict[str, Any]]]) -> None:
     (shards / "train-00000.tar").unlink()
     with (shards / "val-00000.tar").open("r+b") as file:

@@ -256,6 +256,8 @@ def test_an_invalid_dataset_json(dataset_folder, content, message):
         ("index_bytes", [1]),
         ("sha256", "x" * 64),
         ("index_sha256", 7),
+        ("xxh3", "x" * 32),
+        ("xxh3", 7),
     ],
 )
 def test_a_wrong_description_of_a_shard(dataset_folder, key, value):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastimg.loaders.containers.description import FORMAT, FORMAT_VERSION, SHARD_KEYS
+from fastimg.loaders.containers import quick_sums
+from fastimg.loaders.containers.description import FORMAT, FORMAT_VERSION, QUICK_SUM, SHARD_KEYS
 from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.remote import stores
 
@@ -45,7 +46,7 @@ def write_shards(folder: Path, images: list[bytes], split: str = "train") -> Non
                 note = json.dumps({"path": f"{i}.jpg"}).encode()
                 shard.add(f"{i:09d}", {"jpg": images[i], "cls": str(i % 2).encode(), "json": note})
         written: dict[str, Any] = vars(shard) | {"name": name, "samples": shard.count}
-        described.append({key: written[key] for key in SHARD_KEYS})
+        described.append({key: written[key] for key in (*SHARD_KEYS, QUICK_SUM)})
     description = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -79,8 +80,9 @@ def cache_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No pauses between attempts, and nothing in the user's cache folder."""
+    """No pauses between attempts, nothing in the user's cache folder, and quick sums of several blocks."""
     monkeypatch.setattr(stores, "PAUSE", 0.0)
+    monkeypatch.setattr(quick_sums, "BLOCK", 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 
 

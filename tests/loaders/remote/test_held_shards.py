@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastimg.loaders.remote.held_shards import HELD, HeldShards
+from fastimg.loaders.remote.held_shards import HELD, HeldShard, HeldShards
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .conftest import PER_SHARD
 
 
-def opened(path: Path) -> int:
+def open_shard(path: Path) -> HeldShard:
     path.write_bytes(path.name.encode())
-    return os.open(path, os.O_RDONLY)
+    return HeldShard(os.open(path, os.O_RDONLY), path.stat().st_mtime_ns)
 
 
-def is_open(file: int) -> bool:
+def is_open(shard: HeldShard) -> bool:
     try:
-        os.fstat(file)
+        os.fstat(shard.file)
     except OSError:
         return False
     return True
@@ -33,16 +33,16 @@ def held():
 
 
 def test_a_shard_is_given_to_one_at_a_time(held: HeldShards, tmp_path: Path) -> None:
-    file = opened(tmp_path / "0")
-    held.give(0, file)
+    shard = open_shard(tmp_path / "0")
+    held.give(0, shard)
     assert held.take(1) is None
-    assert held.take(0) == file
+    assert held.take(0) is shard
     assert held.take(0) is None
-    held.give(0, file)
+    held.give(0, shard)
 
 
 def test_the_one_that_was_read_longest_ago_is_closed(held: HeldShards, tmp_path: Path) -> None:
-    files = [opened(tmp_path / str(number)) for number in range(HELD + 2)]
+    files = [open_shard(tmp_path / str(number)) for number in range(HELD + 2)]
     for number, file in enumerate(files):
         held.give(number, file)
     assert [is_open(file) for file in files] == [False] * 2 + [True] * HELD
@@ -50,20 +50,21 @@ def test_the_one_that_was_read_longest_ago_is_closed(held: HeldShards, tmp_path:
 
 
 def test_a_sweep_closes_what_is_gone(held: HeldShards, tmp_path: Path) -> None:
-    files = [opened(tmp_path / str(number)) for number in range(3)]
+    files = [open_shard(tmp_path / str(number)) for number in range(4)]
     for number, file in enumerate(files):
         held.give(number, file)
     (tmp_path / "1").unlink()
-    held.sweep(lambda number, file: os.fstat(file).st_nlink > 0)
-    assert [is_open(file) for file in files] == [True, False, True]
+    os.utime(tmp_path / "2", ns=(1, 1))  # somebody has written to it
+    held.sweep()
+    assert [is_open(file) for file in files] == [True, False, False, True]
 
 
 def test_files_are_closed_with_their_owner(tmp_path: Path) -> None:
     shards = HeldShards()
-    file = opened(tmp_path / "0")
-    shards.give(0, file)
+    shard = open_shard(tmp_path / "0")
+    shards.give(0, shard)
     del shards
-    assert not is_open(file)
+    assert not is_open(shard)
 
 
 def test_a_shard_is_opened_once_for_its_samples(opened, monkeypatch) -> None:

@@ -74,13 +74,13 @@ class TestClosing:
         monkeypatch.setattr(fetching, "RANGE", 1000)
         dataset = opened()
         shutil.rmtree(dataset.files()[0].parent)
-        read_range = RemoteFolder.read_range
+        receive = RemoteFolder.receive
         first, over = threading.Event(), threading.Event()
 
         def read(*arguments):
             if first.is_set():
                 assert over.wait(60)  # until the waiting thread has asked
-            part = read_range(*arguments)
+            part = receive(*arguments)
             first.set()
             return part
 
@@ -89,7 +89,7 @@ class TestClosing:
                 over.set()
             return first.is_set()
 
-        monkeypatch.setattr(RemoteFolder, "read_range", read)
+        monkeypatch.setattr(RemoteFolder, "receive", read)
         with pytest.raises(Cancelled), cancelled_by(is_over):
             dataset.read(0, Scratch())
         assert list(dataset.files()[0].parent.glob("*.tar")) == list(dataset.files()[0].parent.glob(".*.part")) == []

@@ -1,5 +1,6 @@
 """Datasets in an object store: the same samples as from a folder, whatever the network and the cache do."""
 
+import errno
 import json
 import os
 import shutil
@@ -57,7 +58,7 @@ class TestFaults:
         shutil.rmtree(dataset.files()[0].parent)
         write_shards(bucket / "other", images[::-1])
         shutil.copy(bucket / "other/train-00001.tar", bucket / "D/train-00001.tar")
-        stated = json.loads((bucket / "D/dataset.json").read_text())["splits"]["train"]["shards"][1]["sha256"]
+        stated = json.loads((bucket / "D/dataset.json").read_text())["splits"]["train"]["shards"][1]["xxh3"]
         with pytest.raises(ShardError, match=f"train-00001.tar: fetched 2 times, .* dataset.json says {stated}"):
             samples(dataset)
         assert shards_held(dataset.files()[0].parents[1]) == ["train-00000.tar"]
@@ -111,6 +112,67 @@ class TestFaults:
     def test_a_cache_goes_with_a_url(self, bucket, cache_dir):
         with pytest.raises(ValueError, match="it is on this machine; leave out cache_dir"):
             open_dataset(bucket / "D", cache_dir=cache_dir)
+
+
+def forget_quick_sums(folder: Path) -> None:
+    """Make a dataset.json what older versions wrote."""
+    description = json.loads((folder / "dataset.json").read_text())
+    for shard in description["splits"]["train"]["shards"]:
+        del shard["xxh3"]
+    (folder / "dataset.json").write_text(json.dumps(description))
+
+
+class TestChecksums:
+    @pytest.fixture(params=["one range", "ranges"], autouse=True)
+    def ranges(self, request, monkeypatch):
+        if request.param == "ranges":
+            monkeypatch.setattr(fetching, "RANGE", 4000)
+
+    @pytest.mark.parametrize("old", [False, True])
+    def test_a_flipped_byte_is_found_wherever_it_is(self, opened, server, bucket, old):
+        if old:
+            forget_quick_sums(bucket / "D")
+        want = samples(open_dataset(bucket / "D"))
+        server.faults = [("train-00001.tar", "flip anywhere")] * 3
+        assert samples(opened()) == want
+        assert server.faults == []
+
+    def test_the_quick_sum_is_enough_where_it_is_stated(self, opened, bucket, monkeypatch):
+        want = samples(open_dataset(bucket / "D"))
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        monkeypatch.setattr(fetching.hashlib, "sha256", None)
+        monkeypatch.setattr(fetching, "_digest", None)
+        assert samples(dataset) == want
+
+    def test_without_it_a_replaced_shard_is_named_by_its_sha256(self, opened, bucket, images):
+        forget_quick_sums(bucket / "D")
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        write_shards(bucket / "other", images[::-1])
+        shutil.copy(bucket / "other/train-00001.tar", bucket / "D/train-00001.tar")
+        stated = json.loads((bucket / "D/dataset.json").read_text())["splits"]["train"]["shards"][1]["sha256"]
+        with pytest.raises(ShardError, match=f"train-00001.tar: fetched 2 times, .* dataset.json says {stated}"):
+            samples(dataset)
+
+    def test_a_dataset_may_have_both_kinds_of_shards(self, opened, bucket):
+        """As after an append to one that an older version wrote."""
+        description = json.loads((bucket / "D/dataset.json").read_text())
+        del description["splits"]["train"]["shards"][0]["xxh3"]
+        (bucket / "D/dataset.json").write_text(json.dumps(description))
+        assert samples(opened()) == samples(open_dataset(bucket / "D"))
+
+    def test_a_full_disk_is_not_tried_again(self, opened, server, monkeypatch):
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        server.requests.clear()
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(fetching.os, "pwrite", full)
+        with pytest.raises(DataError, match=r"train-00000.tar: No space left on device; free some of the disk"):
+            dataset.read(0, Scratch())
 
 
 class TestCache:
@@ -184,6 +246,7 @@ class TestCache:
     def test_a_process_that_is_killed_while_it_fetches(self, opened, server, bucket, cache_dir):
         code = (
             "import sys, json\n"
+            "from fastimg.loaders.containers import quick_sums; quick_sums.BLOCK = 1000\n"
             "from fastimg.loaders.remote.mirrors import open_mirror, wanted_shards\n"
             "mirror = open_mirror('s3://bucket/D', sys.argv[1], None, json.loads(sys.argv[2]))\n"
             "described = json.loads((mirror.folder / 'dataset.json').read_text())\n"
