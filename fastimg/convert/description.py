@@ -34,7 +34,8 @@ from fastimg.loaders.containers.targets import Target, first_class
 from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.ignored import Ignored
-from fastimg.loaders.remote.mirrors import PresentShards, mirror_at, wanted_indexes, wanted_shards
+from fastimg.loaders.remote.mirrors import mirror_at, wanted_indexes, wanted_shards
+from fastimg.loaders.remote.present_shards import PresentShards
 from fastimg.wording import plural
 
 from .journal import SPLIT, Finished, Journal

@@ -69,12 +69,23 @@ _KNOWN: tuple[tuple[str, Cause], ...] = (
 
 def cause_of(error: BaseException) -> Cause | None:
     """The cause of an error of obstore's, if it is known."""
+    text = _text_of(error)
+    return next((cause for pattern, cause in _KNOWN if re.search(pattern, text)), None)
+
+
+def refused_without_reason(error: BaseException) -> bool:
+    """Whether a store has refused a request, and its answer has no code that says why, as one to HEAD has none."""
+    text = _text_of(error)
+    return re.search(r"status code: 40[013]\b", text) is not None and "<Code>" not in text
+
+
+def _text_of(error: BaseException) -> str:
     chain: BaseException | None = error
     text = ""
     while chain is not None:
         text += f"{chain}\n"
         chain = chain.__cause__
-    return next((cause for pattern, cause in _KNOWN if re.search(pattern, text)), None)
+    return text
 
 
 def first_line(error: BaseException) -> str:

@@ -27,7 +27,8 @@ from fastimg.loaders.wording import plural
 
 from .fetching import RANGE, STREAMS
 from .held_shards import HeldShard, HeldShards
-from .mirrors import Lease, Mirror, PresentShards
+from .mirrors import Lease, Mirror
+from .present_shards import PresentShards
 from .shard_cache import WantedFile, in_words, stamp
 
 PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetched

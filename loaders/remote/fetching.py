@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -10,9 +9,10 @@ from typing import Protocol, TypeVar
 
 from fastimg.loaders.containers.quick_sums import QuickSum, sum_of
 from fastimg.loaders.errors import ShardError
-from fastimg.loaders.runtime.stopping import check
+from fastimg.loaders.runtime.stopping import cancelled_by, check
 from fastimg.loaders.wording import plural
 
+from . import etags
 from .shard_cache import WantedFile
 from .stores import RemoteFolder
 
@@ -22,7 +22,6 @@ _RANGES = 16  # of all files together at once
 _CHUNK = 1 << 20
 _POLL = 0.1  # seconds between two looks at whether the shard is still needed
 _TIMES = 5  # a file whose checksum differs is fetched, unless the same comes twice
-_MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
 
 
 class _Sum(Protocol):
@@ -41,29 +40,21 @@ class Fetching:
 
     def __init__(self, remote: RemoteFolder) -> None:
         self.remote = remote
+        self._alike: dict[tuple[str, str], set[str]] = {}  # SHA-256s of what came of a file and tag
         self._at_once = threading.BoundedSemaphore(_RANGES)
 
-    def fetch(self, wanted: WantedFile, file: int) -> None:
-        """Write the file from the store to `file`, and verify it. Raises DataError, and ShardError if it is another."""
+    def fetch(self, wanted: WantedFile, file: int, strict: bool = False) -> None:
+        """Write the file from the store to `file`, and verify it. Raises DataError, and ShardError if it is another.
+
+        If `strict`, what no checksum is stated of must arrive twice alike, by TLS as well.
+        """
         if wanted.tag:
-            self._fetch_tagged(wanted, file)
+            self._fetch_tagged(wanted, file, strict)
             return
         if wanted.quick:
             self._verified(wanted.name, wanted.quick, lambda: self._quick_sum_of_copy(wanted, file))
         else:
             self._verified(wanted.name, wanted.sha256, lambda: self._sha256_of_copy(wanted, file))
-
-    def whole(self, name: str, sha256: str) -> bytes:
-        """A small file, verified. Raises as `fetch` does."""
-        content = b""
-
-        def fetched() -> str:
-            nonlocal content
-            content = self.remote.read(name)
-            return hashlib.sha256(content).hexdigest()
-
-        self._verified(name, sha256, fetched)
-        return content
 
     def _verified(self, name: str, sha256: str, fetch: Callable[[], str]) -> None:
         """Fetch a file, whose checksum `fetch` returns, until it is the stated one.
@@ -92,19 +83,22 @@ class Fetching:
         self._copy(wanted, file, _NoSum)
         return _digest(file, wanted.size, "sha256")
 
-    def _fetch_tagged(self, wanted: WantedFile, file: int) -> None:
-        """A file without a stated checksum: every range is bound to its tag, which is often the MD5 of the content.
+    def _fetch_tagged(self, wanted: WantedFile, file: int, strict: bool) -> None:
+        """A file without a stated checksum: every range is bound to its tag, which is often a checksum of the content.
 
-        Where it looks like one and is not, as of encrypted objects, the content must arrive twice alike.
+        What its tag does not vouch for must arrive twice alike: where the tag looks like a checksum and is not, as of
+        encrypted objects, where the network is not TLS, and always if `strict`.
         """
-        stated = _MD5.fullmatch(wanted.tag)
-        seen: set[str] = set()
+        believed = self.remote.guarded and not strict and not etags.may_be_checksum(wanted.tag)
+        known = wanted.name, wanted.tag
         for _ in range(_TIMES):
             self._copy(wanted, file, _NoSum)
-            if stated is None:
+            if believed or etags.agrees(wanted.tag, wanted.size, etags.reader(file)):
                 return
-            found = _digest(file, wanted.size, "md5")
-            if found == stated[1] or found in seen:
+            found = _digest(file, wanted.size, "sha256")
+            seen = self._alike.setdefault(known, set())
+            if found in seen:
+                seen &= {found}  # the next time it need come only once
                 return
             seen.add(found)
         raise ShardError(
@@ -115,12 +109,18 @@ class Fetching:
     def _copy(self, wanted: WantedFile, file: int, new: Callable[[], _S]) -> list[_S]:
         """Fetch and write the file, by ranges. Returns a sum of each, in order, which `new` makes."""
         starts = range(0, wanted.size, RANGE)
-        if len(starts) == 1:
+        if len(starts) <= 1:
             return [self._copy_range(wanted, file, 0, new)]
         # Threads of this file alone: none is left when it is there, or writes to the descriptor once it is closed.
-        pool = ThreadPoolExecutor(min(STREAMS, max(len(starts), 1)), "fastimg-fetch")
+        pool = ThreadPoolExecutor(min(STREAMS, len(starts)), "fastimg-fetch")
+        over = threading.Event()
+
+        def copy(start: int) -> _S:
+            with cancelled_by(over.is_set):
+                return self._copy_range(wanted, file, start, new)
+
         try:
-            ranges = [pool.submit(self._copy_range, wanted, file, start, new) for start in starts]
+            ranges = [pool.submit(copy, start) for start in starts]
             waiting = set(ranges)
             while waiting:
                 check()
@@ -129,11 +129,14 @@ class Fetching:
                     each.result()
             return [each.result() for each in ranges]
         finally:
+            over.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _copy_range(self, wanted: WantedFile, file: int, start: int, new: Callable[[], _S]) -> _S:
         """Fetch and write the range that begins at `start`, and return its sum."""
         found = new()
+        if not wanted.size:
+            return found
 
         def begin() -> Callable[[memoryview], None]:
             nonlocal found

@@ -8,16 +8,15 @@ writers, without a dataset.json, it depends on their names, sizes and tags.
 import hashlib
 import os
 import re
-import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastimg.loaders.containers.atomic import give_usual_mode, replace_file
+from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.description import QUICK_SUM
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.cache import cache_folder
@@ -26,7 +25,7 @@ from .fetching import Fetching
 from .held_shards import HeldShard
 from .listing import named_tars, stored_tars
 from .shard_cache import TOUCH, ShardCache, WantedFile, in_words, parse_size
-from .stores import DeniedError, NotThereError, RemoteFolder, StoredObject
+from .stores import RANGE_ATTEMPTS, DeniedError, NotThereError, RemoteFolder, StoredObject
 from .trees import named_by_urls
 
 _DESCRIPTION = "dataset.json"
@@ -77,10 +76,7 @@ class Mirror:
         """Tars of other writers as the store describes them."""
         stored: dict[str, StoredObject] = {each.name: each for each in self.tars or ()}
         chosen = [stored[path.name] for path in paths]
-        return [
-            WantedFile(each.name, each.size, hashlib.sha256(repr(each).encode()).hexdigest(), each.tag)
-            for each in chosen
-        ]
+        return [_as_stored(each) for each in chosen]
 
     def address(self, name: str) -> str:
         """The URL of a file."""
@@ -93,15 +89,14 @@ class Mirror:
         for name in (f"{split}{suffix}" for suffix in stated if stated[suffix]):
             if not (self.folder / name).exists():
                 try:
-                    self._keep(name, self._remote.read(name))  # its stamp and checksum are inside
+                    self._bring_beside(self._remote.look(name))
                 except NotThereError:
                     continue
 
     def fetch_photographs(self, split: str) -> list[str]:
         """Fetch what is kept of a split's large photographs, if it is in the store, and small beside the cache.
 
-        What it is worth is for its reader to judge, who knows its checksums. Returns sentences for the user. Raises
-        DataError.
+        Returns sentences for the user. Raises DataError.
         """
         found = []
         for name in (f"{split}.ftil", f"{split}.fdci"):
@@ -117,21 +112,25 @@ class Mirror:
                 f"{self.url}: its large photographs are read whole: what is kept of them ({in_words(size)}) takes more "
                 f"than a quarter of the cache ({in_words(self.cache.limit)})"
             ]
-        for each in found:
-            path = self.folder / each.name
-            try:
-                with tempfile.NamedTemporaryFile(dir=self.folder, prefix=f".{each.name}.", suffix=".part") as file:
-                    self._fetching.fetch(WantedFile(each.name, each.size, "", each.tag), file.fileno())
-                    os.fsync(file.fileno())
-                    give_usual_mode(Path(file.name))
-                    os.link(file.name, path)
-            except FileExistsError:
-                continue  # another process was first
-            except OSError as error:
-                raise DataError(
-                    f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
-                ) from error
+        try:
+            for each in found:
+                self._bring_beside(each)
+        except ShardError as error:
+            return [f"{self.url}: its large photographs are read whole: {error}"]
         return []
+
+    def _bring_beside(self, stored: StoredObject) -> None:
+        """Have a file beside the shards, where it stays; once for all processes of the machine. Raises DataError.
+
+        dataset.json states no checksum of it, so its ETag must be one, or it must arrive twice alike.
+        """
+        wanted = _as_stored(stored)
+        self.cache.bring(
+            self.folder / wanted.name,
+            wanted,
+            lambda file: self._fetching.fetch(wanted, file, strict=True),
+            bounded=False,
+        )
 
     def open(self, wanted: WantedFile, locked: bool = True) -> int:
         """A descriptor of a shard that is locked until it is closed, if `locked`. Raises DataError."""
@@ -179,7 +178,7 @@ class Mirror:
         Raises DataError.
         """
         if wanted.name not in self._tags:
-            found = self._remote.look(wanted.name)
+            found = self._remote.look(wanted.name, RANGE_ATTEMPTS)
             if found.size != wanted.size or wanted.tag not in ("", found.tag):
                 raise ShardError(
                     f"{self.address(wanted.name)}: {found.size} bytes where {wanted.size} are stated: it was replaced; "
@@ -193,9 +192,9 @@ class Mirror:
 
     def bring_index(self, wanted: WantedFile) -> None:
         """Have the index of a shard, which stays. Raises DataError."""
-        path = self.folder / wanted.name
-        if not path.exists() or path.stat().st_size != wanted.size:
-            self._keep(wanted.name, self._fetching.whole(wanted.name, wanted.sha256))
+        self.cache.bring(
+            self.folder / wanted.name, wanted, lambda file: self._fetching.fetch(wanted, file), bounded=False
+        )
 
     def _keep(self, name: str, content: bytes) -> None:
         path = self.folder / name
@@ -241,9 +240,16 @@ def with_urls(sentence: str) -> str:
     return named_by_urls(sentence)
 
 
+def _as_stored(each: StoredObject) -> WantedFile:
+    """A file without a stated checksum, as the store describes it."""
+    return WantedFile(each.name, each.size, hashlib.sha256(repr(each).encode()).hexdigest(), each.tag)
+
+
 def wanted_shards(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
     """The shards of a split as dataset.json states them."""
-    return [WantedFile(shard["name"], shard["bytes"], shard["sha256"], "", shard.get(QUICK_SUM, "")) for shard in shards]
+    return [
+        WantedFile(shard["name"], shard["bytes"], shard["sha256"], "", shard.get(QUICK_SUM, "")) for shard in shards
+    ]
 
 
 def wanted_indexes(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
@@ -259,22 +265,3 @@ class Lease:
 
     def __init__(self, file: int) -> None:
         self.close = weakref.finalize(self, os.close, file)
-
-
-class PresentShards:
-    """The shards of a split, each in the cache, with its index, until the next one is asked for."""
-
-    def __init__(self, mirror: Mirror, shards: Sequence[WantedFile], indexes: Sequence[WantedFile]) -> None:
-        self._mirror = mirror
-        self._shards = shards
-        self._indexes = indexes
-
-    def __iter__(self) -> Iterator[Path]:
-        for number, shard in enumerate(self._shards):
-            if self._indexes:  # other writers have none
-                self._mirror.bring_index(self._indexes[number])
-            file = self._mirror.open(shard)
-            try:
-                yield self._mirror.folder / shard.name
-            finally:
-                os.close(file)

@@ -1,7 +1,9 @@
 """A bounded folder of verified shards, shared by all processes of a machine.
 
     root/.lock                        held while room is made
-    root/<name>-<key>/has-remote-copy an empty file: without it, nothing in the folder is ever deleted
+    root/<name>-<key>/has-remote-copy an empty file: without it, nothing in the folder is ever deleted; those that have
+                                      opened the folder keep it locked, and otherwise what lies beside the shards is
+                                      deleted, too, when room is needed: it can be had again
     root/<name>-<key>/<shard>         whole and verified; its modification time is a function of its checksum, and of
                                       the start of the system: what was never flushed to the disk may be lost with it
     root/<name>-<key>/.<shard>.part   being fetched, by the process that has it locked
@@ -23,6 +25,7 @@ import re
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +38,9 @@ from fastimg.loaders.runtime.stopping import check
 MARK = "has-remote-copy"
 SHARDS = (".tar", ".beton")  # what is deleted to make room
 _PARTS = tuple(f"{suffix}.part" for suffix in SHARDS)  # see temporary()
-STALLED = 120.0  # seconds: another process that fetches a file, and writes nothing for so long, hangs
+BESIDE = (".idx", ".fidx", ".fcol", ".ffld", ".ftil", ".fdci", ".json")  # what stays while the dataset is open
+STALLED = 120.0  # seconds: another process that fetches a file, and gives no sign of life for so long, hangs
+BEAT = 10.0  # seconds between two signs of life of one that fetches, while the store is silent, too
 ROOM = 30.0  # seconds: for so long others may keep everything in the cache in use
 _ROUNDS = 5
 _POLL = 0.02  # seconds between two looks at a lock
@@ -83,6 +88,9 @@ class ShardCache:
             raise DataError(f"{root}: {error.strerror}; give another folder with cache_dir=") from error
         self._fetched: set[Path] = set()
         self._parts: set[str] = set()  # unfinished files that threads of this cache have locked
+        self._marking = threading.Lock()
+        self._marks: dict[Path, int] = {}  # of folders in use, locked until this cache is collected
+        self.close = weakref.finalize(self, _close_all, self._marks)
         self._counted = threading.Lock()
         self._spent = Spent(0, 0, 0, 0.0)
 
@@ -140,17 +148,26 @@ class ShardCache:
         self._count(size=size, waited=seconds)
 
     def mark(self, folder: Path) -> None:
-        """Make a folder of the cache, whose shards have a remote copy and may be deleted."""
-        if not (folder / MARK).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / MARK).touch()
+        """Make a folder of the cache, whose shards have a remote copy and may be deleted.
 
-    def bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None]) -> None:
-        """Have the file at `path`: see `open`."""
-        self.check(path, wanted)
+        What lies beside them stays as long as this cache, which keeps the mark locked. Raises OSError and DataError.
+        """
+        with self._marking:
+            file = self._marks.get(folder)
+            if file is None or not _same(folder / MARK, file):
+                self._marks[folder] = _locked_mark(folder / MARK)
+                if file is not None:
+                    os.close(file)
+            with contextlib.suppress(OSError):  # of another user
+                os.utime(self._marks[folder])
+
+    def bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None], bounded: bool = True) -> None:
+        """Have the file at `path`: see `open`. Unless `bounded`, nothing is deleted for it before the disk is full."""
+        if bounded:
+            self.check(path, wanted)
         for attempt in range(_ROUNDS):
             try:
-                self._bring(path, wanted, fetch)
+                self._bring(path, wanted, fetch, bounded)
                 return
             except OSError as error:
                 if isinstance(error, FileNotFoundError) and attempt + 1 < _ROUNDS:  # the cache was deleted meanwhile
@@ -167,13 +184,14 @@ class ShardCache:
                 "give a larger cache_limit="
             )
 
-    def _bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None]) -> None:
+    def _bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None], bounded: bool) -> None:
         self.mark(path.parent)
         with self._fetching(path, wanted) as file:
             if file is None or _same_content(path, wanted):
                 return
-            self._make_room(path, wanted, file)
-            fetch(file)
+            self._make_room(path, wanted, file, bounded)
+            with _signs_of_life(file):
+                fetch(file)
             os.utime(file, ns=(time.time_ns(), stamp(wanted)))
             if _flushed(wanted):
                 os.fsync(file)
@@ -247,22 +265,28 @@ class ShardCache:
                 seen, since = state, time.monotonic()
             if time.monotonic() - since > STALLED:
                 raise DataError(
-                    f"{part}: another process has been fetching it, and has written nothing for {STALLED:.0f} s; end "
-                    "that process, or give another folder with cache_dir="
+                    f"{part}: another process has been fetching it, and has given no sign of life for {STALLED:.0f} s; "
+                    "end that process, or give another folder with cache_dir="
                 )
             time.sleep(_POLL)
         return None
 
-    def _make_room(self, path: Path, wanted: WantedFile, file: int) -> None:
-        """Delete what was not used for the longest time, until `file` has the room that it needs, and takes it."""
+    def _make_room(self, path: Path, wanted: WantedFile, file: int, bounded: bool) -> None:
+        """Delete what was not used for the longest time, until `file` has the room that it needs, and takes it.
+
+        Unless `bounded`, nothing is deleted before the disk is full.
+        """
         deadline = time.monotonic() + ROOM
         while True:
             check()
             with self.alone():
                 held, idle = self._contents()
-                while held + wanted.size > self.limit and idle:
-                    held -= _delete(idle.pop())
-                fits = held + wanted.size <= self.limit
+                others: list[tuple[int, Path]] | None = None
+                if bounded and held + wanted.size > self.limit:
+                    others = self._others()
+                    while held + wanted.size > self.limit and (idle or others):
+                        held -= _delete_oldest(idle, others)
+                fits = not bounded or held + wanted.size <= self.limit
                 while fits:
                     try:
                         _allocate(file, wanted.size)
@@ -271,15 +295,25 @@ class ShardCache:
                         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                             raise
                         os.ftruncate(file, 0)
-                        if not idle:
+                        others = self._others() if others is None else others
+                        if not idle and not others:
                             raise
-                        held -= _delete(idle.pop())
+                        held -= _delete_oldest(idle, others)
             if time.monotonic() > deadline:
                 raise DataError(
                     f"{self.root}: no room for {path.name} ({in_words(wanted.size)}): the cache holds {in_words(held)} "
                     f"of {in_words(self.limit)}, and for {ROOM:.0f} s all of it was in use; give a larger cache_limit="
                 )
             time.sleep(_POLL)
+
+    def _others(self) -> list[tuple[int, Path]]:
+        """Folders that this cache has not opened, with the times when they were opened, the last one first."""
+        found = []
+        for mark in self.root.glob(f"*/{MARK}"):
+            if mark.parent not in self._marks:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((mark.stat().st_mtime_ns, mark.parent))
+        return sorted(found, reverse=True)
 
     def _contents(self) -> tuple[int, list[tuple[str, int]]]:
         """Bytes of everything in the cache, and its shards with their sizes, the one used last first.
@@ -424,6 +458,82 @@ def _delete(shard: tuple[str, int]) -> int:
         return size
     finally:
         os.close(file)
+
+
+def _delete_oldest(idle: list[tuple[str, int]], others: list[tuple[int, Path]]) -> int:
+    """Delete a shard, or what lies beside those of a folder, whichever was used first. Returns the bytes set free."""
+    if others and idle:
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(idle[-1][0]).st_atime_ns < others[-1][0]:
+                return _delete(idle.pop())
+    return _delete_beside(others.pop()[1]) if others else _delete(idle.pop())
+
+
+def _delete_beside(folder: Path) -> int:
+    """Delete what lies beside the shards of a folder that nobody has open. Returns how many bytes became free.
+
+    The mark goes with the last shard.
+    """
+    free = 0
+    with contextlib.suppress(OSError):
+        mark = os.open(folder / MARK, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if not _try_lock(mark, fcntl.LOCK_EX) or not _same(folder / MARK, mark):
+                return 0
+            names = os.listdir(folder)
+            for name in names:
+                if name.endswith((*BESIDE, ".part")):
+                    size = (folder / name).stat().st_size
+                    (folder / name).unlink()
+                    free += size
+            if not any(name.endswith(SHARDS) for name in names):
+                (folder / MARK).unlink()
+                folder.rmdir()  # fails where there is something else
+        finally:
+            os.close(mark)
+    return free
+
+
+def _locked_mark(mark: Path) -> int:
+    """The mark of a folder, locked so that nobody deletes what lies beside its shards. Raises OSError, DataError."""
+    while True:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(mark, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if not _lock_soon(file, fcntl.LOCK_SH):
+                raise DataError(
+                    f"{mark}: another process has held it for {ROOM:.0f} s; end it, or give another folder with "
+                    "cache_dir="
+                )
+            if _same(mark, file):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # it was deleted meanwhile
+
+
+def _close_all(files: dict[Path, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])
+
+
+@contextlib.contextmanager
+def _signs_of_life(file: int) -> Iterator[None]:
+    """In the block, which may wait for a store for minutes, those that wait for the file see that somebody works."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT):
+            os.utime(file)
+
+    thread = threading.Thread(target=beat, name="fastimg-fetching", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _allocate(file: int, size: int) -> None:

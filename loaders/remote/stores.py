@@ -1,7 +1,8 @@
 """A folder in an object store: the bytes of its files, with time-outs, retries, and errors in a sentence.
 
 Clients are obstore's. A request that receives nothing for READ_TIMEOUT, or fails in any way that may pass, is tried
-again, up to ATTEMPTS times in all, after PAUSE seconds and then twice as long each time.
+again, up to ATTEMPTS times in all, after PAUSE seconds and then twice as long each time: 3 seconds. Ranges are what
+runs of days wait for, whose store has answered before: they are tried RANGE_ATTEMPTS times, within 51 seconds.
 """
 
 import os
@@ -13,15 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.runtime.stopping import check
 
-from .causes import DENIED, cause_of, first_line
+from . import etags
+from .causes import DENIED, cause_of, first_line, refused_without_reason
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore
 
 ATTEMPTS = 5
+RANGE_ATTEMPTS = 9
 PAUSE = 0.2
+_POLL = 0.1  # seconds of a pause between two looks at whether the file is still needed
 READ_TIMEOUT = "30s"
 CONNECT_TIMEOUT = "10s"
 
@@ -34,6 +39,7 @@ _CLIENT = (  # options of the connection; all others are those of the store
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # in the environment
 _SWITCHES = ("allow_http", "allow_invalid_certificates")
 _PIECE = 1 << 18  # bytes, about: what is handed over at once while it is in the processor's cache
+_TIMES = 5  # a file that nothing vouches for is fetched, unless the same comes twice
 _T = TypeVar("_T")
 
 
@@ -102,6 +108,7 @@ class RemoteFolder:
         if parts.scheme == "file" and not os.path.isdir(unquote(parts.path)):
             raise DataError(f"{url}: no such folder; check the URL")
         self.url = url
+        self.guarded = parts.scheme == "file"  # what arrives cannot have been damaged on the way: TLS verifies it
         options = dict(options or {})
         client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "read_timeout": READ_TIMEOUT, "timeout": "1h"}
         stated = (os.environ.get(name, "") for name in _ENDPOINTS) if parts.scheme == "s3" else ()
@@ -111,6 +118,7 @@ class RemoteFolder:
             if key in options:
                 value = options.pop(key)
                 client[key] = value.lower() in ("true", "1", "yes") if key in _SWITCHES else value
+        self.guarded = self.guarded or not client.get("allow_http")
         more: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": self.retries}, **options}
         try:
             self._store: ObjectStore = from_url(url, **(options if parts.scheme == "file" else more))
@@ -122,8 +130,41 @@ class RemoteFolder:
         return f"{self.url}/{name}"
 
     def read(self, name: str) -> bytes:
-        """A whole, small file. Raises NotThereError and DataError."""
-        return self._tried(name, lambda: bytes(self._store.get(name).bytes()))
+        """A whole, small file, as it is there: its ETag is its checksum, or it arrives twice alike.
+
+        Raises NotThereError and DataError.
+        """
+        return self._verified(name, strict=True)
+
+    def read_once(self, name: str) -> bytes:
+        """A whole, small file, of which the caller knows what it must be. Raises NotThereError and DataError."""
+        return self._received(name)[1]
+
+    def _received(self, name: str) -> tuple[str, bytes]:
+        """The ETag and the content of a whole file."""
+
+        def get() -> tuple[str, bytes]:
+            answer = self._store.get(name)
+            content = bytes(answer.bytes())
+            if len(content) != answer.meta["size"]:
+                raise EOFError(f"{len(content)} bytes where {answer.meta['size']} are stated")
+            return answer.meta["e_tag"] or "", content
+
+        return self._tried(name, get)
+
+    def _verified(self, name: str, strict: bool) -> bytes:
+        """A whole file. Unless `strict`, one that no checksum was stated of is believed if it came by TLS."""
+        seen: set[bytes] = set()
+        for _ in range(_TIMES):
+            tag, content = self._received(name)
+            if etags.agrees(tag, len(content), lambda start, size, of=content: of[start : start + size]):
+                return content
+            if content in seen or not (strict or etags.may_be_checksum(tag) or not self.guarded):
+                return content
+            seen.add(content)
+        raise DataError(
+            f"{self.address(name)}: fetched {_TIMES} times, with another content each time; check the network"
+        )
 
     def read_range(self, name: str, start: int, stop: int, tag: str = "") -> memoryview:
         """The bytes from `start` to before `stop`, of which the file has all.
@@ -146,7 +187,7 @@ class RemoteFolder:
                 raise EOFError(f"{len(found)} bytes where {stop - start} were asked for, from byte {start} on")
             return found
 
-        return self._tried(name, get)
+        return self._tried(name, get, RANGE_ATTEMPTS)
 
     def receive(
         self, name: str, start: int, stop: int, tag: str, begin: Callable[[], Callable[[memoryview], None]]
@@ -178,15 +219,25 @@ class RemoteFolder:
                 raise EOFError(f"{stop - start - left} bytes where {stop - start} were asked for, from byte {start} on")
 
         try:
-            self._tried(name, get)
+            self._tried(name, get, RANGE_ATTEMPTS)
         except _TakingError as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
 
-    def look(self, name: str) -> StoredObject:
+    def look(self, name: str, attempts: int = ATTEMPTS) -> StoredObject:
         """The size and the tag of a file. Raises NotThereError and DataError."""
-        found = self._tried(name, lambda: self._store.head(name))
+        found = self._tried(name, lambda: self._head(name), attempts)
         return StoredObject(name, found["size"], _tag(found))
+
+    def _head(self, name: str) -> "ObjectMeta":
+        from obstore import exceptions
+
+        try:
+            return self._store.head(name)
+        except exceptions.BaseError as error:
+            if refused_without_reason(error):  # an answer without a body: to a byte the store says why
+                self._store.get_range(name, start=0, length=1)
+            raise
 
     def contents(self) -> list[StoredObject]:
         """The files directly below the URL, by name. Raises DataError, also where the store cannot list them."""
@@ -199,10 +250,10 @@ class RemoteFolder:
             "resume=True to go on with a run"
         )
 
-    def _tried(self, name: str, get: Callable[[], _T]) -> _T:
+    def _tried(self, name: str, get: Callable[[], _T], attempts: int = ATTEMPTS) -> _T:
         from obstore import exceptions
 
-        for attempt in range(ATTEMPTS):
+        for attempt in range(attempts):
             try:
                 return get()
             except FileNotFoundError as error:
@@ -218,17 +269,26 @@ class RemoteFolder:
                     raise DeniedError(f"{self.address(name)}: {cause.says}") from error
                 if denied:
                     raise DeniedError(f"{self.address(name)}: {DENIED.says}") from error
-                if attempt + 1 == ATTEMPTS:
+                if attempt + 1 == attempts:
                     says = (
                         f"{first_line(error)}; check the network and storage_options=" if cause is None else cause.says
                     )
-                    raise DataError(f"{self.address(name)}: tried {ATTEMPTS} times: {says}") from error
-            time.sleep(PAUSE * 2**attempt)
+                    raise DataError(f"{self.address(name)}: tried {attempts} times: {says}") from error
+            _pause(PAUSE * 2**attempt)
         raise AssertionError
 
 
 class _TakingError(Exception):
     """What was received cannot be taken; the cause says why."""
+
+
+def _pause(seconds: float) -> None:
+    """Wait. Raises Cancelled as soon as nobody needs the file any more."""
+    until = time.monotonic() + seconds
+    check()
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _POLL))
+        check()
 
 
 def _tag(described: "ObjectMeta") -> str:

@@ -6,9 +6,7 @@ is deleted when it is closed, or when the next one is opened beside it.
 
 import contextlib
 import fcntl
-import hashlib
 import os
-import re
 import shutil
 import tempfile
 import weakref
@@ -22,8 +20,6 @@ from .fetching import Fetching
 from .shard_cache import WantedFile
 from .stores import RemoteFolder
 
-_TIMES = 5  # a file whose content is not what its ETag says is fetched, unless the same comes twice
-_MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
 _PAGE = 1000  # names
 _SMALL = 8 << 20  # bytes of a file that is fetched by one request
 _LOCK = ".lock"
@@ -43,31 +39,11 @@ class StoredFiles(RemoteFolder):
         return type(self), (self.url, self._options)
 
     def content(self, name: str) -> bytes:
-        """A whole file. Where its ETag may be an MD5, it is compared: what differs must arrive twice alike.
+        """A whole file. Where its ETag may be a checksum, it is compared: what differs must arrive twice alike.
 
-        Raises NotThereError and DataError.
+        So must what has no such ETag, unless TLS verifies it. Raises NotThereError and DataError.
         """
-
-        def get() -> tuple[str, bytes]:
-            answer = self._store.get(name)
-            content = bytes(answer.bytes())
-            if len(content) != answer.meta["size"]:
-                raise EOFError(f"{len(content)} bytes where {answer.meta['size']} are stated")
-            return answer.meta["e_tag"] or "", content
-
-        seen: set[str] = set()
-        for _ in range(_TIMES):
-            tag, content = self._tried(name, get)
-            stated = _MD5.fullmatch(tag)
-            if stated is None:
-                return content
-            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-            if found == stated[1] or found in seen:
-                return content
-            seen.add(found)
-        raise DataError(
-            f"{self.address(name)}: fetched {_TIMES} times, with another content each time; check the network"
-        )
+        return self._verified(name, strict=False)
 
     def list_all(self, add: Callable[[str, int], None]) -> None:
         """Call `add` with the path and the size of each file, in any order; of some again after a failure.

@@ -68,7 +68,7 @@ class WritableFolder(RemoteFolder):
         """Write a small file, which is read back. Raises DataError."""
         for _ in range(_TIMES):
             self._tried(name, lambda: self._store.put(name, content, use_multipart=False))
-            if self.read(name) == content:
+            if self.read_once(name) == content:
                 return
         raise DataError(f"{self.address(name)}: written {_TIMES} times, and what is read differs; check the store")
 

@@ -34,7 +34,7 @@ WORDS = "|".join(several(noun) for noun in NOUNS)
 # Constants above one, numbers that are known not to be one, and placeholders that are not numbers.
 NOT_ONE = {
     *("BLOCK images", "AHEAD batches", "config.freeze blocks", "most steps", "len(shards) files", "n samples"),
-    *("ATTEMPTS times", "_TIMES times", "_ROUNDS times"),
+    *("attempts times", "_TIMES times", "_ROUNDS times"),
     *("self.dtype.name arrays", "kind fields", "len(input) samples", "there epochs"),
 }
 NOT_ONE_IN = {

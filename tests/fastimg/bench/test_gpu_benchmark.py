@@ -35,7 +35,7 @@ class Refusing:
 
 sys.meta_path.insert(0, Refusing())
 """
-BARE = "msgspec simplejpeg shtab kornia"
+BARE = "msgspec simplejpeg shtab kornia xxhash"
 LIMITS = "--limit", ",".join(f"{name}=300" for name in FIRST)  # generous, for a busy machine
 
 

@@ -138,6 +138,13 @@ class TestReading:
         with pytest.raises(DataError, match=r"its checksum is .*, not its name: it was damaged"):
             fetch_run(RUN, server.options, tmp_path / "cache")
 
+    def test_a_flipped_byte_of_the_manifest_changes_nothing(self, server, directory):
+        uploads(server, directory, []).finish(lambda words: None)
+        want = manifest_of(RUN, server.options)
+        server.rates = {"flip": 0.3}
+        assert [manifest_of(RUN, server.options) for _ in range(10)] == [want] * 10
+        assert "flip" in server.met
+
     def test_a_later_checkpoint_here_stays(self, server, directory, tmp_path):
         uploads(server, directory, []).finish(lambda words: None)
         run = fetch_run(RUN, server.options, tmp_path / "cache")

@@ -29,8 +29,9 @@ class ObjectServer:
     faults: (part of a name, what to do), with "busy" a 503, "cut" half of the body, "flip" a byte of it flipped,
     "stall" an answer after `writes.release`, and the other refusals of S3 by the keys of REFUSALS. `rates` has shares
     of all requests that meet a fault, by its kind, drawn from a seed. `latency` is waited for before each answer, in
-    seconds. `requests` lists the names that were asked for, after PUT or POST where they were written; `hold` is waited
-    for before each answer. `tags` replaces the ETags, which are MD5s of the content.
+    seconds. `requests` lists the names that were asked for, after PUT or POST where they were written, and `heads`
+    those of HEAD again; `hold` is waited for before each answer. `tags` replaces the ETags, which are MD5s of the
+    content.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,6 +42,7 @@ class ObjectServer:
         self.latency = 0.0
         self.tags: dict[str, str] = {}
         self.requests: list[str] = []
+        self.heads: list[str] = []
         self.writes = ObjectWrites(self)
         self.hold = threading.Event()
         self.hold.set()
@@ -88,11 +90,17 @@ class ObjectServer:
         """The storage_options of s3://bucket."""
         return {"endpoint": self.endpoint, "skip_signature": "true", "region": "us-east-1"}
 
+    def contents_asked(self, name: str) -> int:
+        """How many requests for the content of a file, or a range of it, there were."""
+        return self.requests.count(name) - self.heads.count(name)
+
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         name = unquote(request.path.removeprefix("/bucket/"))
         self._arrived.set()
         self.hold.wait()
         time.sleep(self.latency)
+        if request.command == "HEAD":
+            self.heads.append(name)
         kind = self._fault(name if request.command in ("GET", "HEAD") else f"{request.command} {name}")
         if request.command in ("PUT", "POST", "DELETE"):
             self._send(request, *self.writes.answer(request, kind))

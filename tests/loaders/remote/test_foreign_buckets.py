@@ -1,12 +1,18 @@
 """Tars of other writers in an object store: named by braces, or all of a folder."""
 
+import hashlib
+import itertools
 import shutil
+import tempfile
+import threading
 
 import pytest
 
-from fastimg.loaders import DataError, Loader, list_splits, open_dataset
-from fastimg.loaders.remote import fetching
+from fastimg.loaders import DataError, Loader, ShardError, list_splits, open_dataset
+from fastimg.loaders.remote import etags, fetching
 from fastimg.loaders.remote.listing import expanded, named_tars
+from fastimg.loaders.remote.shard_cache import WantedFile
+from fastimg.loaders.remote.stores import RemoteFolder
 
 from .conftest import PER_SHARD, SAMPLES
 from .test_remote_batches import SETTINGS, assert_same, batches
@@ -40,6 +46,36 @@ class TestOpening:
         open_dataset("s3://bucket/D", **options).close()
         assert [name for name in server.requests if name.endswith(".tar")] == []
 
+    def test_fetches_the_next_tars_while_one_is_scanned(self, server, tars, cache_dir):
+        arrived = server.hold_next()  # before the folder is listed
+        options = {"cache_dir": cache_dir, "storage_options": server.options}
+        opening = threading.Thread(target=lambda: open_dataset("s3://bucket/D", **options).close())
+        opening.start()
+        assert arrived.wait(30)
+        held = threading.Event()
+
+        def answer(request, of=server.answer):  # no tar is answered before all are asked for
+            if request.path.endswith(".tar") and request.command == "GET":
+                asked.add(request.path)
+                if len(asked) == 3:
+                    held.set()
+                assert held.wait(30)
+            of(request)
+
+        asked: set[str] = set()
+        server.answer = answer
+        server.hold.set()
+        opening.join()
+        assert len(asked) == 3
+
+    def test_an_empty_tar_is_named_as_in_a_folder(self, server, tars, cache_dir):
+        (tars / "train-00003.tar").touch()
+        with pytest.raises(ShardError, match=r"/train-00003.tar: (.*)$") as here:
+            open_dataset(tars)
+        with pytest.raises(ShardError, match=r"/train-00003.tar: (.*)$") as there:
+            open_dataset("s3://bucket/D", cache_dir=cache_dir, storage_options=server.options)
+        assert str(here.value).partition(".tar: ")[2] == str(there.value).partition(".tar: ")[2]
+
     def test_sees_that_one_was_replaced(self, server, tars, cache_dir, images):
         options = {"cache_dir": cache_dir, "storage_options": server.options}
         assert samples(open_dataset("s3://bucket/D", **options)) == images
@@ -67,12 +103,42 @@ class TestContent:
     def test_a_tag_that_is_no_md5_is_believed_when_the_content_comes_twice(self, server, tars, cache_dir, images):
         server.tags = {"D/train-00001.tar": f'"{"0" * 32}"', "D/train-00002.tar": '"0123-4"'}
         options = {"cache_dir": cache_dir, "storage_options": server.options}
+        dataset = open_dataset("s3://bucket/D", **options)
+        assert samples(dataset) == images
+        assert [server.requests.count(f"D/train-0000{n}.tar") for n in range(3)] == [1, 2, 2]
+        for file in dataset.files():
+            file.unlink()
+        assert samples(dataset) == images  # what came twice alike is known by its checksum
+        assert [server.requests.count(f"D/train-0000{n}.tar") for n in range(3)] == [2, 3, 3]
+
+    def test_without_a_checksum_is_believed_at_once_by_tls(self, server, bucket):
+        server.tags = {"D/train-00001.tar": '"0123-4"'}
+        remote = RemoteFolder("s3://bucket/D", server.options)
+        assert not remote.guarded and not RemoteFolder("http://127.0.0.1/D").guarded
+        assert RemoteFolder("https://127.0.0.1/D").guarded and RemoteFolder("s3://bucket/D").guarded
+        remote.guarded = True
+        stored = remote.look("train-00001.tar")
+        wanted = WantedFile(stored.name, stored.size, "", stored.tag)
+        for strict, requests in ((False, 1), (True, 3)):
+            with tempfile.TemporaryFile() as file:
+                fetching.Fetching(remote).fetch(wanted, file.fileno(), strict)
+                assert file.read() == (bucket / "D/train-00001.tar").read_bytes()
+            assert server.contents_asked("D/train-00001.tar") == requests
+
+    def test_a_flipped_byte_is_found_by_a_tag_of_parts(self, server, tars, cache_dir, images, monkeypatch):
+        monkeypatch.setattr(etags, "_MIB", 1000)
+        content = (tars / "train-00001.tar").read_bytes()
+        sums = [hashlib.md5(content[at : at + 8000]).digest() for at in range(0, len(content), 8000)]
+        server.tags = {"D/train-00001.tar": f'"{hashlib.md5(b"".join(sums)).hexdigest()}-{len(sums)}"'}
+        server.faults = [("train-00001.tar", "flip")]
+        options = {"cache_dir": cache_dir, "storage_options": server.options}
         assert samples(open_dataset("s3://bucket/D", **options)) == images
-        assert [server.requests.count(f"D/train-0000{n}.tar") for n in range(3)] == [1, 2, 1]
+        assert server.faults == [] and server.requests.count("D/train-00001.tar") == 2
 
     def test_another_content_each_time_is_refused(self, server, tars, cache_dir, monkeypatch):
         server.tags = {"D/train-00000.tar": f'"{"0" * 32}"'}
-        monkeypatch.setattr(fetching, "_digest", lambda *_: str(len(server.requests)))
+        sums = itertools.count()
+        monkeypatch.setattr(fetching, "_digest", lambda *_: str(next(sums)))
         with pytest.raises(DataError, match=r"train-00000.tar: fetched 5 times, with another content each time; check"):
             open_dataset("s3://bucket/D", cache_dir=cache_dir, storage_options=server.options)
 

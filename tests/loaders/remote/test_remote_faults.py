@@ -6,8 +6,11 @@ import shutil
 import pytest
 
 from fastimg.loaders import DataError, Loader, ShardError, open_dataset
-from fastimg.loaders.remote import fetching
+from fastimg.loaders.remote import fetching, stores
 from fastimg.loaders.remote.causes import cause_of
+from fastimg.loaders.remote.shard_cache import WantedFile
+from fastimg.loaders.remote.stores import DeniedError, RemoteFolder
+from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 
 from .conftest import PER_SHARD
 from .test_remote_batches import SETTINGS, assert_same, batches
@@ -29,6 +32,22 @@ class TestRefusals:
         with pytest.raises(DataError, match=rf"^s3://bucket/D/dataset.json: {sentence}"):
             opened()
         assert server.faults == [] and server.requests == ["D/dataset.json"]
+
+    @pytest.mark.parametrize(
+        ("kind", "sentence"),
+        [
+            ("expired", "the credentials have expired"),
+            ("skewed", "the clock of this machine differs too much"),
+            ("region", "the bucket is in another region"),
+            ("denied", "access denied; give credentials"),
+        ],
+    )
+    def test_are_explained_where_the_answer_to_head_has_no_body(self, server, kind, sentence):
+        remote = RemoteFolder("s3://bucket/D", server.options)
+        server.faults = [("train-00000.tar", kind)] * 2
+        with pytest.raises(DeniedError, match=rf"^s3://bucket/D/train-00000.tar: {sentence}"):
+            remote.look("train-00000.tar")
+        assert server.requests == ["D/train-00000.tar"] * 2 and server.heads == ["D/train-00000.tar"]
 
     def test_credentials_that_expire_in_the_middle(self, opened, server):
         dataset = opened()
@@ -91,6 +110,24 @@ class TestBadNetworks:
             os.utime(file, (4e9, 4e9))
         server.requests.clear()
         assert samples(opened()) == want and server.requests == ["D/dataset.json"]
+
+
+class TestPauses:
+    def test_end_when_nobody_needs_the_file_any_more(self, server, monkeypatch):
+        monkeypatch.setattr(stores, "PAUSE", 3600.0)
+        remote = RemoteFolder("s3://bucket/D", server.options)
+        server.faults = [("train-00000.tar", "busy")]
+        with pytest.raises(Cancelled), cancelled_by(lambda: not server.faults):
+            remote.read_range("train-00000.tar", 0, 10)
+
+    def test_of_threads_that_fetch_ranges_end_with_the_first_that_fails(self, server, bucket, monkeypatch, tmp_path):
+        monkeypatch.setattr(stores, "PAUSE", 3600.0)
+        monkeypatch.setattr(fetching, "RANGE", 1000)
+        server.faults = [("train-00000.tar", "busy")] * 3 + [("train-00000.tar", "denied")]
+        remote = RemoteFolder("s3://bucket/D", server.options)
+        wanted = WantedFile("train-00000.tar", (bucket / "D/train-00000.tar").stat().st_size, "")
+        with (tmp_path / "x").open("w+b") as file, pytest.raises(DeniedError):
+            fetching.Fetching(remote).fetch(wanted, file.fileno())
 
 
 class TestReplacedTars:

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import threading
 
 import pytest
 
@@ -171,11 +172,69 @@ def test_a_process_that_hangs_while_it_fetches_is_named(cache, monkeypatch):
     path = cache.root / "data" / "a.tar"
 
     def another(file):
-        with pytest.raises(DataError, match=r"another process has been fetching it, and has written nothing for 0 s"):
+        with pytest.raises(
+            DataError, match=r"another process has been fetching it, and has given no sign of life for 0 s"
+        ):
             read(cache, "a.tar")
         os.pwrite(file, content("a.tar"), 0)
 
     os.close(cache.open(path, wanted("a.tar"), another))
+
+
+def test_one_that_fetches_from_a_silent_store_is_waited_for(cache, monkeypatch):
+    monkeypatch.setattr(shard_cache, "BEAT", 0.0)
+    path = cache.root / "data" / "a.tar"
+    signs = threading.Event()
+    utime = os.utime
+
+    def counted(*arguments, **times):
+        utime(*arguments, **times)
+        if not times:  # not what marks a finished file
+            signs.set()
+
+    monkeypatch.setattr(os, "utime", counted)
+
+    def silent(file):
+        before = os.fstat(file).st_mtime_ns
+        signs.clear()
+        assert signs.wait(30)
+        assert os.fstat(file).st_mtime_ns > before
+        os.pwrite(file, content("a.tar"), 0)
+
+    os.close(cache.open(path, wanted("a.tar"), silent))
+    assert not any(thread.name == "fastimg-fetching" for thread in threading.enumerate())
+
+
+def test_what_lies_beside_the_shards_of_datasets_that_nobody_has_open_makes_room(tmp_path):
+    for version in range(4):
+        earlier = ShardCache(tmp_path / "cache", 2 * SIZE + OVERHEAD)
+        read(earlier, "a.tar", f"D-{version}")
+        for name in ("dataset.json", "train.fidx", "train.ftil", ".train.fdci.part"):
+            (earlier.root / f"D-{version}" / name).write_bytes(bytes(SIZE // 8))
+        (earlier.root / f"D-{version}" / "mine.txt").touch()
+        earlier.close()
+    cache = ShardCache(tmp_path / "cache", 2 * SIZE + OVERHEAD)
+    for name in ("b.tar", "c.tar"):
+        assert read(cache, name) == content(name)
+    left = {str(path.relative_to(cache.root)) for path in cache.root.glob("*/*") if path.name != shard_cache.MARK}
+    assert left == {"data/b.tar", "data/c.tar", *(f"D-{version}/mine.txt" for version in range(4))}
+
+
+def test_what_lies_beside_shards_stays_while_somebody_has_the_dataset_open(cache, tmp_path, monkeypatch):
+    read(cache, "a.tar")
+    beside = cache.root / "data" / "train.fidx"
+    beside.write_bytes(bytes(SIZE))
+    other = ShardCache(cache.root, 2 * SIZE + OVERHEAD)
+    monkeypatch.setattr(shard_cache, "ROOM", 0.0)
+    read(other, "b.tar", "other")
+    assert beside.exists() and held(cache) == ["b.tar"]
+    with pytest.raises(DataError, match=r"no room for c\.tar"):
+        other.bring(other.root / "other/c.tar", wanted("c.tar")._replace(size=2 * SIZE), lambda file: None)
+    assert beside.exists()
+    cache.close()
+    read(other, "c.tar", "other")
+    read(other, "d.tar", "other")
+    assert not beside.exists() and held(cache) == ["c.tar", "d.tar"]
 
 
 def test_a_file_that_is_lost_at_once_each_time_is_an_error(cache):

@@ -1,0 +1,64 @@
+"""Shards of an object store that are read in turn, from the first to the last: the next ones are fetched meanwhile."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
+
+from .mirrors import Mirror
+from .shard_cache import WantedFile
+
+_AHEAD = 4  # shards that are fetched while one is read
+_SHARE = 0.5  # of the cache's limit: what the shard that is read and those ahead of it may take
+
+
+class PresentShards:
+    """The shards of a split, each in the cache, with its index, until the next one is asked for.
+
+    Meanwhile the next ones are fetched, as far as half of the cache holds them.
+    """
+
+    def __init__(self, mirror: Mirror, shards: Sequence[WantedFile], indexes: Sequence[WantedFile]) -> None:
+        self._mirror = mirror
+        self._shards = shards
+        self._indexes = indexes
+
+    def __iter__(self) -> Iterator[Path]:
+        over = threading.Event()
+        pool = ThreadPoolExecutor(_AHEAD, "fastimg-present")
+        begun = 0  # shards that were fetched, or are being fetched
+        try:
+            for number, shard in enumerate(self._shards):
+                begun = max(begun, number + 1)
+                while begun < len(self._shards) and self._is_near(number, begun):
+                    pool.submit(self._bring, begun, over)
+                    begun += 1
+                self._bring_index(number)
+                file = self._mirror.open(shard)
+                try:
+                    yield self._mirror.folder / shard.name
+                finally:
+                    os.close(file)
+        finally:
+            over.set()
+            pool.shutdown(cancel_futures=True)
+
+    def _is_near(self, number: int, ahead: int) -> bool:
+        """Whether shard `ahead` is fetched while `number` is read."""
+        size = sum(shard.size for shard in self._shards[number : ahead + 1])
+        return ahead - number <= _AHEAD and size <= self._mirror.cache.limit * _SHARE
+
+    def _bring(self, number: int, over: threading.Event) -> None:
+        """Fetch a shard in the background. What fails is met again by the reader."""
+        with contextlib.suppress(DataError, Cancelled), cancelled_by(over.is_set):
+            self._bring_index(number)
+            self._mirror.bring(self._shards[number])
+
+    def _bring_index(self, number: int) -> None:
+        if self._indexes:  # other writers have none
+            self._mirror.bring_index(self._indexes[number])
