@@ -39,10 +39,17 @@ def check_output(config: Train) -> str | None:
     return "a run in an object store has a name that you give; add --name"
 
 
+# Why sharded checkpoints do not go to a store from several machines.
+SHARDED_APART = (
+    "each rank writes its part of a checkpoint beside those of the others, into a folder that all machines share; give "
+    "such a folder as --output, not a URL"
+)
+
+
 def check_cluster_and_store(config: Train) -> str | None:
-    if config.backend == "local" or url_of(config.output) is None:
+    if config.backend == "local" or url_of(config.output) is None or config.strategy != "fsdp":
         return None
-    return "writes a run to a folder that all nodes share, not to a URL; give a folder"
+    return SHARDED_APART
 
 
 def goes_elsewhere(config: Convert) -> bool:
