@@ -281,6 +281,7 @@ def _refuse(command: str, settings: Any) -> None:
     from .config.rule_tables import reading, training
 
     rules = {
+        "demo": reading.DEMO,
         "train": training.TRAIN,
         "eval": reading.EVAL,
         "predict": reading.PREDICT,

@@ -272,8 +272,8 @@ class Export:
     """onnx, pt2: from uint8 images to logits, including normalisation. safetensors: the weights, with metadata.
     Default: the extension of --output."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FILE|FOLDER")] = None
-    """Where to write. Default: RUN.onnx, .pt2 or .safetensors in the directory of the run, or next to the
-    checkpoint."""
+    """Where to write, or the URL of a file in an object store. Default: RUN.onnx, .pt2 or .safetensors in the directory
+    of the run, or next to the checkpoint."""
     with_preprocessing: bool = False
     """onnx, pt2: accept images of any size, and include the resize and centre crop of `predict`. See docs/export.md."""
     check: bool = False

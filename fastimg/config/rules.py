@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 from fastimg.errors import UsageError
+from fastimg.loaders.remote.stores import shown
 
 Condition = Callable[[Any], bool]  # of a configuration
 
@@ -32,7 +34,13 @@ def written(config: Any, field: str) -> str:
     """A flag with its value, as on the command line."""
     value = getattr(config, field)
     values = value if isinstance(value, tuple) else (value,)
-    return " ".join([flag(field), *(f"{v:g}" if isinstance(v, float) else str(v) for v in values)])
+    return " ".join([flag(field), *map(_written, values)])
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, PurePath):
+        return shown(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @cache

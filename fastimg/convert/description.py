@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -244,9 +244,12 @@ class Base:
             else:
                 yield from PresentShards(mirror, wanted_shards(shards), wanted_indexes(shards))
 
-    def accept(self, schema: Schema) -> Schema:
-        """The schema of its .beton files, if the appended samples fit it. Raises UserError if they do not."""
-        for file in self.betons.values():
+    def accept(self, schema: Schema, betons: Iterable[Path]) -> Schema:
+        """The schema of its .beton files, if the appended samples fit it. Raises UserError if they do not.
+
+        betons: those of them that are here.
+        """
+        for file in betons:
             with BetonFile(file) as reader:
                 fields, page_size = reader.fields, reader.page_size
             for name, field in schema.fields.items():

@@ -14,7 +14,7 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -340,7 +340,7 @@ def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], in
         job.store.finish(description)
         return description, total
     replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
-    _open_once(folder, description)
+    _open_once(folder, _splits_here(job, description))
     if job.store:
         job.store.finish(description)
         return description, total
@@ -353,14 +353,15 @@ def _write_here(job: _Job, todo: list[Shard], journal: Journal, progress: Progre
     """Write shards one after the other, on threads of this process. Returns the schema of a .beton."""
     workers = job.request.workers
     logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its messages are printed over the progress bar
+    betons = _betons(job, console)
     with warnings.catch_warnings(), ThreadPoolExecutor(workers, "prepare") as pool:
         warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
-        schema = _schema(job, pool, progress)
+        schema = _schema(job, pool, progress, betons)
         work = _work(job, workers)
         entries = job.source.announced(entry for shard in todo for entry in shard.entries)
         prepared = prepared_in_order(pool, work.prepare(), entries, workers, job.request.treatment.container)
         task = _samples_bar(job, todo, progress)
-        with _store(job, schema, journal) as store:
+        with _store(job, schema, journal, betons) as store:
             for shard in todo:
                 journal.add(write_shard(work, shard, prepared, store, lambda: progress.advance(task)))
             for split in sorted({shard.split for shard in job.plan}):
@@ -395,7 +396,16 @@ def _samples_bar(job: _Job, todo: list[Shard], progress: Progress) -> TaskID:
     return progress.add_task(what, total=total, unit="img" if what == "images" else what)
 
 
-def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema | None:
+def _betons(job: _Job, console: Console) -> Mapping[str, Path]:
+    """The .beton files that samples are added to, by split: all, or of an object store those that this needs."""
+    if job.base is None or job.base.container == "tar":
+        return {}
+    if job.store is None:
+        return job.base.betons
+    return job.store.bring_betons({shard.split for shard in job.plan}, _notes(job), partial(say, console))
+
+
+def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress, betons: Mapping[str, Path]) -> Schema | None:
     """The fields of a .beton; None for tars, which need no schema."""
     treatment = job.request.treatment
     if treatment.container == "tar":
@@ -410,22 +420,31 @@ def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema |
     if job.source.targets:
         schema = schema.with_targets(job.source.targets, job.base.target_fields if job.base else {})
     progress.remove_task(task)
-    return job.base.accept(schema) if job.base else schema
+    return job.base.accept(schema, betons.values()) if job.base else schema
 
 
-def _store(job: _Job, schema: Schema | None, journal: Journal) -> Store:
+def _store(job: _Job, schema: Schema | None, journal: Journal, betons: Mapping[str, Path]) -> Store:
     folder = job.request.dst
     if schema is None:
         return TarStore(folder)
     samples: Counter[str] = Counter()
     for shard in job.plan:
         samples[shard.split] += len(shard.entries)
-    return BetonStore(folder, schema, samples, journal, job.base.betons if job.base else {})
+    return BetonStore(folder, schema, samples, journal, betons)
 
 
-def _open_once(folder: Path, description: dict[str, Any]) -> None:
-    """Open every split: this writes its compact index, and shows that it can be opened."""
-    for split in description["splits"]:
+def _splits_here(job: _Job, description: dict[str, Any]) -> list[str]:
+    """The splits whose files are in the folder: where an append goes to a store, others stay there."""
+    splits: dict[str, Any] = description["splits"]
+    if job.store is None:
+        return list(splits)
+    folder = job.request.dst
+    return [split for split, stated in splits.items() if all((folder / s["name"]).exists() for s in stated["shards"])]
+
+
+def _open_once(folder: Path, splits: Iterable[str]) -> None:
+    """Open splits: this writes their compact indexes, and shows that they can be opened."""
+    for split in splits:
         index_large(folder, split)
         with contextlib.closing(open_dataset(folder, split)) as dataset:
             captions_of(folder, dataset)
@@ -434,13 +453,14 @@ def _open_once(folder: Path, description: dict[str, Any]) -> None:
 def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
     """The description of a dataset that an earlier run completed; its journal may still exist."""
     if job.store:
-        job.store.tidy()
+        described = job.store.description()
+        job.store.tidy(described)
         say(console, f"{job.store.url}: already complete; nothing to do")
-        return job.store.description()
+        return described
     description = read_made(folder)
     if not job.base:
         check_same(folder, description.get("options", {}), job.options)
-    _open_once(folder, description)
+    _open_once(folder, description["splits"])
     if journal_options(folder) is not None:  # otherwise nothing can be left over
         _tidy(folder, description)
         (folder / "convert.json").unlink()

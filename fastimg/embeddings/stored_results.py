@@ -35,7 +35,8 @@ class StoredResults:
     def begin(self, mark: str, last: str) -> None:
         """Show in the store that what is there is not complete: the file `mark` is there, and `last` is not."""
         self._store.put(mark, (self.folder / mark).read_bytes())
-        self._store.delete([last])
+        if last in self._there:
+            self._store.delete([last])
 
     def finish(self, mark: str, last: str) -> None:
         """Upload what is new, delete what is gone, then write `last`, and delete `mark`. Raises UserError."""

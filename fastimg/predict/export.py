@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fastimg.config.commands import Export
 from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders.remote.stores import url_of
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
@@ -25,6 +26,7 @@ from fastimg.wording import agreeing, plural
 from . import export_interface as subjects
 from . import graph, inference
 from .export_check import CUT, WHOLE, WHOLE_ELSEWHERE, Agreement, Form, compare, open_data
+from .export_delivery import FileDelivery
 from .export_interface import Subject
 
 _PACKAGES = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ()}  # without those for --check
@@ -66,8 +68,17 @@ def export(config: Export, out: Console) -> int:
             "--with-preprocessing: --format safetensors holds only weights; leave it out, or use --format onnx or pt2"
         )
     _check_packages(config)
+    url = None if config.output is None else url_of(config.output)
+    if url is None:
+        return _exported(config, config.output, out, None)
+    with FileDelivery(url, f".{config.chosen_format}", config.overwrite) as delivery:
+        return _exported(config, delivery.file, out, delivery)
+
+
+def _exported(config: Export, output: Path | None, out: Console, delivery: FileDelivery | None) -> int:
+    """Export into a file here, from where it may be delivered, and print what was written."""
     source = checkpoint.find(config.checkpoint)
-    file = _file(config, source)
+    file = _file(config, output, source)
     model, card = checkpoint.load_model(config.checkpoint)
     if model.pair is not None and config.chosen_format != "safetensors":
         raise UsageError(
@@ -92,6 +103,8 @@ def export(config: Export, out: Console) -> int:
     _write(config, file, source, model, subject)
     agreement = _check(config, file, subject) if config.check else None
     result = _result(config, file, source, card, subject, agreement)
+    if delivery is not None:
+        result = replace(result, file=delivery.url, beside=delivery.deliver(list(subject.files)))
     if config.json:
         print(printable(json.dumps(result.as_dict(), ensure_ascii=False)))
     else:
@@ -114,10 +127,9 @@ def _check_packages(config: Export) -> None:
         )
 
 
-def _file(config: Export, source: Path) -> Path:
+def _file(config: Export, output: Path | None, source: Path) -> Path:
     """The file to write. Raises UsageError and UserError if it cannot be written there, or exists."""
     suffix = f".{config.chosen_format}"
-    output = config.output
     if output is None:
         file = _default(source, suffix)
     elif output.is_dir():

@@ -49,7 +49,8 @@ from .wrapping import compile_ahead, unfreeze, warm_augmentation
 class Result:
     """How a run ended.
 
-    run: its directory, with config.yaml, metrics.jsonl, curves.png and the checkpoints; None for a dry run.
+    run: its directory, with config.yaml, metrics.jsonl, curves.png and the checkpoints; None for a dry run. With
+        --backend ray and a URL as --output it is the run's URL: the directory is on a node.
     signal: the signal that stopped it; 0 where none did.
     out_of_time: whether --max-time stopped it; `resume` goes on from there.
     best: the best validation; None without one. Of a class: `loss`, `top1`, `top5`, `balanced_accuracy`, `samples`. Of

@@ -46,7 +46,7 @@ from . import pairs, patience
 from .assembly import Blueprint, OpenBlueprint, assemble
 from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
-from .checkpoints.stored_runs import output_folder
+from .checkpoints.run_places import chosen_by_first, folder_of_runs
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
@@ -139,9 +139,9 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     check_content(config, path, part)
     named = path if config.data is None or url_of(config.data) is None else config.data
     base = f"{display_name(named)}-{short_name(intent.architecture(config))}"
-    output = output_folder(config.output, config.name, config.resume, config)
+    output = folder_of_runs(config, ranks, partial(say, console))
     directory, resuming = rundir.choose(output, base, config.name, config.resume, rundir.named_by_file(config))
-    directory = Path(ranks.broadcast(str(directory)))
+    directory = chosen_by_first(directory, output, config, ranks)
     targets = choose_targets(config, path, part, val_part)
     patience.check(config, targets.tasks)
     if resuming:

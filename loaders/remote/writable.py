@@ -4,7 +4,6 @@ A part of an upload that fails in any way that may pass is sent again, up to RET
 again as any request is (see stores). Files of more than PART bytes are sent in parts, STREAMS of them at a time.
 """
 
-import contextlib
 import hashlib
 import os
 import re
@@ -16,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from fastimg.loaders.errors import DataError
 
-from .stores import NotThereError, RemoteFolder, StoredObject
+from .stores import DeniedError, NotThereError, RemoteFolder, StoredObject
 
 RETRIES = 4
 PART = 8 << 20  # bytes
@@ -73,12 +72,16 @@ class WritableFolder(RemoteFolder):
         raise DataError(f"{self.address(name)}: written {_TIMES} times, and what is read differs; check the store")
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; those that are not there are no error. Raises DataError."""
+        """Delete files; those that are not there are no error. Raises DataError, and DeniedError if it is refused."""
         wanted = list(names)
         groups = [[name] for name in wanted] if self.url.startswith("file:") else [wanted] * bool(wanted)
         for group in groups:
-            with contextlib.suppress(NotThereError):
+            try:
                 self._tried(group[0], partial(self._store.delete, group))
+            except DeniedError:
+                raise
+            except NotThereError:
+                continue
 
     def _holds(self, found: StoredObject, file: Path, part: int) -> bool:
         stated = _CHECKSUM.fullmatch(found.tag)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastimg.config.commands import Convert, Embed, Eval, Predict
-from fastimg.config.rules import Check, Needs, Rule
+from fastimg.config.rules import Check, Needs, Range, Rule
 from fastimg.config.training import Train
 from fastimg.loaders.remote.shard_cache import parse_size
 from fastimg.loaders.remote.stores import url_of
@@ -39,10 +39,17 @@ def check_output(config: Train) -> str | None:
     return "a run in an object store has a name that you give; add --name"
 
 
+# Why sharded checkpoints do not go to a store from several machines.
+SHARDED_APART = (
+    "each rank writes its part of a checkpoint beside those of the others, into a folder that all machines share; give "
+    "such a folder as --output, not a URL"
+)
+
+
 def check_cluster_and_store(config: Train) -> str | None:
-    if config.backend == "local" or url_of(config.output) is None:
+    if config.backend == "local" or url_of(config.output) is None or config.strategy != "fsdp":
         return None
-    return "writes a run to a folder that all nodes share, not to a URL; give a folder"
+    return SHARDED_APART
 
 
 def goes_elsewhere(config: Convert) -> bool:
@@ -101,7 +108,20 @@ def check_storage_option(config: Any) -> str | None:
     return None
 
 
+def _is_here(path: Any) -> bool:
+    return url_of(path) is None
+
+
+def written_here(field: str, what: str = "folder") -> Range:
+    """A file or folder that a command writes on this machine alone."""
+    return Range(field, _is_here, f"a {what} on this machine; what is written there can be copied to a store")
+
+
+# A network file system is one thing, a store another: what is kept must be read again at once, and locked.
+CACHE_HERE = Range("cache_dir", _is_here, "a folder on this machine")
+
 ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
+    CACHE_HERE,
     Needs("cache_limit", _is_elsewhere, "a URL as DATA"),
     Needs("storage_option", uses_store, "a URL as DATA or run"),
     Check("cache_limit", check_cache_limit),

@@ -7,6 +7,7 @@ from fastimg.config.values import trial_resources
 
 from .clusters import CLUSTER, check_cluster_device, on_ray
 from .elsewhere import (
+    CACHE_HERE,
     ELSEWHERE,
     FROM_STORE,
     LOADER_ELSEWHERE,
@@ -15,6 +16,7 @@ from .elsewhere import (
     check_storage_option,
     converts_urls,
     reads_shards_elsewhere,
+    written_here,
 )
 from .ranges import at_least, is_share, is_size
 from .training import AUGMENTATION, LOADER
@@ -22,6 +24,7 @@ from .training import AUGMENTATION, LOADER
 _READING = (Range("batch_size", at_least(1), "1 or more"), Range("max_pixels", at_least(1), "1 or more"))
 
 EVAL: tuple[Rule, ...] = (
+    written_here("plot", "file"),
     *FROM_STORE,
     LOADER_ELSEWHERE,
     *_READING,
@@ -29,6 +32,7 @@ EVAL: tuple[Rule, ...] = (
 )
 
 PREDICT: tuple[Rule, ...] = (
+    written_here("csv", "file"),
     Range("topk", at_least(1), "1 or more"),
     Range("threshold", is_share, "a probability from 0 to 1"),
     *FROM_STORE,
@@ -49,6 +53,7 @@ EMBED: tuple[Rule, ...] = (
 )
 
 INSPECT: tuple[Rule, ...] = (
+    written_here("output"),
     *FROM_STORE,
     Range("samples", lambda count: 1 <= count <= 400, "1 to 400"),
     Range("max_pixels", at_least(1), "1 or more"),
@@ -58,9 +63,12 @@ INSPECT: tuple[Rule, ...] = (
 
 VERIFY: tuple[Rule, ...] = (*FROM_STORE, Range("max_pixels", at_least(1), "1 or more"))
 
-SUGGEST: tuple[Rule, ...] = FROM_STORE
+SUGGEST: tuple[Rule, ...] = (written_here("output", "file"), *FROM_STORE)
+
+DEMO: tuple[Rule, ...] = (written_here("output"),)
 
 CONVERT: tuple[Rule, ...] = (
+    CACHE_HERE,
     Needs("cache_dir", converts_urls, "a URL as SRC or DST"),
     Needs("cache_limit", reads_shards_elsewhere, "a URL as SRC, or as DST with --append"),
     Check("cache_limit", check_cache_limit),
@@ -69,6 +77,8 @@ CONVERT: tuple[Rule, ...] = (
 )
 
 BENCH: tuple[Rule, ...] = (
+    written_here("plot", "file"),
+    written_here("scratch"),
     *FROM_STORE,
     LOADER_ELSEWHERE,
     Check("loaders", check_loaders_elsewhere),
@@ -86,6 +96,7 @@ def _parts_a_gpu(config: Search) -> bool:
 
 
 SEARCH: tuple[Rule, ...] = (
+    written_here("output"),
     *CLUSTER,
     *(Needs(name, on_ray, "--backend ray") for name in ("resources_per_trial", "limit_gpu_memory")),
     Check("device", check_cluster_device),

@@ -12,7 +12,7 @@ import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from fastimg.loaders.containers.targets import Target, TargetColumn, first_class
 from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.mirrors import open_mirror
-from fastimg.loaders.remote.stores import StoredObject
+from fastimg.loaders.remote.stores import DeniedError, StoredObject
 from fastimg.loaders.remote.writable import WritableFolder
 
 from .node_delivery import DeliveredShard, NodeDelivery
@@ -135,6 +135,19 @@ class StoreDestination:
             )
         return DestinationState.EMPTY, {}
 
+    def bring_betons(self, grown: Collection[str], derived: bool, say: Callable[[str], object]) -> dict[str, Path]:
+        """The .beton files that an append needs, fetched, by split: of those that grow.
+
+        With `derived`, targets or fields are derived of all splits, so that all lie in the staging folder, too. Raises
+        DataError.
+        """
+        assert self._base is not None
+        betons = self._base.bring_betons(grown, derived, say)
+        for split, path in betons.items():
+            if derived and split not in grown:
+                (self.folder / path.name).symlink_to(path)
+        return betons
+
     def description(self) -> dict[str, Any]:
         """dataset.json of the dataset that is there."""
         description: dict[str, Any] = json.loads(self._store.read(_DESCRIPTION))
@@ -216,13 +229,12 @@ class StoreDestination:
                 if self._base is not None:
                     self._base.keep_facts(self._facts, bool(description.get("targets") or description.get("fields")))
                 self._derive(description)
-            good = self._good()
+            good = self._good() | (self._base.shard_files if self._base else set())
             left = sorted(name for name in names if name not in good and (self.folder / name).exists())
             self._ledger.add([deliver(self.folder / name, self._store) for name in left])
             self._check(description, names)
             self._store.put(_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode())
-            self._store.delete([_MARK])
-        self.tidy()
+            self.tidy(description)
 
     def undo(self) -> None:
         """Delete what was uploaded, as far as the store lets it be deleted."""
@@ -237,16 +249,24 @@ class StoreDestination:
         except DataError as error:
             raise NotDelivered(f"{error}; {self._remedy}") from error
 
-    def tidy(self) -> None:
-        """Delete the staging folder, and the mark, which a kill may have left beside a dataset."""
-        if any(each.name == _MARK for each in self._store.contents()):
-            self._store.delete([_MARK])
+    def tidy(self, description: dict[str, Any]) -> None:
+        """Delete the staging folder, and what is left beside a finished dataset: replaced files, the mark last."""
+        names = {each.name for each in self._store.contents()}
+        if _MARK in names:
+            stated = {shard["name"] for split in description["splits"].values() for shard in split["shards"]}
+            kept = Base.of(description).files | {_MARK}
+            if stated <= names:  # otherwise the description may have been damaged on its way here
+                self._store.delete(sorted(name for name in names if is_made(name) and name not in kept))
+            with contextlib.suppress(DeniedError):  # nobody reads it beside a dataset
+                self._store.delete([_MARK])
         shutil.rmtree(self.staging, ignore_errors=True)
 
     def close(self) -> None:
         """End the threads."""
         if self._uploads is not None:
             self._uploads.close()
+        if self._base is not None:
+            self._base.close()
 
     def _check(self, description: dict[str, Any], names: set[str]) -> None:
         """Raise DataError unless the store lists every file of the dataset as it was verified; delete all others."""
@@ -267,7 +287,9 @@ class StoreDestination:
                     f"{self.url}/{name}: is not in the store as it was uploaded: somebody else writes there; convert "
                     "again with overwrite=True"
                 )
-        kept = {*names, _DESCRIPTION, _MARK}  # what is added to is the dataset until dataset.json is replaced
+        kept = {*names, _DESCRIPTION, _MARK}
+        if self._base is not None:  # what is added to is the dataset until dataset.json is replaced
+            kept |= self._base.shard_files
         stale = {name for name in there if is_made(name) and name not in kept}
         if self._base is not None:  # its large photographs are numbered anew
             stale |= {name for name in self._base.derived_of(description) if name in there and name not in known}

@@ -1,5 +1,7 @@
 """A dataset in an object store that a conversion adds to: its files stay, and what is derived is made anew."""
 
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from fastimg.convert.description import read_base
@@ -7,7 +9,9 @@ from fastimg.errors import UserError
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.remote.fetched_files import fetched_files
-from fastimg.loaders.remote.mirrors import Mirror, wanted_indexes, wanted_shards
+from fastimg.loaders.remote.mirrors import Lease, Mirror, wanted_indexes, wanted_shards
+from fastimg.loaders.remote.shard_cache import in_words
+from fastimg.wording import plural
 
 from .shard_delivery import ShardFacts
 
@@ -18,10 +22,7 @@ class StoredBase:
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
         self.base = read_base(mirror.folder)
-        if self.base.container == "beton":
-            raise UserError(
-                f"{mirror.url}: a .beton is written anew by whoever adds to it; --merge both into a new dataset"
-            )
+        self._leases: list[Lease] = []
         if self.base.inputs:
             raise UserError(f"{mirror.url}: images with texts beside them are added to in a folder; copy it here")
 
@@ -31,8 +32,31 @@ class StoredBase:
 
     @property
     def shard_files(self) -> set[str]:
-        """The names of its tars and their indexes."""
-        return {each.name for each in (*wanted_shards(self._shards), *wanted_indexes(self._shards))}
+        """The names of its tars and their indexes, or of its .beton files."""
+        indexes = wanted_indexes(self._shards) if self.base.container == "tar" else ()
+        return {each.name for each in (*wanted_shards(self._shards), *indexes)}
+
+    def bring_betons(self, grown: Collection[str], everything: bool, say: Callable[[str], object]) -> dict[str, Path]:
+        """Have .beton files in the cache, until `close`: of the splits that grow, or of all. Returns them by split.
+
+        If no split grows, the smallest tells what fields there are. Raises DataError.
+        """
+        files = {split: wanted_shards(stated["shards"])[0] for split, stated in self.base.description["splits"].items()}
+        needed = {split: file for split, file in files.items() if everything or split in grown}
+        if not needed:
+            split = min(files, key=lambda split: files[split].size)
+            needed = {split: files[split]}
+        if missing := [file for file in needed.values() if not self._mirror.has(file)]:
+            size = in_words(sum(file.size for file in missing))
+            say(f"fetching    {plural(len(missing), '.beton file')} of {self._mirror.url} ({size})")
+        for file in needed.values():
+            self._leases.append(self._mirror.lease(file))
+        return {split: self._mirror.folder / file.name for split, file in needed.items()}
+
+    def close(self) -> None:
+        """Let the cache delete what was brought."""
+        for lease in self._leases:
+            lease.close()
 
     def keep_facts(self, facts: ShardFacts, notes: bool) -> None:
         """Keep what derived files need of its tars: with `notes` all of them are fetched once. Raises DataError."""

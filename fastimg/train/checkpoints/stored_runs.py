@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,11 +124,28 @@ def fetch_run(run: str, options: Mapping[str, str], cache_dir: Path | None) -> P
     folder = staged_runs(output, cache_dir) / name
     with _alone(folder):
         for manifest in _manifests(run, options):
-            if _step_here(folder) > manifest.step:
+            if step_here(folder) > manifest.step:
                 return folder
             if _fetched(run, options, folder, manifest, list(manifest.files)):
                 return folder
     raise _changing(run)
+
+
+def fetch_exactly(run: str, options: Mapping[str, str], cache_dir: Path | None, manifest: RunManifest | None) -> None:
+    """Have the directory of the run at a URL in the folder of staged runs as a manifest says; without one, none.
+
+    Raises UserError and DataError.
+    """
+    output, _, name = run.rpartition("/")
+    folder = staged_runs(output, cache_dir) / name
+    with _alone(folder):
+        if manifest is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        if not _fetched(run, options, folder, manifest, list(manifest.files)):
+            raise _changing(run)
+        for link in {"last", "best"} - manifest.links.keys():
+            (folder / link).unlink(missing_ok=True)
 
 
 def fetch_model(run: Path, settings: Any) -> Path:
@@ -214,7 +232,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _step_here(run: Path) -> int:
+def step_here(run: Path) -> int:
     """The step of the last checkpoint of a run's directory; -1 without one."""
     try:
         return int(os.readlink(run / "last").rpartition("/")[2].partition("-")[0])

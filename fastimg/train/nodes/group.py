@@ -17,7 +17,7 @@ _SETTINGS = "RAY_TRAIN_"  # environment variables that Ray Train passes on to it
 class GroupRequest:
     """What ranks are started with.
 
-    amounts: what one takes, by Ray's names. folder: for Ray Train's own files; all nodes see it.
+    amounts: what one takes, by Ray's names. folder: for Ray Train's own files; its controller sees it.
     """
 
     job: RankJob

@@ -4,8 +4,10 @@ import secrets
 import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from fastimg.loaders.remote.stores import url_of
 from fastimg.system.signals import Interrupt
 from fastimg.system.terminal import say
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.checkpoints.stored_runs import fetch_run, manifest_of, options_of
 from fastimg.train.loop import Result
 from fastimg.wording import plural
 
@@ -68,14 +71,18 @@ class _Attempt:
 def train_on_cluster(config: Train, console: Console, signals: bool = True) -> Result:
     """Train as `config` says, with --backend ray. Raises as `train` does, and UserError where the cluster is lost."""
     check_installed("train")
-    config.output.mkdir(parents=True, exist_ok=True)
     here = [] if config.data is None or url_of(config.data) is not None else [config.data]
-    folder = config.output.resolve() / f".ray-{secrets.token_hex(8)}"  # Ray Train's own, which all nodes must see
-    try:
-        with joined("train", config.address) as ray, shared_places("training", here, config.output) as places:
-            return _Launch(ray, config, console, places, folder).run(signals)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    shared = config.output if url_of(config.output) is None else None
+    with ExitStack() as stack:
+        if shared is None:  # Ray Train's own files are read by its controller alone, which runs on this machine
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastimg-ray-")))
+        else:
+            shared.mkdir(parents=True, exist_ok=True)
+            folder = shared.resolve() / f".ray-{secrets.token_hex(8)}"
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        ray = stack.enter_context(joined("train", config.address))
+        places = stack.enter_context(shared_places("training", here, shared))
+        return _Launch(ray, config, console, places, folder).run(signals)
 
 
 class _Launch:
@@ -106,7 +113,7 @@ class _Launch:
                     say(self._console, f"ray         {plural(count, 'rank')}, each with {written(self._amounts)}")
                     end = self._attempted(count, interrupt)
                     if end.result is not None:
-                        return end.result
+                        return self._as_seen_here(end.result)
                     self._stop_if_asked(interrupt)
                     if failures <= limit:
                         words = f"ray         {end.reason}; training goes on from its last checkpoint"
@@ -137,11 +144,11 @@ class _Launch:
         fewest = count if self._config.elastic is None else parse_range(self._config.elastic)[0]
         began = time.monotonic()
         asked = False
+        run = None if fewest == count else self._run_here()
         try:
             while True:
                 self._stop_if_asked(interrupt)
                 there = min(count, room(alive(self._ray), self._amounts)) if self._head_answers() else 0
-                run = self._ray.get(self._board.run.remote())
                 for number in range(there, fewest - 1, -1):
                     if run is None or _shares_evenly(run, self._config, number):
                         return number
@@ -158,6 +165,20 @@ class _Launch:
         finally:
             if asked and self._head_there:
                 _ask_for([])
+
+    def _run_here(self) -> Path | None:
+        """The directory of the run that ranks have begun, as this machine sees it: of a store it is fetched."""
+        run: Path | None = self._ray.get(self._board.run.remote())
+        url = url_of(self._config.output)
+        if run is None or url is None:
+            return run
+        stored, options = f"{url}/{run.name}", options_of(self._config)
+        return None if manifest_of(stored, options) is None else fetch_run(stored, options, self._config.cache_dir)
+
+    def _as_seen_here(self, result: Result) -> Result:
+        """The result of rank 0, whose node has the directory of a run that is in a store: here it is the URL."""
+        url = url_of(self._config.output)
+        return result if url is None or result.run is None else replace(result, run=Path(url) / result.run.name)
 
     def _attempted(self, count: int, interrupt: Interrupt) -> GroupEnd:
         """Train with so many ranks, to the end of their group. Raises UserError and UsageError for their faults."""

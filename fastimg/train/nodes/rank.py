@@ -15,10 +15,12 @@ from fastimg.cluster.shared_places import SharedPlaces, unseen
 from fastimg.config.commands import Train
 from fastimg.errors import UserError
 from fastimg.loaders import DataError
+from fastimg.loaders.remote.stores import url_of
 from fastimg.system.rank_failures import first_rank
 from fastimg.system.signals import Interrupt
 from fastimg.system.terminal import lines_to
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.checkpoints.stored_runs import staged_runs
 from fastimg.train.loop import Result, train
 from fastimg.wording import with_flags
 
@@ -56,7 +58,10 @@ def train_rank(given: dict[str, RankJob]) -> Result | None:
     os.chdir(job.places.here)
     config = job.config
     run = ray.get(board.run.remote())
-    if run is not None and (run / rundir.CONFIG).exists():
+    url = url_of(config.output)
+    if url is not None:
+        config = replace(config, resume="auto" if run is not None or config.resume is not None else None)
+    elif run is not None and (run / rundir.CONFIG).exists():
         config = replace(config, resume=str(run), name=None)
     console = lines_to(_BoardStream(board)) if first_rank() else Console(quiet=True)
     try:
@@ -64,7 +69,11 @@ def train_rank(given: dict[str, RankJob]) -> Result | None:
             result = train(config, console, interrupt, begun=lambda run: ray.get(board.begin.remote(run.absolute())))
     except (UserError, DataError) as error:
         code = error.exit_code if isinstance(error, UserError) else 1
-        ray.get(board.refuse.remote(RankFault(words=with_flags(str(error)), exit_code=code)))
+        words = with_flags(str(error))
+        if url is not None:
+            folder = str(staged_runs(url, config.cache_dir))
+            words = words.replace(folder, f"{folder} of {node_name()}")
+        ray.get(board.refuse.remote(RankFault(words=words, exit_code=code)))
         raise RankEndedError(str(error)) from error
     return result if first_rank() else None
 

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
+from fastimg.train.checkpoints.stored_runs import fetch_run
 from fastimg.train.nodes import launch
 
 from .conftest import NODE, once, options_of, press_ctrl_c
@@ -113,6 +114,37 @@ def test_a_lost_node_leaves_a_rank_that_goes_on(cli, cluster, photos, tmp_path, 
     steps = {record["step"]: record for record in records(run, "step")}
     counts = [sum(steps[step]["samples"] for step in range(first, first + 3)) for first in range(1, STEPS, 3)]
     assert counts == [SAMPLES] * 4
+
+
+def test_a_run_in_a_store_goes_on_where_no_node_shares_a_folder(
+    cli, start_cluster, server, photos, tmp_path, monkeypatch
+):
+    """Three nodes, each with a cache of its own; the one of rank 0 is lost."""
+    monkeypatch.chdir(tmp_path)
+    cluster = start_cluster(0)
+    homes = [tmp_path / f"home-{number}" for number in range(3)]
+    nodes = [cluster.add_node(**NODE, env_vars={"XDG_CACHE_HOME": str(home)}) for home in homes]
+    stored = server.folder / "runs" / "r"
+
+    def lose_the_first_rank():
+        (home,) = (home for home in homes if list(home.glob("fastimg/runs/*/r/config.yaml")))
+        cluster.remove_node(nodes[homes.index(home)], allow_graceful=False)
+
+    losing = once((stored / "manifest.json").exists, lose_the_first_rank)
+    store = ("-o", "s3://bucket/runs", "--storage-option", *options_of(server))
+    ray = ("--backend", "ray", "--address", cluster.address, "--num-workers", 2)
+    ran = cli("train", photos, *RUN, "--epochs", 12, *store, *ray)
+    losing.join()
+    assert ran.code == 0, ran.err
+    assert "training goes on from its last checkpoint" in ran.out
+    assert "uploaded    s3://bucket/runs/r" in " ".join(ran.out.split("\n"))
+    run = fetch_run("s3://bucket/runs/r", server.options, tmp_path / "here")
+    assert [(record["epoch"], record["step"]) for record in records(run, "epoch")] == [(n, 3 * n) for n in range(1, 13)]
+    assert (run / "last" / "model.safetensors").exists()
+    left = [path for home in homes for path in home.glob("fastimg/runs/*/r/config.yaml")]
+    assert len(left) == 3  # those of the lost node, and of both ranks that have resumed
+    again = cli("train", photos, *RUN, "--epochs", 12, *store, *ray)
+    assert again.code == 2 and "s3://bucket/runs/r: a run of that name already exists" in again.err
 
 
 def test_ctrl_c_saves_and_ends_it_and_the_run_goes_on(cli, cluster, photos, tmp_path, monkeypatch):

@@ -1,6 +1,10 @@
 """`convert --append` to a dataset in an object store, and what is kept there of its large photographs."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,12 +125,124 @@ class TestAppend:
             run(parts[1], append=True, on_error="fail")
         assert contents(server.folder / "D") == before
 
-    def test_needs_a_dataset_of_tars(self, run, parts, server):
+    def test_needs_a_dataset(self, run, parts):
         with pytest.raises(UserError, match=r"^s3://bucket/D: no dataset to append to; leave out --append"):
             run(parts[0], append=True)
-        run(parts[0], format="beton")
-        with pytest.raises(UserError, match=r"a .beton is written anew by whoever adds to it; --merge both"):
+
+
+class TestAppendToBetons:
+    @pytest.fixture(autouse=True)
+    def first(self, request: pytest.FixtureRequest, run: Any, parts: Any, server: ObjectServer) -> None:
+        if "table" not in request.fixturenames:
+            run(parts[0], format="beton", val_fraction=0.25)
+        server.requests.clear()
+
+    def test_gives_the_bytes_of_a_folder_and_fetches_what_grows(self, run, parts, server):
+        report = run(parts[1], append=True)
+        assert report.added == 8 and server.writes.written[-1] == "D/dataset.json"
+        assert sorted(contents(server.folder / "D")) == ["dataset.json", "train-00001.beton", "val.beton"]
+        assert not any("val.beton" in name for name in server.requests)
+        with pytest.raises(UserError, match=r"^s3://bucket/D: the same samples were already converted or appended"):
             run(parts[1], append=True)
+
+    def test_of_a_new_split_alone_looks_at_the_smallest(self, run, parts, server, tmp_path):
+        source = tmp_path / "T"
+        convert(Convert(src=parts[1], dst=source), Console(quiet=True))
+        described = json.loads((source / "dataset.json").read_text().replace("train", "test"))
+        (source / "dataset.json").write_text(json.dumps(described))
+        for name in ("train-00000.tar", "train-00000.idx"):
+            (source / name).rename(source / name.replace("train", "test"))
+        run(source, append=True)
+        assert sorted(contents(server.folder / "D")) == ["dataset.json", "test.beton", "train.beton", "val.beton"]
+        fetched = {name for name in server.requests if name in ("D/train.beton", "D/val.beton")}
+        assert fetched == {"D/val.beton"}
+
+    def test_again_and_again(self, run, parts, server, tmp_path, encode):
+        run(parts[1], append=True)
+        (tmp_path / "third/red").mkdir(parents=True)
+        (tmp_path / "third/red/1.jpg").write_bytes(encode(seed=77))
+        run(tmp_path / "third", append=True)
+        assert sorted(contents(server.folder / "D")) == ["dataset.json", "train-00002.beton", "val.beton"]
+
+    def test_with_targets_and_fields_of_splits_that_stay(self, run, table, server):
+        flags = {"target": ("kind:class", "weight:number"), "field": ("size:number",)}
+        run(table(0), format="beton", **flags)
+        run(table(1), append=True, **flags)
+        assert {"val.fcol", "val.ffld", "val.beton", "train-00001.beton"} <= contents(server.folder / "D").keys()
+
+    @pytest.fixture
+    def table(self, parts: Any, tmp_path: Path) -> Callable[[int], Path]:
+        """A manifest of a folder of `parts`; the first has a validation split, the second a further kind."""
+
+        def write(number: int) -> Path:
+            rows = ["path,split,kind,weight,size"]
+            for place, path in enumerate(sorted(parts[number].rglob("*.jpg"))):
+                split = "val" if place % 4 == 0 and number == 0 else "train"
+                rows.append(f"{path},{split},{path.parent.name},{place},{2 * place}")
+            (tmp_path / f"{number}.csv").write_text("\n".join(rows))
+            return tmp_path / f"{number}.csv"
+
+        return write
+
+    @pytest.mark.parametrize("fault", ["busy", "cut", "flip"])
+    def test_survives_faults_that_pass(self, run, parts, server, fault):
+        names = ("PUT D/train-00001.beton", "PUT D/dataset.json", "D/train.beton")
+        server.faults = [(name, fault) for name in names]
+        run(parts[1], append=True)
+        assert server.faults == []
+
+    def test_of_which_nothing_can_be_fetched_leaves_the_dataset(self, run, parts, server):
+        before = contents(server.folder / "D")
+        server.faults = [("D/train.beton", "denied")]
+        with pytest.raises(stores.DataError, match=r"s3://bucket/D/train.beton: access denied"):
+            run(parts[1], append=True)
+        assert contents(server.folder / "D") == before
+        with pytest.raises(
+            stores.DataError, match=r"train\.beton: .* and the cache .* may hold 2\.0 KB; give a larger cache_limit="
+        ):
+            run(parts[1], append=True, cache_limit="2KB")
+        assert contents(server.folder / "D") == before
+        run(parts[1], append=True)
+
+    @pytest.mark.parametrize("refused", ["PUT D/train-00001.beton", "PUT D/dataset.json"])
+    def test_goes_on_after_a_refusal(self, run, parts, server, refused):
+        before = contents(server.folder / "D")
+        server.faults = [(refused, "denied")]
+        with pytest.raises(NotDelivered, match="go on with resume=True"):
+            run(parts[1], append=True)
+        now = contents(server.folder / "D")
+        assert {name: now[name] for name in before} == before
+        with pytest.raises(UserError, match="holds an unfinished conversion; continue it with --resume"):
+            run(parts[1], append=True)
+        run(parts[1], append=True, resume=True)
+        assert server.writes.written.count("D/train-00001.beton") == 1
+
+    def test_that_cannot_delete_what_it_replaced_deletes_it_later(self, run, parts, server):
+        server.faults = [("POST /bucket?delete", "denied")]
+        with pytest.raises(NotDelivered, match="go on with resume=True"):
+            run(parts[1], append=True)
+        assert server.writes.written[-1] == "D/dataset.json"
+        assert {"train.beton", "train-00001.beton", "convert.json"} <= contents(server.folder / "D").keys()
+        run(parts[1], append=True, resume=True)
+
+    def test_that_is_killed_leaves_the_dataset(self, run, parts, server, tmp_path):
+        before = contents(server.folder / "D")
+        server.faults = [("PUT D/train-00001.beton", "stall")]
+        options = [word for name, value in server.options.items() for word in ("--storage-option", f"{name}={value}")]
+        command = ["convert", str(parts[1]), str(URL), "--append", "--shard-size", "8KB", "--workers", "1", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fastimg", *command, "--cache-dir", str(tmp_path / "staging")],
+            stderr=subprocess.DEVNULL,
+        )
+        assert server.writes.stalled.wait(120)
+        process.kill()
+        process.wait()
+        server.writes.release.set()
+        now = contents(server.folder / "D")
+        assert now.keys() - before.keys() == {"convert.json"} and {name: now[name] for name in before} == before
+        with closing(open_dataset(str(URL), cache_dir=tmp_path / "c", storage_options=server.options)) as dataset:
+            assert len(dataset) == 21
+        run(parts[1], append=True, resume=True)
 
 
 SIDE = 200

@@ -19,6 +19,10 @@ from fastimg.train.nodes.board import RankBoard, RankFault
         (("--backend", "ray", "--elastic", "8"), "--elastic 8: give the fewest and the most ranks"),
         (("--backend", "ray", "--resources-per-worker", "gpu=0.5"), "ranks cannot share a GPU; give gpu=1"),
         (("--backend", "ray", "--resources-per-worker", "gpu=2"), "a rank trains on one GPU; give gpu=1"),
+        (
+            ("--backend", "ray", "-o", "s3://b/r", "--name", "x", "--strategy", "fsdp"),
+            "a folder that all machines share",
+        ),
         (("--backend", "ray", "--device", "cuda:1"), "Ray chooses the GPU; give auto, cpu or cuda"),
         (("--backend", "ray", "--address", "ray://host:1"), "give auto or HOST:PORT"),
     ],

@@ -1,20 +1,28 @@
 """Runs in an object store: uploaded behind the training, whole by their manifest, and read from there."""
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastimg import cli
-from fastimg.errors import UserError
+from fastimg.config.commands import Train
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError
+from fastimg.models.ranks import Ranks
+from fastimg.system.affinity import UNBOUND
 from fastimg.train.checkpoints.run_directory import read_log
+from fastimg.train.checkpoints.run_places import folder_of_runs
 from fastimg.train.checkpoints.run_uploads import RunUploads
-from fastimg.train.checkpoints.stored_runs import fetch_model, fetch_run, manifest_of
+from fastimg.train.checkpoints.stored_runs import fetch_model, fetch_run, manifest_of, staged_runs
 
 from ...loaders.remote.object_server import ObjectServer
 
@@ -198,6 +206,72 @@ def test_train_evaluate_and_resume_by_url(server, image_folder, tmp_path, capsys
     assert cli.run(["eval", RUN, str(image_folder), "--workers", "1", "--json"]) == 0
     validations = [record["top1"] for record in read_log(run) if record["kind"] == "val"]
     assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(max(validations))
+
+
+class TestRanksOnSeveralMachines:
+    @pytest.fixture
+    def config(self, server: ObjectServer, tmp_path: Path) -> Train:
+        options = tuple(f"{name}={value}" for name, value in server.options.items())
+        places = {"output": Path("s3://bucket/runs"), "name": "x", "cache_dir": tmp_path / "machine"}
+        return Train(resume="auto", storage_option=options, **places)
+
+    @pytest.fixture
+    def here(self, config: Train) -> Path:
+        """The run's directory on this machine."""
+        return staged_runs("s3://bucket/runs", config.cache_dir) / "x"
+
+    def ranks(self, monkeypatch: pytest.MonkeyPatch, rank: int, said: str = "") -> Ranks:
+        """One of two ranks on two machines; rank 0 says what it says, the other hears `said`."""
+        monkeypatch.setattr(Ranks, "broadcast", lambda self, value: value if self.first else said)
+        return Ranks(rank, 2, 1, torch.device("cpu"), None, UNBOUND)
+
+    def test_rank_0_uploads_what_its_machine_alone_has(self, server, directory, config, here, monkeypatch):
+        uploads(server, directory, []).finish(lambda words: None)
+        shutil.copytree(directory, here, symlinks=True)
+        checkpoint(here, 12, "last")
+        assert folder_of_runs(config, self.ranks(monkeypatch, 0), lambda words: None) == here.parent
+        assert manifest_of(RUN, server.options).step == 12 and b"training 12" in objects(server)
+
+    def test_the_others_have_what_rank_0_found(self, server, directory, config, here, monkeypatch):
+        uploads(server, directory, []).finish(lambda words: None)
+        stated = manifest_of(RUN, server.options).to_json().decode()
+        shutil.copytree(directory, here, symlinks=True)
+        checkpoint(here, 12, "last")  # which was never uploaded from there
+        folder_of_runs(config, self.ranks(monkeypatch, 1, stated), lambda words: None)
+        assert (here / "last/training.pt").read_bytes() == b"training 4"
+
+    def test_a_run_that_the_store_does_not_have_begins_anew(self, directory, config, here, monkeypatch):
+        shutil.copytree(directory, here, symlinks=True)
+        folder_of_runs(config, self.ranks(monkeypatch, 1, ""), lambda words: None)
+        assert not here.exists()
+
+    def test_sharded_checkpoints_are_refused(self, config, monkeypatch):
+        with pytest.raises(UsageError, match="a folder that all machines share; give such a folder as --output, not"):
+            folder_of_runs(replace(config, strategy="fsdp"), self.ranks(monkeypatch, 0), lambda words: None)
+
+    @pytest.mark.slow
+    def test_two_machines_resume_with_caches_of_their_own(self, server, image_folder, tmp_path, python):
+        """By torchrun; the second time one machine has never seen the run, and the other was rank 0."""
+        command = ["train", str(image_folder), *FLAGS, "--output", "s3://bucket/runs", "--name", "x"]
+        for epochs, homes in (("1", "ab"), ("2", "ca")):
+            port = str(free_port())
+            started = []
+            for rank, home in enumerate(homes):
+                nodes = ["--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port]
+                launcher = [python, "-m", "torch.distributed.run", *nodes, "--nproc-per-node", "1", "-m", "fastimg"]
+                environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / home)}
+                asked = [*launcher, *command, "--epochs", epochs, *(["--resume", "auto"] if epochs == "2" else [])]
+                started.append(subprocess.Popen(asked, env=environment, stderr=subprocess.PIPE, text=True))
+            faults = [process.communicate(timeout=500)[1] for process in started]
+            assert [process.returncode for process in started] == [0, 0], faults
+        run = fetch_run(RUN, server.options, tmp_path / "d")
+        assert (run / "metrics.jsonl").read_text().count('"kind": "epoch"') == 2
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_a_run_elsewhere_needs_a_name(capsys):
