@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from fastimg.config.values.trial_resources import written
@@ -17,8 +18,9 @@ from fastimg.wording import plural
 from .connection import alive, node_name, room
 from .shared_places import SharedPlaces, unseen
 
-Work = Callable[[Any, Any], Iterator[Any]]  # see `ClusterTasks.results`
+Work = Callable[[Any, list[Any]], Iterator[Any]]  # see `ClusterTasks.results`
 
+_MOST = 16  # pieces of work of a task: they may wait for a slow node
 LOSSES = 3  # how often a piece of work may be lost with its node
 HEAD_SECONDS = 30.0  # how long the cluster's head may be unreachable; Ray ends the process after 60
 _LOOK = 1.0  # seconds between looks at the cluster
@@ -33,11 +35,14 @@ class ClusterLost(UserError):
 
 
 @dataclass(eq=False)
-class _Running:
-    """A task that has not ended. ticked: what it has said of its progress."""
+class _Part:
+    """What a task still has to do, in order.
 
-    item: Any
-    losses: int
+    losses: of the first piece, which is in hand. ticked: what the task has said of its progress with that one.
+    """
+
+    items: deque[Any]
+    losses: int = 0
     ticked: int = 0
 
 
@@ -71,48 +76,60 @@ class ClusterTasks:
         common: Any,
         items: Iterable[Any],
         name: Callable[[Any], str],
+        *,
+        total: int,
+        size: Callable[[Any], int] = lambda item: 0,
         tick: Callable[[int], object] = lambda count: None,
     ) -> Iterator[tuple[Any, Any]]:
-        """Each item with its result, in the order in which they are ready.
+        """Each of `total` items with its result, in the order in which they are ready.
 
-        On a node, `work(common, item)` yields numbers, which are progress and go to `tick`, and at last the result.
-        `name` calls an item in messages. Whatever `work` raises is raised; ClusterLost where the cluster is lost.
+        A task takes several items in a row, and fewer towards the end. On a node, `work(common, part)` yields the
+        result of each item of its part as soon as that is made, and before it, now and then, how much has been done of
+        it, a number; `tick` is told, and of the rest of an item's `size` when its result is there. `name` calls an item
+        in messages. Whatever `work` raises is raised; ClusterLost where the cluster is lost.
         """
         task = self._ray.remote(max_retries=0, max_calls=0)(_on_node)
         options = _options(self._amounts)
         shared = self._ray.put(common)
         waiting = iter(items)
-        again: deque[_Running] = deque()
-        running: dict[Any, _Running] = {}
+        again: deque[_Part] = deque()
+        running: dict[Any, _Part] = {}
         try:
             while True:
-                while len(running) < 2 * self._slots():  # so that no node waits for this process
-                    following = again.popleft() if again else _following(waiting)
-                    if following is None:
+                while len(running) < (most := 2 * self._slots()):  # so that no node waits for this process
+                    if not again:
+                        again.append(_Part(deque(islice(waiting, max(1, min(_MOST, total // most))))))
+                        total -= len(again[0].items)
+                    part = again.popleft()
+                    if not part.items:
                         break
-                    running[task.options(**options).remote(self._places, work, shared, following.item)] = following
+                    running[task.options(**options).remote(self._places, work, shared, list(part.items))] = part
                 if not running:
                     return
                 ready, _ = self._ray.wait(list(running), num_returns=1, timeout=_LOOK)
                 if not ready:
                     self._head_answers()
                 for stream in ready:
-                    each = running[stream]
+                    part = running[stream]
                     try:
                         message = self._ray.get(next(stream))
                     except self._lost_errors() as error:
                         del running[stream]
-                        tick(-each.ticked)
-                        again.append(self._lost(each, name(each.item), error))
+                        tick(-part.ticked)
+                        again.extend(self._lost(part, name(part.items[0]), error))
                     except self._ray.exceptions.RayTaskError as error:
                         raise _own_error(error) from None
                     else:
                         if isinstance(message, int):
-                            each.ticked += message
+                            part.ticked += message
                             tick(message)
-                        else:
+                            continue
+                        item = part.items.popleft()
+                        tick(size(item) - part.ticked)
+                        part.losses = part.ticked = 0
+                        if not part.items:
                             del running[stream]
-                            yield each.item, message
+                        yield item, message
         finally:
             self._end(list(running))
 
@@ -121,7 +138,8 @@ class ClusterTasks:
         every = list(items)
         size = max(1, len(every) // (4 * self.slots))
         parts = [(start, every[start : start + size]) for start in range(0, len(every), size)]
-        found = {start: made for (start, _), made in self.results(_map_on_node, function, parts, lambda _: what)}
+        made = self.results(_map_on_node, function, parts, lambda _: what, total=len(parts))
+        found = {start: values for (start, _), values in made}
         for start, _ in parts:
             yield from found[start]
 
@@ -166,15 +184,19 @@ class ClusterTasks:
             *(errors.OutOfMemoryError, errors.ObjectLostError),
         )
 
-    def _lost(self, each: _Running, name: str, error: Exception) -> _Running:
-        """What to run again. Raises ClusterLost where that has been tried often enough."""
+    def _lost(self, part: _Part, name: str, error: Exception) -> list[_Part]:
+        """What to run again: what was in hand, which may be to blame, apart from the rest.
+
+        Raises ClusterLost where that has been tried often enough.
+        """
         self._looked = 0.0
         out = isinstance(error, self._ray.exceptions.OutOfMemoryError)
         reason = "its node ran out of memory" if out else "its node was lost, or its process killed"
-        if each.losses + 1 > LOSSES:
-            raise ClusterLost(f"{name}: {reason}, {plural(each.losses + 1, 'time')}; {self._goes_on}")
+        if part.losses + 1 > LOSSES:
+            raise ClusterLost(f"{name}: {reason}, {plural(part.losses + 1, 'time')}; {self._goes_on}")
         self._say(f"ray         {name}: {reason}; it is done again")
-        return _Running(each.item, each.losses + 1)
+        first = _Part(deque([part.items.popleft()]), part.losses + 1)
+        return [first, _Part(part.items)] if part.items else [first]
 
     def _end(self, streams: list[Any]) -> None:
         """End tasks whose results nobody takes any more, and wait for that: they must not write any longer."""
@@ -185,12 +207,6 @@ class ClusterTasks:
             if streams and self._head_lost is None:
                 ended = [stream.completed() for stream in streams]
                 self._ray.wait(ended, num_returns=len(ended), timeout=_ENDING, fetch_local=False)
-
-
-def _following(waiting: Iterator[Any]) -> _Running | None:
-    for item in waiting:
-        return _Running(item, 0)
-    return None
 
 
 def _options(amounts: Mapping[str, float]) -> dict[str, Any]:
@@ -210,16 +226,17 @@ def _own_error(error: Any) -> BaseException:
     return cause
 
 
-def _on_node(places: SharedPlaces, work: Work, common: Any, item: Any) -> Iterator[Any]:
+def _on_node(places: SharedPlaces, work: Work, common: Any, part: list[Any]) -> Iterator[Any]:
     """The task."""
     if (fault := unseen(places, node_name())) is not None:
         raise UserError(fault)
     os.chdir(places.here)
-    yield from work(common, item)
+    yield from work(common, part)
 
 
-def _map_on_node(function: Callable[[Any], Any], part: tuple[int, list[Any]]) -> Iterator[list[Any]]:
-    yield [function(item) for item in part[1]]
+def _map_on_node(function: Callable[[Any], Any], part: list[tuple[int, list[Any]]]) -> Iterator[list[Any]]:
+    for _, items in part:
+        yield [function(item) for item in items]
 
 
 class TaskCount:

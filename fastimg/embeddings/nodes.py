@@ -1,8 +1,8 @@
 """Embeddings computed on the nodes of a Ray cluster: a task makes some shards of the cache, each of whole batches.
 
-A task writes into a folder of its own below `ATTEMPTS` in the cache; the process that embeds moves its shards to their
-places. Of data in an object store nothing but the store is shared: there the files come back as the task's result. With
-as many threads, the bytes are those of one machine, whose batches are the same.
+A task writes each into a folder of its own below `ATTEMPTS` in the cache; the process that embeds moves it to its place
+as soon as it is whole. Of data in an object store nothing but the store is shared: there the files come back as results
+of the task. With as many threads, the bytes are those of one machine, whose batches are the same.
 """
 
 import pickle
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.cluster.connection import node_name
-from fastimg.cluster.tasks import ClusterTasks, TaskCount
+from fastimg.cluster.tasks import ClusterTasks
 from fastimg.data.datasets import DatasetPart
 from fastimg.data.digests import Elsewhere, digests_of
 from fastimg.errors import UserError
@@ -28,7 +28,6 @@ from fastimg.loaders import Dataset
 from .cache import Encoding
 from .store import CacheShard, ShardPlan, key_of, write_cache_shard
 
-_MOST = 8  # shards of a task
 _Opened = TypeVar("_Opened")
 
 
@@ -61,9 +60,9 @@ class NodeRows(NamedTuple):
 
 
 class NodeArrays(NamedTuple):
-    """Shards that a task has written, and the folder in which they are; or, if that is None, their files by name."""
+    """A shard that a task has written, and the folder in which it is; or, if that is None, its files by name."""
 
-    shards: list[CacheShard]
+    shard: CacheShard
     folder: Path | None
     files: dict[str, bytes]
 
@@ -100,16 +99,22 @@ class EncodingNodes:
         attempts = self.attempts if self.shared else None
         common = NodeEncoding(opener=partial(self.open_split, split), key=key, attempts=attempts)
         rows = [NodeRows(each.number, ids[each.ids], digests[each.ids]) for each in plan]
-        size = max(1, min(_MOST, len(rows) // (4 * self.tasks.slots)))
-        items = [rows[start : start + size] for start in range(0, len(rows), size)]
-        for _, made in self.tasks.results(_encode_on_node, common, items, _name, tick):
+        encoded = self.tasks.results(
+            _encode_on_node,
+            common,
+            rows,
+            lambda each: f"{each.number:05d}.tar",
+            total=len(rows),
+            size=lambda each: len(each.ids),
+            tick=tick,
+        )
+        for _, made in encoded:
             folder = self._arrived(made)
-            for shard in made.shards:
-                yield shard, folder
+            yield made.shard, folder
             shutil.rmtree(folder, ignore_errors=True)
 
     def _arrived(self, made: NodeArrays) -> Path:
-        """The folder in which a task's shards are. Raises UserError where they cannot be written."""
+        """The folder in which a shard is. Raises UserError where it cannot be written."""
         if made.folder is not None:
             return made.folder
         try:
@@ -123,32 +128,25 @@ class EncodingNodes:
         return folder
 
 
-def _name(item: list[NodeRows]) -> str:
-    return f"{item[0].number:05d}.tar"
-
-
-def _encode_on_node(common: NodeEncoding, item: list[NodeRows]) -> Iterator[int | NodeArrays]:
-    """The task: its progress, then the shards."""
+def _encode_on_node(common: NodeEncoding, part: list[NodeRows]) -> Iterator[NodeArrays]:
+    """The task."""
     opened = _opened(common.opener, _encodings)
     if key_of(opened.encoding.about()) != common.key:
         raise UserError(
             f"{node_name()}: its weights, precision or version of a library are not those of the machine that embeds; "
             "install the same on all nodes, and give weights as a file that all see"
         )
-    folder = Path(tempfile.mkdtemp(prefix=f"fastimg-{item[0].number:05d}-", dir=common.attempts))
-    count = TaskCount()
-    made = []
-    part = replace(opened.part, indices=np.concatenate([each.ids for each in item]))
-    with opened.encoding.rows(part, count.add) as rows:
-        for each in item:
-            made.append(write_cache_shard(folder, each.number, each.digests, list(islice(rows, len(each.ids)))))
-            yield count.take()
-    if common.attempts is not None:
-        yield NodeArrays(made, folder, {})
-        return
-    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-    shutil.rmtree(folder)
-    yield NodeArrays(made, None, files)
+    samples = replace(opened.part, indices=np.concatenate([each.ids for each in part]))
+    with opened.encoding.rows(samples, lambda count: None) as rows:
+        for each in part:
+            folder = Path(tempfile.mkdtemp(prefix=f"fastimg-{each.number:05d}-", dir=common.attempts))
+            shard = write_cache_shard(folder, each.number, each.digests, list(islice(rows, len(each.ids))))
+            if common.attempts is not None:
+                yield NodeArrays(shard, folder, {})
+                continue
+            files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+            shutil.rmtree(folder)
+            yield NodeArrays(shard, None, files)
 
 
 _encodings: dict[bytes, OpenedEncoding] = {}  # of this process: the last one

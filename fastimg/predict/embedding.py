@@ -166,14 +166,15 @@ def _cluster(config: Embed, stated: Stated, err: Console) -> Iterator[_Cluster |
         places = stack.enter_context(shared_places("embedding", here, attempts if url is None else None))
         tasks = ClusterTasks(ray, places, amounts, partial(say, err), "the same command goes on")
         say(err, f"ray         {plural(tasks.slots, 'task')} at a time, each with {written(amounts)}")
-        ((_, precision),) = tasks.results(_precision_on_node, config.amp, [device], str)
+        ((_, precision),) = tasks.results(_precision_on_node, config.amp, [device], str, total=1)
         opener = partial(_open_on_node, config, stated, device, int(amounts["CPU"]))
         samples = partial(_samples_on_node, config)
         yield _Cluster(EncodingNodes(tasks, attempts, url is None, opener, samples), precision)
 
 
-def _precision_on_node(amp: bool, device: str) -> Iterator[Precision]:
-    yield choose_precision(choose_device(device), amp, "auto")
+def _precision_on_node(amp: bool, devices: list[str]) -> Iterator[Precision]:
+    for device in devices:
+        yield choose_precision(choose_device(device), amp, "auto")
 
 
 def _samples_on_node(config: Embed, split: str) -> Dataset:

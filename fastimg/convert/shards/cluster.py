@@ -1,7 +1,8 @@
 """The shards of a plan as tasks on the nodes of a Ray cluster.
 
-A task reads its samples, and writes its shard into a folder of its own below `ATTEMPTS` in the destination. The process
-that converts moves it to its place and writes the journal. So nothing that a lost node may still do changes a dataset.
+A task writes some shards, one after the other, each into a folder of its own below `ATTEMPTS` in the destination, and
+prepares samples of the next while one goes to the disk. The process that converts moves each to its place as soon as it
+is whole, and writes the journal. So nothing that a lost node may still do changes a dataset.
 
 Where the destination is a URL, the folder is the node's, and the task uploads the shard from there. A lost node may
 then still write a shard that another node has written, with the same bytes.
@@ -23,7 +24,7 @@ from fastimg.cluster.connection import alive, room
 from fastimg.cluster.shared_places import ATTEMPTS, shared_places
 from fastimg.cluster.tasks import ClusterTasks, TaskCount
 from fastimg.convert.delivery.node_delivery import DeliveredShard, NodeDelivery
-from fastimg.convert.image_preparation import prepared_in_order
+from fastimg.convert.image_preparation import Prepared, prepared_in_order
 from fastimg.convert.journal import Finished
 from fastimg.convert.plan import Shard
 from fastimg.convert.sources.folders import waiting_mapped
@@ -96,7 +97,16 @@ class ShardTasks:
         listed = replace(work.source, splits={}, ignored=Ignored(), remarks=())
         common = NodeWork(shards=replace(work, source=listed), place=self._place)
         items = (replace(shard, entries=Entries(shard.entries)) for shard in todo)  # without the entries of others
-        for _, made in self._tasks.results(_write_on_node, common, items, lambda shard: f"{shard.name}.tar", tick):
+        written = self._tasks.results(
+            _write_on_node,
+            common,
+            items,
+            lambda shard: f"{shard.name}.tar",
+            total=len(todo),
+            size=lambda shard: len(shard.entries),
+            tick=tick,
+        )
+        for _, made in written:
             self._take(made)
             yield made.finished
 
@@ -162,34 +172,37 @@ def move_into(folder: Path, made: NodeShard) -> None:
     shutil.rmtree(made.folder, ignore_errors=True)
 
 
-def _write_on_node(common: NodeWork, shard: Shard) -> Iterator[int | NodeShard | DeliveredShard]:
-    """The task: its progress, then the shard."""
-    place = common.place
-    if isinstance(place, Path):
-        folder = Path(tempfile.mkdtemp(prefix=f"{shard.name}-", dir=place))
-        finished = yield from _written(common.shards, shard, folder)
-        yield NodeShard(finished, folder)
-        return
-    with place.folder(shard.name) as folder:
-        finished = yield from _written(common.shards, shard, folder)
-        yield place.deliver(folder, finished)
-
-
-def _written(work: ShardWork, shard: Shard, folder: Path) -> Generator[int, None, Finished]:
-    """Write a shard into a folder; yields the number of samples now and then."""
+def _write_on_node(common: NodeWork, part: Sequence[Shard]) -> Iterator[int | NodeShard | DeliveredShard]:
+    """The task: of each shard the progress, then the shard."""
     logging.getLogger("PIL").addHandler(logging.NullHandler())
-    count = TaskCount()
+    work, place = common.shards, common.place
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
         pool = stack.enter_context(ThreadPoolExecutor(work.workers, "prepare"))
         writer = stack.enter_context(ThreadPoolExecutor(1, "write"))
-        store = stack.enter_context(TarStore(folder))
         stack.callback(work.source.close)
-        entries = work.source.announced(shard.entries)
+        entries = work.source.announced(entry for shard in part for entry in shard.entries)
         prepared = prepared_in_order(pool, work.prepare(), entries, work.workers, "tar")
+        for shard in part:
+            if isinstance(place, Path):
+                folder = Path(tempfile.mkdtemp(prefix=f"{shard.name}-", dir=place))
+                made: NodeShard | DeliveredShard = NodeShard(
+                    (yield from _written(work, shard, prepared, writer, folder)), folder
+                )
+            else:
+                with place.folder(shard.name) as folder:
+                    made = place.deliver(folder, (yield from _written(work, shard, prepared, writer, folder)))
+            yield made
+
+
+def _written(
+    work: ShardWork, shard: Shard, prepared: Iterator[Prepared | str], writer: ThreadPoolExecutor, folder: Path
+) -> Generator[int, None, Finished]:
+    """Write a shard into a folder; yields the number of samples now and then."""
+    count = TaskCount()
+    with TarStore(folder) as store:
         written = writer.submit(write_shard, work, shard, prepared, store, count.add)
-        while not written.done():
-            wait([written], _PROGRESS)
+        while wait([written], _PROGRESS).not_done:
             yield count.take()
         return written.result()
