@@ -23,7 +23,7 @@ class Section:
     record_as: str = ""  # `section` in records, if it differs from the name
 
 
-_COMMAND_LINE = ("msgspec", "simplejpeg")
+_COMMAND_LINE = ("msgspec", "simplejpeg", "xxhash")
 
 SECTIONS = {
     section.name: section
@@ -186,6 +186,7 @@ GROUPS = {
 OPTIONAL = {
     "simplejpeg": ("simplejpeg", "JPEGs that are not tiled, the tests"),
     "msgspec": ("msgspec", "the command line, checkpoints, datasets, the tests"),
+    "xxhash": ("xxhash", "datasets that are written"),
     "pytest": ("pytest iniconfig pluggy", "the tests"),
     "hypothesis": ("hypothesis sortedcontainers", "the tests"),
     "nvidia.nvimgcodec": ("nvidia-nvimgcodec-cu13 nvidia-nvjpeg", "JPEGs decoded on the GPU by nvImageCodec"),

@@ -8,8 +8,6 @@ is SHA-256, which dataset.json states beside it.
 from collections.abc import Iterable
 from pathlib import Path
 
-import xxhash
-
 BLOCK = 1 << 20  # bytes
 
 
@@ -17,6 +15,8 @@ class QuickSum:
     """The sum of bytes that come in order, in pieces of any size."""
 
     def __init__(self) -> None:
+        import xxhash  # here, because most who read datasets need no sum
+
         self._block = xxhash.xxh3_128()
         self._room = BLOCK
         self._digests: list[bytes] = []
@@ -50,6 +50,8 @@ class QuickSum:
 
 def sum_of(digests: Iterable[bytes]) -> str:
     """The sum of a file whose blocks have these digests, in hexadecimal digits."""
+    import xxhash
+
     return xxhash.xxh3_128_hexdigest(b"".join(digests))
 
 

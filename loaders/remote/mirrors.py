@@ -243,7 +243,9 @@ def with_urls(sentence: str) -> str:
 
 def wanted_shards(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
     """The shards of a split as dataset.json states them."""
-    return [WantedFile(shard["name"], shard["bytes"], shard["sha256"], "", shard.get(QUICK_SUM, "")) for shard in shards]
+    return [
+        WantedFile(shard["name"], shard["bytes"], shard["sha256"], quick=shard.get(QUICK_SUM, "")) for shard in shards
+    ]
 
 
 def wanted_indexes(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:

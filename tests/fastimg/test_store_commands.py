@@ -79,7 +79,10 @@ def test_verify_compares_sha256_and_the_quick_sum(shards, cache, tmp_path, capsy
     copy = tmp_path / "copy"
     shutil.copytree(shards, copy)
     text = (copy / "dataset.json").read_text()
-    for key, stated, fault in (("sha256", "0" * 64, "fetched 2 times"), ("xxh3", "0" * 32, "xxh3 in dataset.json is of")):
+    for key, stated, fault in (
+        ("sha256", "0" * 64, "fetched 2 times"),
+        ("xxh3", "0" * 32, "xxh3 in dataset.json is of"),
+    ):
         description = json.loads(text)
         shard = description["splits"]["train"]["shards"][0]
         shard[key] = stated
