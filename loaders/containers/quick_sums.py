@@ -5,6 +5,7 @@ which the last may be shorter. It finds damage. It is no protection from someone
 is SHA-256, which dataset.json states beside it.
 """
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -62,3 +63,13 @@ def sum_of_file(file: Path) -> str:
         while block := content.read(BLOCK):
             found.update(block)
     return found.hexdigest()
+
+
+def both_sums_of_file(file: Path) -> tuple[str, str]:
+    """The SHA-256 and the quick sum of a file, which is read once. Raises OSError."""
+    digest, found = hashlib.sha256(), QuickSum()
+    with file.open("rb", buffering=0) as content:
+        while block := content.read(BLOCK):
+            digest.update(block)
+            found.update(block)
+    return digest.hexdigest(), found.hexdigest()
