@@ -23,7 +23,7 @@ class Section:
     record_as: str = ""  # `section` in records, if it differs from the name
 
 
-_COMMAND_LINE = ("msgspec", "simplejpeg")
+_COMMAND_LINE = ("msgspec", "simplejpeg", "xxhash")
 
 SECTIONS = {
     section.name: section
@@ -189,6 +189,7 @@ OPTIONAL = {
     "pyarrow": ("pyarrow", "tables as sources, the tests"),
     "matplotlib": ("matplotlib contourpy cycler fonttools kiwisolver pyparsing", "curves of a run, the tests"),
     "sklearn": ("scikit-learn scipy joblib threadpoolctl narwhals", "the digits of `cifar`, the tests"),
+    "xxhash": ("xxhash", "datasets that are written"),
     "pytest": ("pytest iniconfig pluggy", "the tests"),
     "xdist": ("pytest-xdist execnet", "the tests on several cores"),
     "hypothesis": ("hypothesis sortedcontainers", "the tests"),

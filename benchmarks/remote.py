@@ -264,7 +264,6 @@ def report(
             "images": args.samples,
             "bytes": nbytes,
             "shards": shards,
-            "shard_size": args.shard_size,
             "window": args.window,
             "batch_size": args.batch_size,
             "size": args.size,
@@ -281,7 +280,7 @@ def report(
             "environment": measure.environment(),
         }
         measure.append(args.out, record)
-    measure.show(Console(width=140), f"{args.samples} images, {shards} shards of {args.shard_size}", rows)
+    measure.show(Console(width=140), f"{args.samples} images, {shards} shards of {nbytes / shards / 1e6:.0f} MB", rows)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from fastimg.loaders.containers.description import (
     stated_fields,
 )
 from fastimg.loaders.containers.fields import StoredField
-from fastimg.loaders.containers.quick_sums import sum_of_file
+from fastimg.loaders.containers.quick_sums import both_sums_of_file
 from fastimg.loaders.containers.targets import Target, first_class
 from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError
@@ -434,10 +434,9 @@ def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: lis
     """The shards of a split. A .beton is a single file that includes everything from before."""
     if any(shard.part for shard in shards):
         file = folder / shards[0].name
-        with file.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        sha256, quick = both_sums_of_file(file)
         entry = {"name": file.name, "samples": samples, "bytes": file.stat().st_size, "sha256": sha256}
-        return [entry | {QUICK_SUM: sum_of_file(file)}]
+        return [entry | {QUICK_SUM: quick}]
     return before + [_entry(shard) for shard in shards if shard.samples]
 
 

@@ -1,6 +1,5 @@
 """`fastimg verify`: checks that a dataset is unchanged since its conversion. Reports every fault; changes nothing."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from fastimg.loaders.containers.datasets import index_large, large_photographs
 from fastimg.loaders.containers.description import QUICK_SUM, read_description
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.foreign import foreign_shards
-from fastimg.loaders.containers.quick_sums import QuickSum, sum_of_file
+from fastimg.loaders.containers.quick_sums import both_sums_of_file, sum_of_file
 from fastimg.loaders.containers.tars.shards import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.remote.mirrors import Mirror, mirror_at, wanted_indexes, wanted_shards
@@ -39,7 +38,6 @@ from .description import stated_recompression
 from .recompression.facts import recompression_lines
 from .text_preparation import text_fault
 
-_CHUNK = 1 << 22  # bytes hashed at a time
 _WRONG_QUICK_SUM = f"as converted by its SHA-256, but {QUICK_SUM} in dataset.json is of another content; convert again"
 
 
@@ -289,14 +287,10 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
 
 def _content_fault(file: Path, sha256: str, quick: str) -> str:
     """Compare a file with its SHA-256 and, where it is stated, its quick sum."""
-    digest, found = hashlib.sha256(), QuickSum()
-    with file.open("rb") as handle:
-        while block := handle.read(_CHUNK):
-            digest.update(block)
-            found.update(block)
-    if digest.hexdigest() != sha256:
+    found, found_quick = both_sums_of_file(file)
+    if found != sha256:
         return "its content was altered: the checksum differs from that of the conversion"
-    return "" if quick in ("", found.hexdigest()) else _WRONG_QUICK_SUM
+    return "" if quick in ("", found_quick) else _WRONG_QUICK_SUM
 
 
 def _print(result: Verification, out: Console) -> None:

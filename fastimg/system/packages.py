@@ -36,6 +36,7 @@ NEEDED = {
     "scikit-learn": ("sklearn", "1.4"),
     "numba": ("numba", "0.61"),
     "llvmlite": ("llvmlite", "0.44"),
+    "xxhash": ("xxhash", "3.0"),
 }
 _FFCV = "apt-get install libopencv-dev libturbojpeg0-dev pkg-config && pip install '.[ffcv]'"
 # Optional packages: name -> prefix of its distributions, its module, and how to install it in a clone of fastimg.

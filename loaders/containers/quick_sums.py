@@ -5,6 +5,7 @@ which the last may be shorter. It finds damage. It is no protection from someone
 is SHA-256, which dataset.json states beside it.
 """
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ class QuickSum:
     """The sum of bytes that come in order, in pieces of any size."""
 
     def __init__(self) -> None:
-        import xxhash  # here: machines that only measure lack it (benchmarks/gpu.py)
+        import xxhash  # here, because most who read datasets need no sum
 
         self._block = xxhash.xxh3_128()
         self._room = BLOCK
@@ -62,3 +63,13 @@ def sum_of_file(file: Path) -> str:
         while block := content.read(BLOCK):
             found.update(block)
     return found.hexdigest()
+
+
+def both_sums_of_file(file: Path) -> tuple[str, str]:
+    """The SHA-256 and the quick sum of a file, which is read once. Raises OSError."""
+    digest, found = hashlib.sha256(), QuickSum()
+    with file.open("rb", buffering=0) as content:
+        while block := content.read(BLOCK):
+            digest.update(block)
+            found.update(block)
+    return digest.hexdigest(), found.hexdigest()

@@ -56,7 +56,7 @@ class Fetching:
         else:
             self._verified(wanted.name, wanted.sha256, lambda: self._sha256_of_copy(wanted, file))
 
-    def _verified(self, name: str, sha256: str, fetch: Callable[[], str]) -> None:
+    def _verified(self, name: str, stated: str, fetch: Callable[[], str]) -> None:
         """Fetch a file, whose checksum `fetch` returns, until it is the stated one.
 
         What comes twice alike was replaced, and is not damage on the way: ShardError, as after _TIMES times.
@@ -64,12 +64,12 @@ class Fetching:
         seen: list[str] = []
         while len(seen) < _TIMES and len(set(seen)) == len(seen):
             found = fetch()
-            if found == sha256:
+            if found == stated:
                 return
             seen.append(found)
         raise ShardError(
             f"{self.remote.address(name)}: fetched {plural(len(seen), 'time')}, and its checksum is {seen[-1]} where "
-            f"dataset.json says {sha256}: it was replaced or damaged; upload it again, with dataset.json"
+            f"dataset.json says {stated}: it was replaced or damaged; upload it again, with dataset.json"
         )
 
     def _quick_sum_of_copy(self, wanted: WantedFile, file: int) -> str:
@@ -77,7 +77,7 @@ class Fetching:
         return sum_of(digest for each in self._copy(wanted, file, QuickSum) for digest in each.digests())
 
     def _sha256_of_copy(self, wanted: WantedFile, file: int) -> str:
-        if wanted.size <= RANGE:
+        if 0 < wanted.size <= RANGE:
             (found,) = self._copy(wanted, file, hashlib.sha256)
             return found.hexdigest()
         self._copy(wanted, file, _NoSum)

@@ -248,7 +248,7 @@ def _as_stored(each: StoredObject) -> WantedFile:
 def wanted_shards(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
     """The shards of a split as dataset.json states them."""
     return [
-        WantedFile(shard["name"], shard["bytes"], shard["sha256"], "", shard.get(QUICK_SUM, "")) for shard in shards
+        WantedFile(shard["name"], shard["bytes"], shard["sha256"], quick=shard.get(QUICK_SUM, "")) for shard in shards
     ]
 
 

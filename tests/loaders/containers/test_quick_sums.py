@@ -1,5 +1,6 @@
 """The quick checksum: of blocks, in pieces of any size, in any order of the parts."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastimg.loaders.containers import quick_sums
-from fastimg.loaders.containers.quick_sums import BLOCK, QuickSum, sum_of, sum_of_file
+from fastimg.loaders.containers.quick_sums import BLOCK, QuickSum, both_sums_of_file, sum_of, sum_of_file
 
 
 def by_definition(content: bytes, block: int) -> str:
@@ -42,6 +43,7 @@ def test_a_file(tmp_path: Path, size: int) -> None:
     content = b"?" * size
     (tmp_path / "a").write_bytes(content)
     assert sum_of_file(tmp_path / "a") == by_definition(content, BLOCK)
+    assert both_sums_of_file(tmp_path / "a") == (hashlib.sha256(content).hexdigest(), by_definition(content, BLOCK))
 
 
 def test_the_sum_stays_what_it_is() -> None:
