@@ -1,6 +1,6 @@
 """A folder in an object store: the bytes of its files, with time-outs, retries, and errors in a sentence.
 
-Clients are obstore's. A request that receives nothing for READ_TIMEOUT, or fails in any way that may pass, is tried
+Clients are obstore's. A request that receives nothing for 30 seconds, or fails in any way that may pass, is tried
 again, up to ATTEMPTS times in all, after PAUSE seconds and then twice as long each time.
 """
 
@@ -8,49 +8,23 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fastimg.loaders.errors import DataError, ShardError
 
-from .causes import DENIED, cause_of, first_line
+from .causes import cause_of, denied, first_line
+from .store_options import opened
+from .urls import parsed
+from .urls import shown as shown
+from .urls import url_of as url_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
-    from obstore.store import ObjectStore
 
 ATTEMPTS = 5
 PAUSE = 0.2
-READ_TIMEOUT = "30s"
-CONNECT_TIMEOUT = "10s"
-
-_SCHEMES = ("s3", "gs", "az", "http", "https", "file")
-_URL = re.compile(rf"({'|'.join(_SCHEMES)}):/+(.+)")
-_CLIENT = (  # options of the connection; all others are those of the store
-    *("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "proxy_excludes", "read_timeout"),
-    *("root_certificate", "timeout", "user_agent"),
-)
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # in the environment
-_SWITCHES = ("allow_http", "allow_invalid_certificates")
+_REFUSED = re.compile("status code: 40[013] ")
 _T = TypeVar("_T")
-
-
-def url_of(path: str | PathLike[str]) -> str | None:
-    """The URL that a path states; None if it is a path on this machine.
-
-    A `Path` keeps one slash of a URL's two: it is given back the other.
-    """
-    found = _URL.fullmatch(fspath(path))
-    if found is None:
-        return None
-    scheme, rest = found.groups()
-    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest.rstrip('/')}"
-
-
-def shown(path: str | PathLike[str]) -> str:
-    """A path, or the URL that it states, as people write it."""
-    return url_of(path) or fspath(path)
 
 
 class NotThereError(DataError):
@@ -88,33 +62,12 @@ class RemoteFolder:
     retries = 0  # of obstore's own, beside the attempts here
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
-        try:
-            from obstore.store import from_url
-        except ImportError as error:
-            raise DataError(f"{url}: an object store is read with obstore: pip install 'fastimg[remote]'") from error
-        parts = urlsplit(url)
-        if parts.username or parts.password or parts.query:
-            raise DataError(
-                f"{parts.scheme}://{parts.hostname}{parts.path}: names and passwords do not belong in a URL, which is "
-                "written down; give them in the environment or with storage_options="
-            )
-        if parts.scheme == "file" and not os.path.isdir(unquote(parts.path)):
-            raise DataError(f"{url}: no such folder; check the URL")
-        self.url = url
-        options = dict(options or {})
-        client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "read_timeout": READ_TIMEOUT, "timeout": "1h"}
-        stated = (os.environ.get(name, "") for name in _ENDPOINTS) if parts.scheme == "s3" else ()
-        if any(address.startswith("http://") for address in (url, options.get("endpoint", ""), *stated)):
-            client["allow_http"] = True
-        for key in _CLIENT:
-            if key in options:
-                value = options.pop(key)
-                client[key] = value.lower() in ("true", "1", "yes") if key in _SWITCHES else value
-        more: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": self.retries}, **options}
-        try:
-            self._store: ObjectStore = from_url(url, **(options if parts.scheme == "file" else more))
-        except Exception as error:
-            raise DataError(f"{url}: {first_line(error)}; check the URL and storage_options=") from error
+        place = parsed(url)
+        if place.scheme == "file" and not os.path.isdir(place.path):
+            raise DataError(f"{place}: no such folder; check the URL")
+        self.url = str(place)
+        self._scheme = place.scheme
+        self._store = opened(place, options or {}, self.retries)
 
     def address(self, name: str) -> str:
         """The URL of a file."""
@@ -149,8 +102,24 @@ class RemoteFolder:
 
     def look(self, name: str) -> StoredObject:
         """The size and the tag of a file. Raises NotThereError and DataError."""
-        found = self._tried(name, lambda: self._store.head(name))
+        found = self._tried(name, lambda: self._head(name))
         return StoredObject(name, found["size"], _tag(found))
+
+    def _head(self, name: str) -> "ObjectMeta":
+        """What the store says of a file. The answer to HEAD has no body that says why it refuses: that to GET has."""
+        from obstore import exceptions
+
+        try:
+            return self._store.head(name)
+        except exceptions.BaseError as error:
+            if cause_of(error) is not None or not _REFUSED.search(str(error)):
+                raise
+            try:
+                self._store.get_range(name, start=0, end=1)
+            except exceptions.BaseError as explained:
+                if cause_of(explained) is not None:
+                    raise
+            raise
 
     def contents(self) -> list[StoredObject]:
         """The files directly below the URL, by name. Raises DataError, also where the store cannot list them."""
@@ -176,12 +145,11 @@ class RemoteFolder:
             except exceptions.PreconditionError as error:
                 raise self._replaced(name) from error
             except (exceptions.BaseError, OSError, EOFError) as error:
-                cause = cause_of(error)
-                denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+                cause = cause_of(error, self._scheme)
                 if cause is not None and not cause.passes:
                     raise DeniedError(f"{self.address(name)}: {cause.says}") from error
-                if denied:
-                    raise DeniedError(f"{self.address(name)}: {DENIED.says}") from error
+                if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+                    raise DeniedError(f"{self.address(name)}: {denied(self._scheme)}") from error
                 if attempt + 1 == ATTEMPTS:
                     says = (
                         f"{first_line(error)}; check the network and storage_options=" if cause is None else cause.says

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
 
 from fastimg.loaders.errors import DataError
 
 from .stores import NotThereError, RemoteFolder, StoredObject
+from .urls import parsed
 
 RETRIES = 4
 PART = 8 << 20  # bytes
@@ -36,12 +36,12 @@ class WritableFolder(RemoteFolder):
     retries = RETRIES
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https"):
-            raise DataError(f"{url}: a web server is only read; give a URL of s3://, gs://, az:// or file://")
-        if parts.scheme == "file":
+        place = parsed(url)
+        if place.scheme in ("http", "https"):
+            raise DataError(f"{place}: a web server is only read; give a URL of s3://, gs://, az:// or file://")
+        if place.scheme == "file":
             try:
-                os.makedirs(unquote(parts.path), exist_ok=True)
+                os.makedirs(place.path, exist_ok=True)
             except OSError as error:
                 raise DataError(f"{url}: {error.strerror}; check the URL") from error
         super().__init__(url, options)
