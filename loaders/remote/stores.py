@@ -160,4 +160,5 @@ class RemoteFolder:
 
 
 def _tag(described: "ObjectMeta") -> str:
-    return described["e_tag"] or f"written {described['last_modified'].isoformat()}"
+    tag = described["e_tag"] or f"written {described['last_modified'].isoformat()}"
+    return f'"{tag}"' if tag.startswith("0x") else tag  # Azure's lists have no quotes around it
