@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fastimg.config import yaml_file
 from fastimg.config.commands import Convert, Predict, Train
+from fastimg.config.url_arguments import refuse_urls
 from fastimg.signatures import takes_settings_of
 from fastimg.system import terminal
 
@@ -92,6 +93,7 @@ def convert(src: _Path | Sequence[_Path], dst: _Path, *, progress: bool = False,
     if not sources:
         raise TypeError("convert(): src is empty; give a source, or several and merge=True")
     first, *others = map(Path, [*sources, dst])
+    refuse_urls({"src": first, "more": tuple(others)})
     given = _given("convert", Convert, settings, _ON_A_COMMAND_LINE)
     config = Convert(src=first, dst=others[0], more=tuple(others[1:]), **given)
     with _library():
@@ -124,6 +126,7 @@ def predict(
     from fastimg.train.checkpoints.stored_runs import fetch_model
 
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    refuse_urls({"checkpoint": Path(checkpoint), "sources": tuple(map(Path, files))})
     given = _given("predict", Predict, settings, _ON_A_COMMAND_LINE)
     config = Predict(checkpoint=Path(checkpoint), sources=tuple(map(Path, files)), **given)
     config = replace(config, checkpoint=fetch_model(config.checkpoint, config))

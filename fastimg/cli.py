@@ -23,7 +23,9 @@ from .config import commands as config
 from .config import recipes, searching
 from .config.command_line.parsing import parse
 from .config.rules import Excludes, Range, refuse
+from .config.url_arguments import refuse_urls
 from .errors import UsageError, UserError, nearest
+from .loaders.remote.urls import BadURLError, without_secrets
 from .system import rank_failures as ending
 from .system import terminal
 from .wording import with_flags
@@ -83,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - an internal error: a bug report needs its traceback
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
-            return _end(console, 1, prefix + _sentence(error))
+            return _end(console, 2 if isinstance(error, BadURLError) else 1, prefix + _sentence(error))
         reason = ending.lost_contact(error) if ending.several() else None
         if reason is not None:
             return _end(
@@ -94,12 +96,13 @@ def run(arguments: Sequence[str]) -> int:
             )
         fault = "fastimg: internal error in fastimg; please report it with the lines above"
         cause = traceback.format_exception_only(error)[-1].strip()
-        return _end(console, 1, traceback.format_exc() + fault, f"internal error in fastimg: {cause}")
+        lines = without_secrets(traceback.format_exc())
+        return _end(console, 1, lines + fault, without_secrets(f"internal error in fastimg: {cause}"))
 
 
 def _sentence(error: Exception) -> str:
     """What an error says, with flags instead of the loaders' settings, and URLs instead of folders of the cache."""
-    sentence = with_flags(str(error))
+    sentence = without_secrets(with_flags(str(error)))
     mirrors = sys.modules.get("fastimg.loaders.remote.mirrors")
     return sentence if mirrors is None else str(mirrors.with_urls(sentence))
 
@@ -355,8 +358,10 @@ def _parse(command: str, arguments: list[str], fetch: bool = False) -> Any:
     if command == "search" and "--" in arguments:  # what stands behind is train's
         place = arguments.index("--")
         given = parse(command, kind, arguments[:place], _COMMANDS)
+        refuse_urls(given)
         return kind(**given, shared=tuple(arguments[place + 1 :]))
     given = parse(command, kind, arguments, _COMMANDS)
+    refuse_urls(given)
     if kind is not config.Train:
         return kind(**given)
     from .config import yaml_file as configfile

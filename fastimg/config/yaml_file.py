@@ -19,6 +19,7 @@ from . import yaml_values as yamlvalues
 from .augmentation import ON_A_LIST, listed
 from .commands import Train
 from .rule_tables.training import TRAIN
+from .url_arguments import refuse_urls
 
 _T = TypeVar("_T")
 
@@ -80,6 +81,7 @@ def read(path: Path, kind: type[Any]) -> dict[str, Any]:
 def fitted(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     """Values as YAML has them, by field of `kind`, as the types of the fields. Raises UsageError naming the key."""
     typed = _typed(_as_flags(values, kind), kind)
+    refuse_urls(typed)
     if typed.get("augmentation") is not None:
         _check_list(typed)
     if typed.get("recipe") is not None:

@@ -16,8 +16,12 @@ _PERCENT = ("top1", "top5")
 
 
 def public_settings(config: Path) -> dict[str, Any]:
-    """The settings of a run's config.yaml; of paths on its machine only the last part. Raises UsageError."""
-    return {name: _public(value) for name, value in yaml_file.read(config, Train).items()}
+    """The settings of a run's config.yaml, without those of its object store; of paths on its machine the last part.
+
+    Raises UsageError.
+    """
+    settings = yaml_file.read(config, Train)
+    return {name: _public(value) for name, value in settings.items() if name != "storage_option"}
 
 
 def _public(value: Any) -> Any:

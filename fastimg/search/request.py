@@ -16,6 +16,7 @@ from fastimg.config.rule_tables.reading import SEARCH
 from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import Excludes, Range, refuse
 from fastimg.config.searching import Search
+from fastimg.config.url_arguments import refuse_urls
 from fastimg.config.values import durations, trial_resources
 from fastimg.data.elsewhere import local_folder, setting_of
 from fastimg.errors import UsageError, nearest
@@ -139,6 +140,7 @@ def as_yaml(config: Train) -> dict[str, Any]:
 def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> Train:
     """The settings that all trials share: what stands behind `--`, over the file of --config. Raises UsageError."""
     given = parse("train", Train, asked.shared, {})
+    refuse_urls(given)
     for name in (*OURS, "device", "seed"):
         if name in given:
             flag = f"--{name.replace('_', '-')}"

@@ -21,9 +21,11 @@ _MOST = 100_000  # names
 def named_tars(url: str) -> tuple[str, str | None]:
     """The folder of a URL, and the pattern of tars in it if the URL names some: its last part ends in .tar.
 
-    Raises DataError for braces anywhere else.
+    Raises DataError for braces anywhere else, and for a file that is not read by itself.
     """
     folder, _, last = url.rpartition("/")
+    if last == "dataset.json" or last.endswith(".beton"):
+        raise DataError(f"{url}: is a file of a dataset; give the folder that it is in, {folder}")
     named = last.endswith(".tar") and not folder.endswith("/")
     if "{" in (folder if named else url) or "}" in (folder if named else url):
         raise DataError(f"{url}: braces stand in the names of tars alone, as in s3://bucket/train-{{0000..0099}}.tar")

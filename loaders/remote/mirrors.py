@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.description import QUICK_SUM
@@ -27,6 +26,7 @@ from .listing import named_tars, stored_tars
 from .shard_cache import TOUCH, ShardCache, WantedFile, in_words, parse_size
 from .stores import RANGE_ATTEMPTS, DeniedError, NotThereError, RemoteFolder, StoredObject
 from .trees import named_by_urls
+from .urls import parsed
 
 _DESCRIPTION = "dataset.json"
 _PHOTOGRAPHS = 0.25  # of the cache's limit: what is kept of large photographs may take, beside it
@@ -56,7 +56,7 @@ class Mirror:
             )
         stated = repr(self.tars).encode() if content is None else content
         key = hashlib.sha256(url.encode() + hashlib.sha256(stated).digest()).hexdigest()[:16]
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", urlsplit(url).path.rpartition("/")[2]).strip("-") or "data"
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", parsed(url).name).strip("-") or "data"
         self.folder = cache.root / f"{name}-{key}"
         if content is not None:
             self._keep(_DESCRIPTION, content)
@@ -236,7 +236,8 @@ def mirror_at(folder: Path) -> Mirror | None:
 def with_urls(sentence: str) -> str:
     """A sentence in which datasets are called by their URLs, not by the folders of the cache."""
     for folder, mirror in _open.items():
-        sentence = re.sub(rf"{re.escape(str(folder))}(?![\w/-])", mirror.url, sentence)
+        url = mirror.url.replace("\\", r"\\")  # as what stands in place of a match
+        sentence = re.sub(rf"{re.escape(str(folder))}(?![\w/-])", url, sentence)
     return named_by_urls(sentence)
 
 

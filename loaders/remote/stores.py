@@ -1,6 +1,6 @@
 """A folder in an object store: the bytes of its files, with time-outs, retries, and errors in a sentence.
 
-Clients are obstore's. A request that receives nothing for READ_TIMEOUT, or fails in any way that may pass, is tried
+Clients are obstore's. A request that receives nothing for 30 seconds, or fails in any way that may pass, is tried
 again, up to ATTEMPTS times in all, after PAUSE seconds and then twice as long each time: 3 seconds. Ranges are what
 runs of days wait for, whose store has answered before: they are tried RANGE_ATTEMPTS times, within 51 seconds.
 """
@@ -9,55 +9,29 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.stopping import check
 
 from . import etags
-from .causes import DENIED, cause_of, first_line, refused_without_reason
+from .causes import cause_of, denied, first_line
+from .store_options import encrypted, opened
+from .urls import parsed
+from .urls import shown as shown
+from .urls import url_of as url_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
-    from obstore.store import ObjectStore
 
 ATTEMPTS = 5
 RANGE_ATTEMPTS = 9
 PAUSE = 0.2
 _POLL = 0.1  # seconds of a pause between two looks at whether the file is still needed
-READ_TIMEOUT = "30s"
-CONNECT_TIMEOUT = "10s"
-
-_SCHEMES = ("s3", "gs", "az", "http", "https", "file")
-_URL = re.compile(rf"({'|'.join(_SCHEMES)}):/+(.+)")
-_CLIENT = (  # options of the connection; all others are those of the store
-    *("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "proxy_excludes", "read_timeout"),
-    *("root_certificate", "timeout", "user_agent"),
-)
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # in the environment
-_SWITCHES = ("allow_http", "allow_invalid_certificates")
 _PIECE = 1 << 18  # bytes, about: what is handed over at once while it is in the processor's cache
 _TIMES = 5  # a file that nothing vouches for is fetched, unless the same comes twice
+_REFUSED = re.compile("status code: 40[013] ")
 _T = TypeVar("_T")
-
-
-def url_of(path: str | PathLike[str]) -> str | None:
-    """The URL that a path states; None if it is a path on this machine.
-
-    A `Path` keeps one slash of a URL's two: it is given back the other.
-    """
-    found = _URL.fullmatch(fspath(path))
-    if found is None:
-        return None
-    scheme, rest = found.groups()
-    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest.rstrip('/')}"
-
-
-def shown(path: str | PathLike[str]) -> str:
-    """A path, or the URL that it states, as people write it."""
-    return url_of(path) or fspath(path)
 
 
 class NotThereError(DataError):
@@ -95,35 +69,13 @@ class RemoteFolder:
     retries = 0  # of obstore's own, beside the attempts here
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
-        try:
-            from obstore.store import from_url
-        except ImportError as error:
-            raise DataError(f"{url}: an object store is read with obstore: pip install 'fastimg[remote]'") from error
-        parts = urlsplit(url)
-        if parts.username or parts.password or parts.query:
-            raise DataError(
-                f"{parts.scheme}://{parts.hostname}{parts.path}: names and passwords do not belong in a URL, which is "
-                "written down; give them in the environment or with storage_options="
-            )
-        if parts.scheme == "file" and not os.path.isdir(unquote(parts.path)):
-            raise DataError(f"{url}: no such folder; check the URL")
-        self.url = url
-        self.guarded = parts.scheme == "file"  # what arrives cannot have been damaged on the way: TLS verifies it
-        options = dict(options or {})
-        client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "read_timeout": READ_TIMEOUT, "timeout": "1h"}
-        stated = (os.environ.get(name, "") for name in _ENDPOINTS) if parts.scheme == "s3" else ()
-        if any(address.startswith("http://") for address in (url, options.get("endpoint", ""), *stated)):
-            client["allow_http"] = True
-        for key in _CLIENT:
-            if key in options:
-                value = options.pop(key)
-                client[key] = value.lower() in ("true", "1", "yes") if key in _SWITCHES else value
-        self.guarded = self.guarded or not client.get("allow_http")
-        more: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": self.retries}, **options}
-        try:
-            self._store: ObjectStore = from_url(url, **(options if parts.scheme == "file" else more))
-        except Exception as error:
-            raise DataError(f"{url}: {first_line(error)}; check the URL and storage_options=") from error
+        place = parsed(url)
+        if place.scheme == "file" and not os.path.isdir(place.path):
+            raise DataError(f"{place}: no such folder; check the URL")
+        self.url = str(place)
+        self.guarded = encrypted(place, options or {})  # what arrives cannot have been damaged on the way
+        self._scheme = place.scheme
+        self._store = opened(place, options or {}, self.retries)
 
     def address(self, name: str) -> str:
         """The URL of a file."""
@@ -230,13 +182,19 @@ class RemoteFolder:
         return StoredObject(name, found["size"], _tag(found))
 
     def _head(self, name: str) -> "ObjectMeta":
+        """What the store says of a file. The answer to HEAD has no body that says why it refuses: that to GET has."""
         from obstore import exceptions
 
         try:
             return self._store.head(name)
         except exceptions.BaseError as error:
-            if refused_without_reason(error):  # an answer without a body: to a byte the store says why
-                self._store.get_range(name, start=0, length=1)
+            if cause_of(error) is not None or not _REFUSED.search(str(error)):
+                raise
+            try:
+                self._store.get_range(name, start=0, end=1)
+            except exceptions.BaseError as explained:
+                if cause_of(explained) is not None:
+                    raise
             raise
 
     def contents(self) -> list[StoredObject]:
@@ -263,12 +221,11 @@ class RemoteFolder:
             except exceptions.PreconditionError as error:
                 raise self._replaced(name) from error
             except (exceptions.BaseError, OSError, EOFError) as error:
-                cause = cause_of(error)
-                denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+                cause = cause_of(error, self._scheme)
                 if cause is not None and not cause.passes:
                     raise DeniedError(f"{self.address(name)}: {cause.says}") from error
-                if denied:
-                    raise DeniedError(f"{self.address(name)}: {DENIED.says}") from error
+                if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+                    raise DeniedError(f"{self.address(name)}: {denied(self._scheme)}") from error
                 if attempt + 1 == attempts:
                     says = (
                         f"{first_line(error)}; check the network and storage_options=" if cause is None else cause.says
@@ -292,4 +249,5 @@ def _pause(seconds: float) -> None:
 
 
 def _tag(described: "ObjectMeta") -> str:
-    return described["e_tag"] or f"written {described['last_modified'].isoformat()}"
+    tag = described["e_tag"] or f"written {described['last_modified'].isoformat()}"
+    return f'"{tag}"' if tag.startswith("0x") else tag  # Azure's lists have no quotes around it

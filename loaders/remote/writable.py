@@ -8,14 +8,15 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
 
 from fastimg.loaders.errors import DataError
 
 from .stores import DeniedError, NotThereError, RemoteFolder, StoredObject
+from .urls import parsed
 
 RETRIES = 4
 PART = 8 << 20  # bytes
@@ -35,21 +36,21 @@ class WritableFolder(RemoteFolder):
     retries = RETRIES
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https"):
-            raise DataError(f"{url}: a web server is only read; give a URL of s3://, gs://, az:// or file://")
-        if parts.scheme == "file":
+        place = parsed(url)
+        if place.scheme in ("http", "https"):
+            raise DataError(f"{place}: a web server is only read; give a URL of s3://, gs://, az:// or file://")
+        if place.scheme == "file":
             try:
-                os.makedirs(unquote(parts.path), exist_ok=True)
+                os.makedirs(place.path, exist_ok=True)
             except OSError as error:
                 raise DataError(f"{url}: {error.strerror}; check the URL") from error
         super().__init__(url, options)
 
     def send(self, name: str, file: Path) -> StoredObject:
-        """Upload a file, and verify its size and, where the store's ETag is a checksum, its content.
+        """Upload a file, and verify its size and its content.
 
-        Where the ETag may be a checksum and is not the file's, as with keys of one's own, the file is read back. Raises
-        DataError, and NotThereError if there is no such bucket.
+        Where the store's ETag is not the checksum of the file, as of Azure's or with keys of one's own, the file is
+        read back. Raises DataError, and NotThereError if there is no such bucket.
         """
         size = file.stat().st_size
         part = max(PART, -(-size // _MOST_PARTS))
@@ -85,19 +86,28 @@ class WritableFolder(RemoteFolder):
 
     def _holds(self, found: StoredObject, file: Path, part: int) -> bool:
         stated = _CHECKSUM.fullmatch(found.tag)
-        if stated is None:
-            return True  # no checksum: the size is all there is
         with file.open("rb") as content:
-            if _etag(content, found.size, part) == stated[1]:
+            if stated is not None and _etag(content, found.size, part) == stated[1]:
                 return True
             content.seek(0)
             return hashlib.file_digest(content, "sha256").hexdigest() == self._read_back(found)
 
     def _read_back(self, found: StoredObject) -> str:
+        """The checksum of what is there: STREAMS ranges of it are on their way at once."""
         digest = hashlib.sha256()
-        for start in range(0, found.size, PART):
-            digest.update(self.read_range(found.name, start, min(start + PART, found.size)))
+        starts = range(0, found.size, PART)
+        with ThreadPoolExecutor(STREAMS, "fastimg-read-back") as pool:
+            try:
+                for first in range(0, len(starts), STREAMS):
+                    for part in pool.map(partial(self._part, found), starts[first : first + STREAMS]):
+                        digest.update(part)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         return digest.hexdigest()
+
+    def _part(self, found: StoredObject, start: int) -> memoryview:
+        return self.read_range(found.name, start, min(start + PART, found.size), found.tag if found.strong else "")
 
 
 def _etag(content: BinaryIO, size: int, part: int) -> str:

@@ -5,10 +5,16 @@ from typing import Any
 from fastimg.config.commands import Convert, Embed, Eval, Predict
 from fastimg.config.rules import Check, Needs, Range, Rule
 from fastimg.config.training import Train
+from fastimg.config.url_arguments import HUB
+from fastimg.errors import UsageError
 from fastimg.loaders.remote.shard_cache import parse_size
 from fastimg.loaders.remote.stores import url_of
+from fastimg.loaders.remote.urls import without_secrets
 
-_SECRETS = ("secret", "token", "password", "access_key", "account_key", "sas")  # in names of options
+_SECRETS = (  # in names of options
+    *("secret", "token", "password", "access_key", "account_key", "master_key", "customer_key", "encryption_key"),
+    *("private_key", "credential_key", "authorization", "sas"),
+)
 
 
 def _is_elsewhere(config: Any) -> bool:
@@ -34,9 +40,13 @@ def uses_store(config: Any) -> bool:
 
 
 def check_output(config: Train) -> str | None:
-    if url_of(config.output) is None or config.name is not None or config.dry_run:
+    if url_of(config.output) is None or config.dry_run:
         return None
-    return "a run in an object store has a name that you give; add --name"
+    if config.name is None:
+        return "a run in an object store has a name that you give; add --name"
+    if any(character in config.name for character in "/?%") or config.name in (".", ".."):
+        return f"a run in an object store has a name without /, ? and %; change --name {config.name}"
+    return None
 
 
 # Why sharded checkpoints do not go to a store from several machines.
@@ -63,7 +73,7 @@ def _sources(config: Convert) -> tuple[Any, ...]:
 
 def reads_elsewhere(config: Convert) -> bool:
     """Whether a source is in an object store."""
-    return any(url_of(source) is not None for source in _sources(config))
+    return any(url_of(source, (HUB,)) is not None for source in _sources(config))
 
 
 def reads_shards_elsewhere(config: Convert) -> bool:
@@ -99,12 +109,21 @@ def check_cache_limit(config: Any) -> str | None:
 
 
 def check_storage_option(config: Any) -> str | None:
+    """Raises UsageError, which repeats no value: one may be a secret."""
     for option in config.storage_option:
-        name, equals, _ = option.partition("=")
+        name, equals, value = option.partition("=")
         if not name or not equals:
-            return f"{option} is not NAME=VALUE, as in region=eu-west-1"
-        if any(word in name for word in _SECRETS):
-            return f"{name} is written down with the run; give it in the environment, as in AWS_SECRET_ACCESS_KEY"
+            raise UsageError("--storage-option: give NAME=VALUE, as in region=eu-west-1")
+        if any(word in name.lower() for word in _SECRETS):
+            raise UsageError(
+                f"--storage-option {name}: is written down with the run; give it in the environment, as in "
+                "AWS_SECRET_ACCESS_KEY"
+            )
+        if without_secrets(value) != value:
+            raise UsageError(
+                f"--storage-option {name}: is written down with the run, and holds a name or a password; give the "
+                "address in the environment, as in AWS_ENDPOINT_URL or HTTPS_PROXY"
+            )
     return None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from fastimg.config.commands import Convert
 from fastimg.config.rule_tables.reading import CONVERT
 from fastimg.config.rules import refuse
+from fastimg.config.url_arguments import HUB
 from fastimg.errors import UsageError
 from fastimg.loaders.remote.stores import url_of
 
@@ -23,7 +24,7 @@ def staged(config: Convert) -> tuple[Convert, StoreDestination | None]:
     url = url_of(given[-1])
     if url is None:
         return config, None
-    for source in (url_of(source) for source in sources):
+    for source in (url_of(source, (HUB,)) for source in sources):
         if source is not None and f"{url}/".startswith(f"{source.rstrip('/')}/"):
             raise UsageError(f"{url}: the destination lies in the source {source}; give a URL outside it")
     options = dict(option.split("=", 1) for option in config.storage_option)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from fastimg.config.commands import Convert
+from fastimg.config.url_arguments import HUB
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.listing import named_tars
@@ -13,6 +13,7 @@ from fastimg.loaders.remote.mirrors import mirror_at, open_mirror, with_urls
 from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.loaders.remote.stores import RemoteFolder, url_of
 from fastimg.loaders.remote.trees import StoredTree, tree_of
+from fastimg.loaders.remote.urls import StoreURL
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.wording import plural
 
@@ -55,13 +56,14 @@ def _refuse_limit(paths: Sequence[Path], config: Convert) -> None:
 
 
 def _stand_in(source: Path, config: Convert, tell: Tell, stack: ExitStack) -> Path:
-    url = url_of(source)
-    if url is None:
+    place = StoreURL.of(source, (HUB,))
+    if place is None:
         return source
-    if url.startswith("file:") and "{" not in url:
-        return Path(unquote(urlsplit(url).path))
+    url = str(place)
+    if place.scheme == "file" and "{" not in url:
+        return Path(place.path)
     options = dict(option.split("=", 1) for option in config.storage_option)
-    suffix = Path(urlsplit(url).path).suffix.lower()
+    suffix = Path(place.name).suffix.lower()
     if suffix == ".beton":
         raise UsageError(f"{url}: a {suffix} is not read from an object store by itself; {_HERE}")
     if suffix in _MANIFESTS:

@@ -60,10 +60,10 @@ def test_a_run_is_that_of_the_folder_to_the_bit(shards, tmp_path, capsys):
         (("train", "D", "--storage-option", "region=x"), "--storage-option has no effect without a URL as DATA"),
         (("eval", "runs/a", "D", "--cache-limit", "1GB"), "--cache-limit has no effect without a URL as DATA"),
         (("train", "s3://b/D", "--cache-limit", "much"), "--cache-limit much: give bytes, or a number with KB, MB, GB"),
-        (("train", "s3://b/D", "--storage-option", "region"), "region is not NAME=VALUE, as in region=eu-west-1"),
+        (("train", "s3://b/D", "--storage-option", "region"), "--storage-option: give NAME=VALUE, as in region=eu-"),
         (
             ("train", "s3://b/D", "--storage-option", "secret_access_key=x"),
-            "secret_access_key is written down with the run",
+            "--storage-option secret_access_key: is written down with the run",
         ),
         (
             ("train", "s3://b/D", "--loader", "torch"),

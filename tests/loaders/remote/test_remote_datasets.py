@@ -128,7 +128,7 @@ class TestFaults:
             DataError, match="'flavour' is not valid for store 'S3'; check the URL and storage_options="
         ):
             open_dataset("s3://bucket/D", cache_dir=cache_dir, storage_options={"flavour": "sweet"})
-        with pytest.raises(DataError, match=r"^https://host/D: names and passwords do not belong in a URL"):
+        with pytest.raises(DataError, match=r"^https://...: names and passwords do not belong in a URL"):
             open_dataset("https://me:secret@host/D", cache_dir=cache_dir)
 
     def test_a_folder_that_is_not_there(self, tmp_path, cache_dir):

@@ -1,15 +1,17 @@
 """What an object store refuses, and a bad network: one sentence each, or the same samples."""
 
 import os
+import re
 import shutil
 
 import pytest
 
 from fastimg.loaders import DataError, Loader, ShardError, open_dataset
 from fastimg.loaders.remote import fetching, stores
-from fastimg.loaders.remote.causes import cause_of
+from fastimg.loaders.remote.causes import cause_of, denied
 from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import DeniedError, RemoteFolder
+from fastimg.loaders.remote.trees import StoredTree
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 
 from .conftest import PER_SHARD
@@ -81,6 +83,57 @@ class TestRefusals:
         chain.__cause__ = OSError("dns error: failed to lookup address information: Name or service not known")
         cause = cause_of(chain)
         assert cause is not None and cause.passes and "its host has no address" in cause.says
+
+    @pytest.mark.parametrize(
+        ("kind", "sentence"),
+        [
+            ("expired", "the credentials have expired; renew them in the environment"),
+            ("region", "the bucket is in another region; give its region in AWS_REGION"),
+            ("skewed", "the clock of this machine differs too much from that of the store"),
+            ("denied", "access denied; give credentials in the environment"),
+        ],
+    )
+    def test_an_answer_without_a_body_is_explained(self, server, kind, sentence):
+        server.faults = [("D/train-00000.tar", kind)] * 2
+        with pytest.raises(DeniedError, match=rf"^s3://bucket/D/train-00000.tar: {sentence}"):
+            RemoteFolder("s3://bucket/D", server.options).look("train-00000.tar")
+        assert server.requests == ["D/train-00000.tar"] * 2  # HEAD, and GET of a byte
+
+    def test_a_refusal_of_head_alone_stays_one(self, server):
+        server.faults = [("D/train-00000.tar", "denied")]
+        with pytest.raises(DeniedError, match="access denied"):
+            RemoteFolder("s3://bucket/D", server.options).look("train-00000.tar")
+
+    @pytest.mark.parametrize("key", ["D/a//b.jpg", "D/a/../b.jpg", "D/./b.jpg"])
+    def test_a_key_that_cannot_be_a_path_is_named(self, server, monkeypatch, tmp_path, key):
+        entry = (
+            f"<Contents><Key>{key}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified><Size>1</Size></Contents>"
+        )
+        answer = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entry}</ListBucketResult>".encode()
+        monkeypatch.setattr(server, "_listing", lambda _: answer)
+        for call in (
+            RemoteFolder("s3://bucket/D", server.options).contents,
+            lambda: StoredTree("s3://bucket/D", server.options, tmp_path / "listings"),
+        ):
+            server.requests.clear()
+            with pytest.raises(
+                DataError, match=rf"^s3://bucket/D/: the key {re.escape(repr(key))} cannot be the path of"
+            ):
+                call()
+            assert len(server.requests) == 1
+
+    @pytest.mark.parametrize(
+        ("scheme", "names"),
+        [
+            ("s3", "(as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"),
+            ("gs", "(as GOOGLE_APPLICATION_CREDENTIALS)"),
+            ("az", "(as AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY)"),
+        ],
+    )
+    def test_credentials_are_those_of_the_scheme(self, scheme, names):
+        cause = cause_of(OSError("GET http://169.254.169.254/token: timed out"), scheme)
+        assert cause is not None and cause.passes and names in cause.says and names in denied(scheme)
+        assert "AWS" not in denied("https")
 
 
 class TestBadNetworks:
