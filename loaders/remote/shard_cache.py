@@ -158,7 +158,7 @@ class ShardCache:
                 os.utime(self._marks[folder])
 
     def bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None], bounded: bool = True) -> None:
-        """Have the file at `path`: see `open`. Unless `bounded`, nothing is deleted for it but what a full disk asks."""
+        """Have the file at `path`: see `open`. Unless `bounded`, nothing is deleted for it before the disk is full."""
         if bounded:
             self.check(path, wanted)
         for attempt in range(_ROUNDS):
