@@ -139,16 +139,18 @@ def _encode_on_node(common: NodeEncoding, item: list[NodeRows]) -> Iterator[int 
     count = TaskCount()
     made = []
     part = replace(opened.part, indices=np.concatenate([each.ids for each in item]))
-    with opened.encoding.rows(part, count.add) as rows:
-        for each in item:
-            made.append(write_cache_shard(folder, each.number, each.digests, list(islice(rows, len(each.ids)))))
-            yield count.take()
-    if common.attempts is not None:
-        yield NodeArrays(made, folder, {})
-        return
-    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-    shutil.rmtree(folder)
-    yield NodeArrays(made, None, files)
+    taken = False
+    try:
+        with opened.encoding.rows(part, count.add) as rows:
+            for each in item:
+                made.append(write_cache_shard(folder, each.number, each.digests, list(islice(rows, len(each.ids)))))
+                yield count.take()
+        taken = common.attempts is not None  # whoever gets the folder deletes it
+        files = {} if taken else {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+    finally:
+        if not taken:
+            shutil.rmtree(folder, ignore_errors=True)
+    yield NodeArrays(made, folder if taken else None, files)
 
 
 _encodings: dict[bytes, OpenedEncoding] = {}  # of this process: the last one
