@@ -1,5 +1,6 @@
 """DATA that is not on this machine, but in an object store: the one place where commands open it."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,15 @@ def sources(datasets: Iterable[Dataset]) -> list[str]:
     """Where datasets in an object store come from, and by which way, in words; nothing of those on this machine."""
     found = (fetched_files(dataset) for dataset in datasets)
     return list(dict.fromkeys(files.about() for files in found if files is not None))
+
+
+def description_of(data: Path) -> str:
+    """What differs where another dataset.json, or other tars at a URL, were opened; empty for any other data."""
+    mirror = mirror_at(data)
+    if mirror is not None:
+        return mirror.folder.name
+    description = data / "dataset.json"
+    return hashlib.sha256(description.read_bytes()).hexdigest() if description.is_file() else ""
 
 
 def as_given(data: Path) -> str:

@@ -140,13 +140,15 @@ def _encode_on_node(common: NodeEncoding, part: list[NodeRows]) -> Iterator[Node
     with opened.encoding.rows(samples, lambda count: None) as rows:
         for each in part:
             folder = Path(tempfile.mkdtemp(prefix=f"fastimg-{each.number:05d}-", dir=common.attempts))
-            shard = write_cache_shard(folder, each.number, each.digests, list(islice(rows, len(each.ids))))
-            if common.attempts is not None:
-                yield NodeArrays(shard, folder, {})
-                continue
-            files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-            shutil.rmtree(folder)
-            yield NodeArrays(shard, None, files)
+            taken = False
+            try:
+                shard = write_cache_shard(folder, each.number, each.digests, list(islice(rows, len(each.ids))))
+                taken = common.attempts is not None  # whoever gets the folder deletes it
+                files = {} if taken else {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+            finally:
+                if not taken:
+                    shutil.rmtree(folder, ignore_errors=True)
+            yield NodeArrays(shard, folder if taken else None, files)
 
 
 _encodings: dict[bytes, OpenedEncoding] = {}  # of this process: the last one

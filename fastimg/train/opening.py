@@ -26,10 +26,10 @@ from fastimg.data.datasets import (
     train_crop,
     worker_count,
 )
-from fastimg.data.elsewhere import local_folder
+from fastimg.data.elsewhere import as_given, description_of, local_folder
 from fastimg.embeddings.cache import array_loader
 from fastimg.embeddings.text_rows import PairedLoader
-from fastimg.errors import UsageError
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, LoaderConfig
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.arrays import ArrayDataset
@@ -69,6 +69,7 @@ def open_data(
         part, val_part = open_parts(
             data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes, fold(config)
         )
+    check_same(data, ranks)
     if intent.reads_text(config):  # of images and texts, a model of texts reads the texts
         part, val_part = pairs.texts_alone(part, data), None if val_part is None else pairs.texts_alone(val_part, data)
     elif config.text_arch is None and (words := pairs.blank_words(part, data)):
@@ -103,6 +104,18 @@ def open_data(
             "checks every image once and stores them in a few large files that disks read fast",
         )
     return part, val_part, data.resolve()
+
+
+def check_same(data: Path, ranks: Ranks) -> None:
+    """Raises UserError on all ranks where they have opened different data, as copies, or while it was written anew."""
+    found = ranks.gather(description_of(data))
+    others = [rank for rank, each in enumerate(found) if each != found[0]]
+    if others:
+        raise UserError(
+            f"{as_given(data)}: {plural(len(others), 'rank')} of {ranks.world_size} (the first is rank {others[0]}) "
+            "opened another dataset.json than rank 0: it was written anew meanwhile, or the copies of the machines "
+            "differ; start again, with the same data everywhere"
+        )
 
 
 def fold(config: Train) -> Fold | None:

@@ -1,4 +1,4 @@
-"""ETags that are checksums: S3's, of an object sent whole, the MD5; of one sent in parts, that of their MD5s.
+"""ETags that are checksums: S3's, of an object that was sent whole, its MD5; of one in parts, the MD5 of theirs.
 
 Of an object in parts nobody states how long these were, so the lengths that programs use are tried.
 """

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from fastimg.loaders.errors import DataError
 
 from .stores import DeniedError, NotThereError, RemoteFolder, StoredObject
 from .urls import parsed
+
+if TYPE_CHECKING:
+    from obstore import PutMode
 
 RETRIES = 4
 PART = 8 << 20  # bytes
@@ -24,6 +27,10 @@ STREAMS = 4  # parts of one file at once
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _TIMES = 2  # a file that arrived as another one is sent again once
 _CHECKSUM = re.compile(r'"?([0-9a-f]{32}(?:-\d+)?)"?')  # an ETag that may be an MD5, or that of the parts' MD5s
+
+
+class ChangedError(DataError):
+    """Somebody else has written the file."""
 
 
 class WritableFolder(RemoteFolder):
@@ -71,6 +78,47 @@ class WritableFolder(RemoteFolder):
             if self.read_once(name) == content:
                 return
         raise DataError(f"{self.address(name)}: written {_TIMES} times, and what is read differs; check the store")
+
+    def tag(self, name: str) -> str | None:
+        """What tells the content of a file from others; None if there is none. Raises DataError."""
+        try:
+            return self.look(name).tag
+        except DeniedError:
+            raise
+        except NotThereError:
+            return None
+
+    def replace(self, name: str, content: bytes, before: str | None) -> str | None:
+        """Write a small file in place of that with the tag `before`, None: of none; return its tag, as `tag` does.
+
+        Where the store does not know conditional writes, as a file URL, two writers at the same moment are not kept
+        apart. Raises ChangedError if it has another tag by now, and DataError.
+        """
+        for _ in range(_TIMES):
+            if self.tag(name) != before:
+                break
+            written = self._tried(name, partial(self._put_if, name, content, before))
+            now = self.tag(name)
+            if now is not None and self.read(name) == content:  # also where the answer to an attempt was lost
+                return now
+            if written is None or now != written:
+                break
+            before = now  # it was damaged on the way
+        raise ChangedError(f"{self.address(name)}: was written by somebody else meanwhile")
+
+    def _put_if(self, name: str, content: bytes, before: str | None) -> str | None:
+        """The tag of what was written; None where it was not."""
+        from obstore import exceptions
+
+        mode: PutMode = "create" if before is None else {"e_tag": before}
+        try:
+            return self._store.put(name, content, use_multipart=False, mode=mode)["e_tag"]
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            return None
+        except (exceptions.NotSupportedError, NotImplementedError, exceptions.GenericError) as error:
+            if isinstance(error, exceptions.GenericError) and "501 Not Implemented" not in str(error):
+                raise
+            return self._store.put(name, content, use_multipart=False)["e_tag"]
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those that are not there are no error. Raises DataError, and DeniedError if it is refused."""

@@ -1,6 +1,8 @@
 """A shard that is made on a node of a cluster goes from there to the store."""
 
 import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -43,18 +45,20 @@ class NodeDelivery:
 
     @contextlib.contextmanager
     def folder(self, shard: str) -> Iterator[Path]:
-        """A folder of this node for a shard. What tasks of earlier conversions have left there is deleted."""
+        """A folder of this node for a shard. What tasks that are gone have left there is deleted.
+
+        Those of other conversions that run here now have their folders locked.
+        """
         every = staging_of(self.url, self.cache_dir) / "nodes"
-        own = every / self.word
-        own.mkdir(parents=True, exist_ok=True)
+        every.mkdir(parents=True, exist_ok=True)
         for earlier in every.iterdir():
-            if earlier != own:
-                shutil.rmtree(earlier, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{shard}-", dir=own))
+            _sweep(earlier)
+        folder, lock = _locked_folder(every, f"{self.word}-{shard}-")
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
     def deliver(self, folder: Path, finished: Finished) -> DeliveredShard:
         """Upload the files of a shard, and verify them. Raises NotDelivered."""
@@ -69,3 +73,26 @@ class NodeDelivery:
         except DataError as error:
             raise NotDelivered(f"{error}; {self.remedy}") from error
         return DeliveredShard(finished, files, {file.name: file.read_bytes() for file in kept.iterdir()})
+
+
+def _locked_folder(every: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder, and its descriptor, by which it is locked."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=every))
+        with contextlib.suppress(FileNotFoundError):  # another task took it for a left one
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _sweep(folder: Path) -> None:
+    """Delete the folder of a task, unless one that lives has it locked."""
+    with contextlib.suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fastimg.errors import UserError
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.remote.writable import WritableFolder
+from fastimg.loaders.remote.writable import ChangedError, WritableFolder
 
 from .stored_runs import MANIFEST, OBJECTS, RunManifest
 
@@ -36,7 +36,8 @@ class RunUploads:
         self._warn = warn
         self._store = WritableFolder(url, options)
         self._objects = WritableFolder(f"{url}/{OBJECTS}", options)
-        self._there = {each.name: each.size for each in self._objects.contents()}
+        self._contents()  # raises where there is no bucket
+        self._tag = self._store.tag(MANIFEST)  # of the manifest that this process has found, or written
         shutil.rmtree(directory / _FOLDER, ignore_errors=True)
         self._turn = threading.Condition()
         self._pending: Path | None = None  # a folder of links that waits
@@ -121,6 +122,10 @@ class RunUploads:
                 shutil.rmtree(snapshot, ignore_errors=True)
 
     def _upload(self, snapshot: Path) -> None:
+        """Upload what is new, then the manifest. Raises DataError, also where another process has written one."""
+        if self._store.tag(MANIFEST) != self._tag:
+            raise _other_writer()
+        there = self._contents()
         files: dict[str, tuple[int, str]] = {}
         links = {link: os.readlink(snapshot / link) for link in _LINKS if (snapshot / link).is_symlink()}
         for file in sorted(snapshot.rglob("*")):
@@ -131,14 +136,27 @@ class RunUploads:
                 sha256 = hashlib.file_digest(content, "sha256").hexdigest()
             size = file.stat().st_size
             files[name] = size, sha256
-            if self._there.get(sha256) != size:
+            if there.get(sha256) != size:
                 self._objects.send(sha256, file)
-                self._there[sha256] = size
+                there[sha256] = size
         step = int(links["last"].rpartition("/")[2].partition("-")[0]) if "last" in links else 0
-        self._store.put(MANIFEST, RunManifest(step, files, links).to_json())
         needed = {sha256 for _, sha256 in files.values()}
-        spare = sorted(self._there.keys() - needed)
+        if needed - self._contents().keys():
+            raise _other_writer()
+        try:
+            self._tag = self._store.replace(MANIFEST, RunManifest(step, files, links).to_json(), self._tag)
+        except ChangedError as error:
+            raise _other_writer() from error
         with contextlib.suppress(DataError):  # they are deleted with the next ones
-            self._objects.delete(spare)
-            for name in spare:
-                del self._there[name]
+            self._objects.delete(sorted(there.keys() - needed))
+
+    def _contents(self) -> dict[str, int]:
+        """The sizes of the objects in the store, by name."""
+        return {each.name: each.size for each in self._objects.contents()}
+
+
+def _other_writer() -> DataError:
+    return DataError(
+        "another process has written to this run meanwhile; end one of the two, or give one another --name; what is "
+        "there is whole"
+    )

@@ -25,6 +25,7 @@ from fastimg.train.checkpoints.run_uploads import RunUploads
 from fastimg.train.checkpoints.stored_runs import fetch_model, fetch_run, manifest_of, staged_runs
 
 from ...loaders.remote.object_server import ObjectServer
+from ...loaders.remote.object_writes import ObjectWrites
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -123,6 +124,45 @@ class TestUploads:
         assert told.wait(30)
         running.finish(lambda words: None)
         assert manifest_of(RUN, server.options).step == 4
+
+    def test_two_writers_leave_the_run_of_one_and_the_other_is_told(self, server, directory, tmp_path):
+        first = uploads(server, directory, [])
+        first.note()
+        first.close()
+        shutil.copytree(directory, tmp_path / "other", symlinks=True)
+        first = uploads(server, directory, said := [])
+        second = uploads(server, tmp_path / "other", [])
+        shutil.rmtree(tmp_path / "other/checkpoints/00000004")
+        checkpoint(tmp_path / "other", 8, "last", "best")  # what the first has uploaded is deleted
+        second.finish(lambda words: None)
+        with pytest.raises(UserError, match="could not be uploaded: another process has written to this run meanwhile"):
+            first.finish(said.append)
+        assert not any("uploaded" in words for words in said)
+        run = fetch_run(RUN, server.options, tmp_path / "cache")
+        assert (run / "last/training.pt").read_bytes() == b"training 8"
+        assert objects(server) == {b"arch: x\n", b"model 8", b"training 8"}
+
+    def test_a_manifest_that_another_writes_at_the_same_moment_stays(self, server, directory, monkeypatch):
+        first = uploads(server, directory, [])
+        answer = ObjectWrites.answer
+
+        def late(writes, request, fault):
+            if request.path.endswith("manifest.json"):
+                (server.folder / "runs/x/manifest.json").write_text("of another")
+            return answer(writes, request, fault)
+
+        monkeypatch.setattr(ObjectWrites, "answer", late)
+        with pytest.raises(UserError, match="another process has written to this run meanwhile"):
+            first.finish(lambda words: None)
+        assert (server.folder / "runs/x/manifest.json").read_text() == "of another"
+        assert b"model 4" in objects(server)
+
+    def test_a_file_url_is_written_to(self, directory, tmp_path):
+        for step in (4, 8):
+            running = RunUploads(f"file://{tmp_path}/runs/x", directory, {}, lambda words: None)
+            running.finish(lambda words: None)
+            assert manifest_of(f"file://{tmp_path}/runs/x", {}).step == step
+            checkpoint(directory, step + 4, "last")
 
     @pytest.mark.parametrize("fault", ["busy", "cut", "flip"])
     def test_faults_that_pass(self, server, directory, fault):

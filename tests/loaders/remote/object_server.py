@@ -30,8 +30,7 @@ class ObjectServer:
     "stall" an answer after `writes.release`, and the other refusals of S3 by the keys of REFUSALS. `rates` has shares
     of all requests that meet a fault, by its kind, drawn from a seed. `latency` is waited for before each answer, in
     seconds. `requests` lists the names that were asked for, after PUT or POST where they were written, and `heads`
-    those of HEAD again; `hold` is waited for before each answer. `tags` replaces the ETags, which are MD5s of the
-    content.
+    those of HEAD again; `hold` is waited for before each answer. `tags` replaces the ETags, which are MD5s.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -68,8 +68,18 @@ class ObjectWrites:
                 return 200, begun.encode(), {}
             if "uploadId" in query:
                 return self._part(name, query, body)
+            if not self._allowed(name, request):
+                return 412, b"<Error><Code>PreconditionFailed</Code></Error>", {}
             self._write(name, body)
             return 200, b"", {"ETag": self._server.tag(body)}
+
+    def _allowed(self, name: str, request: BaseHTTPRequestHandler) -> bool:
+        """Whether what is there is what the request is bound to."""
+        path = self._server.folder / name
+        now = self._server.tag(path.read_bytes()) if path.is_file() else None
+        if request.headers.get("If-None-Match") == "*":
+            return now is None
+        return request.headers.get("If-Match") in (None, now)
 
     def _part(self, name: str, query: dict[str, list[str]], body: bytes) -> Answer:
         parts = self._parts[query["uploadId"][0]]

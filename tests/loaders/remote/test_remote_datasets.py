@@ -309,7 +309,7 @@ class TestCache:
             "import sys, json\n"
             "from fastimg.loaders import open_dataset\n"
             "from fastimg.loaders.remote import fetching\n"
-            "fetching.RANGE = 500\n"
+            "fetching.RANGE = 200\n"
             "print('ready', flush=True); sys.stdin.readline()\n"
             "dataset = open_dataset('s3://bucket/D', cache_dir=sys.argv[1], storage_options=json.loads(sys.argv[2]))\n"
             "print(len(dataset))\n"
@@ -326,7 +326,7 @@ class TestCache:
             each.stdin.flush()
         assert [each.communicate(timeout=60)[0] for each in processes] == [f"{SAMPLES}\n"] * 2
         size = (bucket / "D/train.fidx").stat().st_size
-        assert server.contents_asked("D/train.fidx") == -(-size // 500) > 1
+        assert server.contents_asked("D/train.fidx") == -(-size // 200) > 1
         assert not any(name.endswith(".tar") for name in server.requests)
 
     def test_a_damaged_index_is_fetched_again_and_no_shard_is_read(self, opened, server, bucket):
