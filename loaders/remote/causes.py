@@ -36,6 +36,10 @@ _KNOWN: tuple[tuple[str, Cause], ...] = (
         Cause("the store does not know these credentials; check those in the environment"),
     ),
     (r"AccessDenied", DENIED),  # as the answer to a listing, which obstore gives no class of its own
+    (
+        r"InvalidRange",
+        Cause("it is shorter than was stated: it was replaced or damaged; upload it again, with dataset.json", True),
+    ),
     (r"NoSuchBucket", Cause("no such bucket; check the URL and storage_options=")),
     (
         r"169\.254\.169\.254|metadata\.google\.internal",

@@ -32,6 +32,7 @@ _CLIENT = (  # options of the connection; all others are those of the store
     *("root_certificate", "timeout", "user_agent"),
 )
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # in the environment
+_SHORTER = "InvalidRange"  # as S3 says where it has nothing of a range
 _SWITCHES = ("allow_http", "allow_invalid_certificates")
 _T = TypeVar("_T")
 
@@ -142,7 +143,7 @@ class RemoteFolder:
                     raise self._replaced(name)
                 found = memoryview(answer.bytes())
             if len(found) != stop - start:
-                raise EOFError(f"{len(found)} bytes where {stop - start} were asked for, from byte {start} on")
+                raise EOFError(_SHORTER)
             return found
 
         return self._tried(name, get)
