@@ -23,6 +23,7 @@ import re
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,8 @@ from typing import NamedTuple
 from fastimg.loaders.containers.atomic import sync_folder, temporary
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.stopping import check
+
+from .held_shards import HeldShards
 
 MARK = "has-remote-copy"
 SHARDS = (".tar", ".beton")  # what is deleted to make room
@@ -77,6 +80,7 @@ class ShardCache:
             raise DataError(f"{root}: {error.strerror}; give another folder with cache_dir=") from error
         self._used: dict[Path, float] = {}  # when a file was last marked as used, by this process
         self._fetched: set[Path] = set()
+        self._holding: weakref.WeakSet[HeldShards] = weakref.WeakSet()
         self._counted = threading.Lock()
         self._spent = Spent(0, 0, 0, 0.0)
 
@@ -84,6 +88,11 @@ class ShardCache:
     def spent(self) -> Spent:
         """See Spent."""
         return self._spent
+
+    def closes(self, held: HeldShards) -> None:
+        """Close these open files of the cache where the disk is full: it has no room for what was deleted before."""
+        with self._counted:
+            self._holding.add(held)
 
     def has(self, path: Path, wanted: WantedFile) -> bool:
         """Whether a file is there, and is what was verified."""
@@ -268,12 +277,18 @@ class ShardCache:
                         if not idle:
                             raise
                         held -= _delete(idle.pop())
+                        self._close_held()  # or the disk keeps what was deleted
             if time.monotonic() > deadline:
                 raise DataError(
                     f"{self.root}: no room for {path.name} ({in_words(wanted.size)}): the cache holds {in_words(held)} "
                     f"of {in_words(self.limit)}, and for {ROOM:.0f} s all of it was in use; give a larger cache_limit="
                 )
             time.sleep(_POLL)
+
+    def _close_held(self) -> None:
+        with self._counted:
+            for held in self._holding:
+                held.close()
 
     def _contents(self) -> tuple[int, list[tuple[Path, int]]]:
         """Bytes of everything in the cache, and its shards with their sizes, the one used last first."""
