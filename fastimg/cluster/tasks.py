@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -16,22 +15,17 @@ from fastimg.errors import UsageError, UserError, reason_of
 from fastimg.wording import plural
 
 from .connection import alive, node_name, room
+from .head import ClusterHead, ClusterLost
 from .shared_places import SharedPlaces, unseen
 
 Work = Callable[[Any, list[Any]], Iterator[Any]]  # see `ClusterTasks.results`
 
 _MOST = 16  # pieces of work of a task: they may wait for a slow node
 LOSSES = 3  # how often a piece of work may be lost with its node
-HEAD_SECONDS = 30.0  # how long the cluster's head may be unreachable; Ray ends the process after 60
 _LOOK = 1.0  # seconds between looks at the cluster
 _REFRESH = 5.0  # seconds for which the number of nodes is taken as known
 _ROOM = 600.0  # seconds to wait for a node with room, after all of them were lost
-_ANSWER = 5.0  # seconds in which the head accepts a connection
 _ENDING = 5.0  # seconds in which cancelled tasks end
-
-
-class ClusterLost(UserError):
-    """The cluster, or the nodes of a piece of work, are gone: what has been done counts."""
 
 
 @dataclass(eq=False)
@@ -62,8 +56,7 @@ class ClusterTasks:
         self._amounts = dict(amounts)
         self._say = say
         self._goes_on = goes_on
-        self._head = ray.get_runtime_context().gcs_address
-        self._head_lost: float | None = None
+        self._head = ClusterHead(ray, "--backend ray", goes_on)
         self._room_lost: float | None = None
         self._looked = 0.0
         self.slots = room(alive(ray), amounts)
@@ -108,7 +101,7 @@ class ClusterTasks:
                     return
                 ready, _ = self._ray.wait(list(running), num_returns=1, timeout=_LOOK)
                 if not ready:
-                    self._head_answers()
+                    self._head.answers()
                 for stream in ready:
                     part = running[stream]
                     try:
@@ -148,7 +141,7 @@ class ClusterTasks:
         now = time.monotonic()
         if now - self._looked > _REFRESH:
             self._looked = now
-            if not self._head_answers():  # asked for its nodes, it would be waited for
+            if not self._head.answers():  # asked for its nodes, it would be waited for
                 return max(1, self.slots)
             self.slots = room(alive(self._ray), self._amounts)
             if self.slots:
@@ -161,21 +154,6 @@ class ClusterTasks:
                     f"--backend ray: the cluster has had no room for {round(_ROOM / 60)} minutes; {self._goes_on}"
                 )
         return max(1, self.slots)
-
-    def _head_answers(self) -> bool:
-        """Whether the cluster's head is there. Raises ClusterLost where it has not been for too long."""
-        host, _, port = self._head.rpartition(":")
-        now = time.monotonic()
-        try:
-            socket.create_connection((host, int(port)), _ANSWER).close()
-        except OSError as error:
-            self._head_lost = self._head_lost or now
-            if now - self._head_lost >= HEAD_SECONDS:
-                lost = f"--backend ray: the head of the cluster, {self._head}, is lost ({reason_of(error)})"
-                raise ClusterLost(f"{lost}; {self._goes_on}") from error
-            return False
-        self._head_lost = None
-        return True
 
     def _lost_errors(self) -> tuple[type[Exception], ...]:
         errors = self._ray.exceptions
@@ -204,7 +182,7 @@ class ClusterTasks:
         with contextlib.suppress(*errors):
             for stream in streams:
                 self._ray.cancel(stream, force=True)
-            if streams and self._head_lost is None:
+            if streams and self._head.there:
                 ended = [stream.completed() for stream in streams]
                 self._ray.wait(ended, num_returns=len(ended), timeout=_ENDING, fetch_local=False)
 

@@ -35,7 +35,7 @@ from rich.progress import (
 from rich.text import Text
 
 from fastimg.cluster.connection import joined
-from fastimg.cluster.tasks import ClusterLost
+from fastimg.cluster.head import ClusterLost
 from fastimg.config.commands import Convert
 from fastimg.convert.annotations.layouts import annotations_in, fetch_annotations
 from fastimg.convert.hub.reference import as_begun, is_hub

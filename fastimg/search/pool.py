@@ -13,7 +13,7 @@ from fastimg.errors import UsageError, UserError
 from fastimg.system.progress import duration
 from fastimg.wording import plural
 
-from .hosts.process import TrialHosts, TrialProcess
+from .hosts.process import GRACE, TrialHosts, TrialProcess
 from .messages import (
     TIME_OVER,
     Arrived,
@@ -34,7 +34,6 @@ Job = TrialJob
 Report = Callable[[int, int, float], bool]  # (number, epoch, value) -> whether to stop this trial
 Runner = Callable[[Iterable[TrialJob], Report], Iterator[TrialRecord]]  # records in the order in which trials end
 Say = Callable[[str], None]
-_GRACE = 60.0  # seconds that a trial has for its last step and its checkpoint
 _LOSSES = 3  # of processes with the same trial, until it is taken for the cause
 _OTHERS = 5.0  # seconds in which the other processes arrive, when the first one has
 
@@ -101,7 +100,7 @@ class TrialPool:
             if each.awaits:  # what judges was interrupted
                 each.send(TrialVerdict(stop=True))
         try:
-            self._drain(time.monotonic() + _GRACE)
+            self._drain(time.monotonic() + self._hosts.grace)
         finally:
             for each in self._processes:
                 each.connection.close()
@@ -130,6 +129,8 @@ class TrialPool:
         first = next(each for each in self._processes if each.process.arrived)
         first.send(TrialProbe(settings=settings))
         try:
+            while not first.connection.poll(self._hosts.look):
+                self._hosts.check()
             answer = first.connection.recv()
         except (EOFError, ConnectionResetError):
             raise UserError(f"search: {first.process.ended().reason} while it opened the data") from None
@@ -174,6 +175,9 @@ class TrialPool:
     def _hear(self, seconds: float | None, report: Report) -> list[TrialRecord]:
         """Wait for something to happen, answer reports, and return the records of trials that have ended."""
         records: list[TrialRecord] = []
+        self._hosts.check()
+        if self._hosts.look is not None:
+            seconds = self._hosts.look if seconds is None else min(seconds, self._hosts.look)
         by_connection = {each.connection: each for each in self._processes}
         for connection in wait(list(by_connection), seconds):
             assert isinstance(connection, Connection)
@@ -246,7 +250,7 @@ class TrialPool:
     def _patience(self) -> float | None:
         """Seconds until something has to be ended; None where nothing has to."""
         busy = [each for each in self._processes if each.job is not None]
-        ends = [each.asked_to_end + _GRACE for each in busy if each.asked_to_end is not None]
+        ends = [each.asked_to_end + GRACE for each in busy if each.asked_to_end is not None]
         if self.deadline is not None and (any(each.asked_to_end is None for each in busy) or not busy):
             ends.append(self.deadline)
         if not any(each.process.arrived for each in self._processes):
@@ -262,7 +266,7 @@ class TrialPool:
             if each.asked_to_end is None and self._over():
                 each.asked_to_end = now
                 each.process.terminate()
-            elif each.asked_to_end is not None and now >= each.asked_to_end + _GRACE:
+            elif each.asked_to_end is not None and now >= each.asked_to_end + GRACE:
                 each.process.kill()
 
     def _drain(self, end: float) -> None:

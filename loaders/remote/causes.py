@@ -47,6 +47,10 @@ _KNOWN: tuple[tuple[str, Cause], ...] = (
         r"UserProjectMissing",
         Cause("the bucket's requester pays, which is possible for s3:// alone; copy the data, or ask its owner"),
     ),
+    (
+        r"InvalidRange",
+        Cause("it is shorter than was stated: it was replaced or damaged; upload it again, with dataset.json", True),
+    ),
     # As the answer to a listing, which obstore gives no class of its own.
     (r"AccessDenied|AuthorizationFailure|AuthorizationPermissionMismatch|PublicAccessNotPermitted", _DENIED),
     (r"NoAuthenticationInformation|AuthenticationRequired|InvalidSecurity", _DENIED),

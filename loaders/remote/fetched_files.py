@@ -45,6 +45,7 @@ class FetchedFiles:
         self._indexes = indexes
         self._peeks = [0] * len(shards)
         self._held = HeldShards()
+        mirror.cache.closes(self._held)
         self.by_ranges = mirror.cache.limit == 0
         for shard in () if self.by_ranges else shards:
             mirror.cache.check(mirror.folder / shard.name, shard)

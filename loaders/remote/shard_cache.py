@@ -35,6 +35,8 @@ from fastimg.loaders.containers.quick_sums import sum_of_file
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.stopping import check
 
+from .held_shards import HeldShards
+
 MARK = "has-remote-copy"
 SHARDS = (".tar", ".beton")  # what is deleted to make room
 _PARTS = tuple(f"{suffix}.part" for suffix in SHARDS)  # see temporary()
@@ -91,6 +93,7 @@ class ShardCache:
         self._marking = threading.Lock()
         self._marks: dict[Path, int] = {}  # of folders in use, locked until this cache is collected
         self.close = weakref.finalize(self, _close_all, self._marks)
+        self._holding: weakref.WeakSet[HeldShards] = weakref.WeakSet()
         self._counted = threading.Lock()
         self._spent = Spent(0, 0, 0, 0.0)
 
@@ -98,6 +101,11 @@ class ShardCache:
     def spent(self) -> Spent:
         """See Spent."""
         return self._spent
+
+    def closes(self, held: HeldShards) -> None:
+        """Close these open files of the cache where the disk is full: it has no room for what was deleted before."""
+        with self._counted:
+            self._holding.add(held)
 
     def has(self, path: Path, wanted: WantedFile) -> bool:
         """Whether a file is there, and is what was verified."""
@@ -299,12 +307,18 @@ class ShardCache:
                         if not idle and not others:
                             raise
                         held -= _delete_oldest(idle, others)
+                        self._close_held()  # or the disk keeps what was deleted
             if time.monotonic() > deadline:
                 raise DataError(
                     f"{self.root}: no room for {path.name} ({in_words(wanted.size)}): the cache holds {in_words(held)} "
                     f"of {in_words(self.limit)}, and for {ROOM:.0f} s all of it was in use; give a larger cache_limit="
                 )
             time.sleep(_POLL)
+
+    def _close_held(self) -> None:
+        with self._counted:
+            for held in self._holding:
+                held.close()
 
     def _others(self) -> list[tuple[int, Path]]:
         """Folders that this cache has not opened, with the times when they were opened, the last one first."""

@@ -31,6 +31,7 @@ _POLL = 0.1  # seconds of a pause between two looks at whether the file is still
 _PIECE = 1 << 18  # bytes, about: what is handed over at once while it is in the processor's cache
 _TIMES = 5  # a file that nothing vouches for is fetched, unless the same comes twice
 _REFUSED = re.compile("status code: 40[013] ")
+_SHORTER = "InvalidRange"  # as S3 says where it has nothing of a range
 _T = TypeVar("_T")
 
 
@@ -136,7 +137,7 @@ class RemoteFolder:
                     raise self._replaced(name)
                 found = memoryview(answer.bytes())
             if len(found) != stop - start:
-                raise EOFError(f"{len(found)} bytes where {stop - start} were asked for, from byte {start} on")
+                raise EOFError(_SHORTER)
             return found
 
         return self._tried(name, get, RANGE_ATTEMPTS)
@@ -168,7 +169,7 @@ class RemoteFolder:
                 except OSError as error:  # of the disk: no other attempt would help
                     raise _TakingError from error
             if left:
-                raise EOFError(f"{stop - start - left} bytes where {stop - start} were asked for, from byte {start} on")
+                raise EOFError(_SHORTER)
 
         try:
             self._tried(name, get, RANGE_ATTEMPTS)

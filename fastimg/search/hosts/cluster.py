@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.cluster.connection import alive, end_earlier, joined, namespace_of, room, usual
+from fastimg.cluster.head import ClusterHead
 from fastimg.cluster.shared_places import SharedPlaces, shared_places
 from fastimg.config.values.trial_resources import written
 from fastimg.errors import UsageError, reason_of
@@ -21,11 +23,14 @@ from fastimg.search.messages import HostFault
 from fastimg.wording import plural
 
 from .node import TrialNode
-from .process import WORKER, ProcessEnd
+from .process import GRACE, WORKER, ProcessEnd
 
 _COMMAND = "search"
 _ANSWER = 5.0  # seconds in which the threads of a process end
+_LOST = 0.1  # the same, without the head, which they may wait for
 _ROOM = 600.0  # seconds to wait for the cluster to have room for one process
+_LOOK = 1.0  # seconds between looks at the cluster's head
+_LAST = 15.0  # seconds that trials have for a checkpoint without the head: Ray ends the search after 60
 _CALLS = 4  # of an actor at a time: one of them waits for messages
 
 
@@ -73,6 +78,7 @@ class RayHosts:
     """An actor per process, each with what a trial takes, wherever the cluster has room."""
 
     wait = _ROOM
+    look: float | None = _LOOK
     arguments: Sequence[str] = WORKER  # what Python is started with
 
     def __init__(
@@ -86,9 +92,24 @@ class RayHosts:
         self._prefix = prefix
         self._places = places
         self._numbers = itertools.count()
+        self._head = ClusterHead(ray, "search --backend ray", "the same command goes on when there is one again")
+        self._looked = 0.0
+
+    @property
+    def grace(self) -> float:
+        """See TrialHosts."""
+        return GRACE if self._head.there else _LAST
+
+    def check(self) -> None:
+        """See TrialHosts. Raises ClusterLost."""
+        if time.monotonic() - self._looked >= _LOOK:
+            self._looked = time.monotonic()
+            self._head.answers()
 
     def start(self, place: int) -> "RayProcess":
-        """Ask for an actor; the process arrives when the cluster has room for it."""
+        """Ask for an actor; the process arrives when the cluster has room for it. Raises ClusterLost."""
+        while not self._head.answers():  # asked for an actor, Ray would wait for it
+            time.sleep(_LOOK)
         custom = {name: amount for name, amount in self._amounts.items() if name not in ("CPU", "GPU", "memory")}
         cores = self._amounts.get("CPU", 0)
         options: dict[str, Any] = {
@@ -102,7 +123,7 @@ class RayHosts:
         if "memory" in self._amounts:
             options["memory"] = int(self._amounts["memory"])
         actor = self._ray.remote(TrialNode).options(**options).remote(self.arguments, int(cores), self._memory)
-        return RayProcess(self._ray, actor, self._places)
+        return RayProcess(self._ray, actor, self._places, self._head)
 
     def told(self, nodes: Sequence[str]) -> str:
         """How many processes are there, and where."""
@@ -117,8 +138,9 @@ class RayHosts:
 class RayProcess:
     """A process on a node, and its actor. Two threads carry messages between the pool's connection and the actor."""
 
-    def __init__(self, ray: Any, actor: Any, places: SharedPlaces) -> None:
+    def __init__(self, ray: Any, actor: Any, places: SharedPlaces, head: ClusterHead) -> None:
         self.arrived = False
+        self._head = head
         self._ray = ray
         self._actor = actor
         self._end = ProcessEnd(reason="its node was lost, or its actor ended", lost=True)
@@ -139,9 +161,10 @@ class RayProcess:
     def kill(self) -> None:
         """End it, and wait for that."""
         self.connection.close()
+        self._actor.kill.remote()  # the head, which ends actors, may be lost
         self._ray.kill(self._actor)
         for thread in self._threads:
-            thread.join(_ANSWER)
+            thread.join(_ANSWER if self._head.there else _LOST)
 
     def ended(self) -> ProcessEnd:
         """How it ended."""

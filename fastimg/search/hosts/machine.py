@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 from fastimg.system.core_shares import even_share
 
-from .process import WORKER, ProcessEnd, end_of
+from .process import GRACE, WORKER, ProcessEnd, end_of
 
 
 @dataclass(eq=False)
@@ -44,6 +44,8 @@ class LocalHosts:
 
     command: Sequence[str] = (sys.executable, *WORKER)  # what starts a process
     wait = 0.0
+    look: float | None = None
+    grace = GRACE
 
     def __init__(self, devices: Sequence[str], inherited: Sequence[int] = ()) -> None:
         self.count = len(devices)
@@ -58,6 +60,9 @@ class LocalHosts:
         if device != "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = device.removeprefix("cuda:")
         return started(self.command, even_share(place, self.count), environment, self._inherited)
+
+    def check(self) -> None:
+        """Nothing: the end of a process closes its connection."""
 
     def told(self, nodes: Sequence[str]) -> str:
         """Nothing: all processes are there at once."""

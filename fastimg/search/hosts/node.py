@@ -68,3 +68,8 @@ class TrialNode:
         """Ask the process to end its trial."""
         assert self._process is not None
         self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 WORKER = ("-m", "fastimg.search.worker")  # what Python is started with
+GRACE = 60.0  # seconds that a trial has for its last step and its checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +47,22 @@ class TrialHosts(Protocol):
     """What starts processes.
 
     count: of processes. device: cpu or cuda, what their trials are given; of several GPUs a process sees its own. wait:
-    seconds in which one process has to arrive.
+    seconds in which one process has to arrive. look: seconds between calls of `check`; None for none.
     """
 
     count: int
     device: str
     wait: float
+    look: float | None
+
+    @property
+    def grace(self) -> float:
+        """Seconds that trials have now for their last steps and checkpoints, where the search ends."""
+        ...
+
+    def check(self) -> None:
+        """Raises UserError where processes are out of reach."""
+        ...
 
     def start(self, place: int) -> TrialProcess:
         """Start one of them, also in the place of one that has ended."""

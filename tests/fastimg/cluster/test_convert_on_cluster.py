@@ -17,7 +17,7 @@ pytest.importorskip("ray", reason="Ray is not installed: this file has the comma
 import ray
 from rich.console import Console
 
-from fastimg.cluster import tasks
+from fastimg.cluster import head, tasks
 from fastimg.config.commands import Convert
 from fastimg.convert import pipeline
 from fastimg.convert.sources import folders
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_it_and_resume_goes_on(cli, cluster, waiting, image_folder, 
 
 
 def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image_folder, tmp_path, said, monkeypatch):
-    monkeypatch.setattr(tasks, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(head, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(tasks, "_REFRESH", 0.2)
     first = start_cluster(1)
     dst = tmp_path / "there"

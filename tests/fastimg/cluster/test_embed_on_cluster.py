@@ -6,16 +6,22 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: test_convert_on_cluster.py has the command")
 
+import sys
+import time
+from pathlib import Path
+
+import ray
 import timm
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from fastimg.cluster import head, tasks
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.embeddings import nodes, store
 
-from .conftest import NODE, options_of
+from .conftest import NODE, once, options_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
@@ -85,3 +91,56 @@ def test_the_bytes_are_those_of_one_machine_even_if_a_node_is_lost(
     assert made
     assert kept(tmp_path / "local") == kept(tmp_path / "ray")
     assert kept(tmp_path / "kept-local") == kept(tmp_path / "kept-ray")
+
+
+def encode_when_told(common, item):
+    """The work of a task; all but the first one wait for the file `go`, and say so by the file `began`."""
+    if item[0].number > 0:
+        Path("began").touch()
+        while not Path("go").exists():
+            time.sleep(0.01)
+    yield from nodes._encode_on_node(common, item)  # there, the module's own
+
+
+def test_a_lost_head_ends_it_and_a_new_one_goes_on(
+    cli, start_cluster, cluster, one_core, image_folder, weights, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(store, "SHARD", 16)
+    monkeypatch.setattr(head, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(tasks, "_REFRESH", 0.2)
+    monkeypatch.chdir(tmp_path)
+    ours, theirs = Path("kept-local"), Path("kept-ray")
+
+    def embedded(cache, out, *more):
+        asked = ("--arch", "test_resnet", "--weights", weights, "--img-size", 32, "--device", "cpu")
+        return cli("embed", image_folder, out, *asked, "--cache-dir", cache, "--backend", *more)
+
+    def first_shard():
+        found = [path for path in theirs.rglob("00000.tar") if ".attempts" not in path.parts]
+        return {path: path.stat().st_mtime_ns for path in found}
+
+    first = start_cluster(1)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(nodes, "_encode_on_node", encode_when_told)
+            losing = once(
+                lambda: Path("began").exists() and first_shard(),
+                lambda: first.head_node.kill_all_processes(allow_graceful=False),
+            )
+            lost = embedded(theirs, "ray", "ray", "--address", first.address)
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert f"--backend ray: the head of the cluster, {first.address}, is lost" in lost.err
+    losing.join()
+    assert lost.code == 1
+    assert lost.err.endswith("; the same command goes on\n")
+    before = first_shard()
+    assert before
+    Path("go").touch()
+    for cache, out, *more in ((theirs, "ray", "ray", "--address", cluster.address), (ours, "local", "local")):
+        ran = embedded(cache, out, *more)
+        assert ran.code == 0, ran.err
+    assert first_shard() == before
+    assert kept(Path("local")) == kept(Path("ray"))
+    assert kept(ours) == kept(theirs)

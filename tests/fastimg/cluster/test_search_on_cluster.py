@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("ray", reason="Ray is not installed: this file has the command")
 
+from fastimg.cluster import head
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
@@ -26,7 +27,7 @@ from fastimg.search.hosts.cluster import ClusterRequest, RayHosts, connected
 from fastimg.search.messages import TrialJob
 from fastimg.search.pool import TrialPool
 
-from .conftest import NODE, options_of
+from .conftest import NODE, once, options_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
@@ -193,3 +194,36 @@ def test_a_lost_node_costs_no_trial(cluster, asked, fake, tmp_path):
     assert "its node was lost, or its actor ended; it is queued again, and goes on from its last checkpoint" in said[1]
     words = log.read_text().splitlines()
     assert sum(line.startswith("begin") for line in words) == 3
+
+
+def test_a_lost_head_ends_it_and_the_same_command_goes_on(
+    cli, start_cluster, cluster, image_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(head, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(RayHosts, "arguments", (str(SEARCH / "waiting_worker.py"),))
+    monkeypatch.setattr("fastimg.search.param_search.prediction_speed", lambda *_: 1.0)
+    monkeypatch.chdir(tmp_path)
+    settings = ("--img-size", 32, "--batch-size", 8, "--workers", 1, "--no-amp", "--epochs", 1, "--val-fraction", 0.25)
+    trials = ("--arch", "test_resnet", "--param", "lr=log:1e-4:1e-2", "--trials", 2, "--device", "cpu", "--jobs", 1)
+
+    def searched(address):
+        return cli(
+            "search", image_folder, *trials, "-o", "S", "--backend", "ray", "--address", address, "--", *settings
+        )
+
+    first = start_cluster(1)
+    losing = once(Path("began").exists, lambda: first.head_node.kill_all_processes(allow_graceful=False))
+    lost = searched(first.address)
+    assert f"search --backend ray: the head of the cluster, {first.address}, is lost" in lost.err
+    losing.join()
+    assert lost.code == 1
+    assert lost.err.endswith("; the same command goes on when there is one again\n")
+    runs = [path.parent for path in Path("S").glob("*/*/metrics.jsonl")]
+    (done,) = [run for run in runs if (run / "last").exists()]
+    before = (done / "metrics.jsonl").stat().st_mtime_ns
+    Path("go").touch()
+    again = searched(cluster.address)
+    assert again.code == 0, again.err
+    assert sorted(row["trial"] for row in comparable(Path("S"))) == [0, 1]
+    assert (done / "metrics.jsonl").stat().st_mtime_ns == before
+    assert not list(Path("S").glob(".seen-*"))

@@ -33,7 +33,8 @@ def main():
         except (EOFError, OSError):
             return
         if isinstance(message, TrialProbe):
-            connection.send(TrialProbed(**message.settings["answer"]))
+            if "answer" in message.settings:
+                connection.send(TrialProbed(**message.settings["answer"]))
             continue
         job = message.job
         note(job, "begin")

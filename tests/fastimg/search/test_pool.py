@@ -219,3 +219,30 @@ def test_each_process_sees_its_own_gpu_and_has_its_own_cores(pool_of, jobs, monk
     assert found.keys() == {"2", "GPU-a"}
     assert sorted(core for cores in found.values() for core in cores.split(",")) == ["0", "1", "2", "3"]
     assert {record.settings["device"] for record in records} == {"cuda"}  # the first of those that it sees
+
+
+def test_hosts_out_of_reach_end_it_while_trials_run_and_are_opened(jobs, monkeypatch):
+    """As those of a cluster whose head is lost."""
+
+    class Unreachable(LocalHosts):
+        command = FAKE
+        look = 0.01
+        grace = 0.0
+        lost = False
+
+        def check(self):
+            if self.lost:
+                raise UserError("out of reach")
+
+    hosts = Unreachable(["cpu"])
+
+    def report(*_):
+        hosts.lost = True
+        return False
+
+    with pytest.raises(UserError, match="out of reach"), TrialPool(hosts, "top1", lambda _: None) as pool:
+        list(pool.run(jobs("linger"), report))
+    hosts.lost = False
+    with pytest.raises(UserError, match="out of reach"), TrialPool(hosts, "top1", lambda _: None) as pool:
+        hosts.lost = True
+        pool.probe({})  # which the process does not answer

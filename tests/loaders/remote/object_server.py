@@ -5,6 +5,8 @@ import random
 import re
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -28,7 +30,9 @@ class ObjectServer:
 
     faults: (part of a name, what to do), with "busy" a 503, "cut" half of the body, "flip" a byte of it flipped,
     "stall" an answer after `writes.release`, and the other refusals of S3 by the keys of REFUSALS. `rates` has shares
-    of all requests that meet a fault, by its kind, drawn from a seed. `latency` is waited for before each answer, in
+    of all requests that meet a fault, by its kind; the draw is a function of the request, of how often the same one has
+    come, and of `seed`, whatever the order of requests. `before` is called with the name of each request that reads,
+    before it is answered, and returns a fault for it, or "". `latency` is waited for before each answer, in
     seconds. `requests` lists the names that were asked for, after PUT or POST where they were written, and `heads`
     those of HEAD again; `hold` is waited for before each answer. `tags` replaces the ETags, which are MD5s.
     """
@@ -37,6 +41,8 @@ class ObjectServer:
         self.folder = folder
         self.faults: list[tuple[str, str]] = []
         self.rates: dict[str, float] = {}
+        self.seed = 0
+        self.before: Callable[[str], str] = lambda name: ""
         self.met: list[str] = []  # the faults that were drawn by `rates`
         self.latency = 0.0
         self.tags: dict[str, str] = {}
@@ -46,6 +52,7 @@ class ObjectServer:
         self.hold = threading.Event()
         self.hold.set()
         self._draws = random.Random(0)
+        self._repeats: Counter[str] = Counter()
         self._arrived = threading.Event()
         self.lock = threading.Lock()
         outer = self
@@ -98,9 +105,13 @@ class ObjectServer:
         self._arrived.set()
         self.hold.wait()
         time.sleep(self.latency)
+        reads = request.command in ("GET", "HEAD")
         if request.command == "HEAD":
             self.heads.append(name)
-        kind = self._fault(name if request.command in ("GET", "HEAD") else f"{request.command} {name}")
+        same = f"{request.command} {request.path} {request.headers.get('Range', '')}"
+        kind = self._fault(name if reads else f"{request.command} {name}", same)
+        if reads:
+            kind = self.before(name) or kind
         if request.command in ("PUT", "POST", "DELETE"):
             self._send(request, *self.writes.answer(request, kind))
             return
@@ -108,8 +119,8 @@ class ObjectServer:
             self.writes.stalled.set()
             self.writes.release.wait()
         path = self.folder / name
-        if "list-type=2" in request.path and not kind:
-            self._send(request, 200, self._listing(request.path), {})
+        if "list-type=2" in request.path and kind not in REFUSALS:  # nothing could tell of a byte that is flipped
+            self._send(request, 200, self._listing(request.path), {}, cut=kind == "cut")
             return
         if kind in REFUSALS or not path.is_file():
             status, code = REFUSALS.get(kind, (404, "NoSuchKey"))
@@ -124,6 +135,9 @@ class ObjectServer:
         status = 200
         if found := _RANGE.fullmatch(request.headers.get("Range", "")):
             start, stop = int(found[1]), min(int(found[2]) + 1, len(body))
+            if start >= len(body):
+                self._send(request, 416, b"<Error><Code>InvalidRange</Code></Error>", {})
+                return
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
             body, status = body[start:stop], 206
         if kind in ("flip", "flip anywhere") and body:
@@ -136,14 +150,15 @@ class ObjectServer:
         """The ETag that S3 gives to a content that was uploaded in one piece."""
         return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
 
-    def _fault(self, name: str) -> str:
+    def _fault(self, name: str, same: str) -> str:
         with self.lock:
             self.requests.append(name)
             fault = next((each for each in self.faults if each[0] in name), None)
             if fault is not None:
                 self.faults.remove(fault)
                 return fault[1]
-            drawn = self._draws.random()
+            self._repeats[same] += 1
+            drawn = random.Random(f"{self.seed} {same} {self._repeats[same]}").random()
             for kind, share in self.rates.items():
                 drawn -= share
                 if drawn < 0:

@@ -192,3 +192,15 @@ class TestReplacedTars:
         assert len(samples(dataset, range(PER_SHARD))) == PER_SHARD
         with pytest.raises(ShardError, match=r"^s3://bucket/D/train-00001.tar: was replaced in the store while it was"):
             samples(dataset, [PER_SHARD])
+
+    @pytest.mark.parametrize("size", [2000, 1 << 20], ids=["in ranges", "at once"])
+    def test_by_shorter_ones_are_named(self, opened, bucket, monkeypatch, size):
+        dataset = opened()
+        shutil.rmtree(dataset.files()[0].parent)
+        monkeypatch.setattr(fetching, "RANGE", size)
+        shard = bucket / "D/train-00001.tar"
+        shard.write_bytes(shard.read_bytes()[:3000])
+        with pytest.raises(
+            DataError, match=r"train-00001.tar: tried \d times: it is shorter than was stated: it was re"
+        ):
+            samples(dataset, [PER_SHARD])
