@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.config.commands import Export
+from fastimg.data.elsewhere import local_folder
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.registry import Model
@@ -88,7 +89,9 @@ def export(config: Export, out: Console) -> int:
     subject = subjects.of(model, card, config.with_preprocessing)
     _check_beside(file, subject)
     if config.check_data is not None:
-        open_data(config.check_data, model)[0].close()  # fails before the export, not after it
+        data = local_folder(config.check_data, config)
+        open_data(data, model)[0].close()  # fails before the export, not after it
+        config = replace(config, check_data=data)
     _write(config, file, source, model, subject)
     agreement = _check(config, file, subject) if config.check else None
     result = _result(config, file, source, card, subject, agreement)

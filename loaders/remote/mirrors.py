@@ -11,7 +11,7 @@ import re
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from fastimg.loaders.containers.atomic import give_usual_mode, replace_file
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.cache import cache_folder
+from fastimg.loaders.wording import plural
 
 from .fetching import Fetching
 from .listing import named_tars, stored_tars
@@ -29,6 +30,7 @@ from .trees import named_by_urls
 
 _DESCRIPTION = "dataset.json"
 _PHOTOGRAPHS = 0.25  # of the cache's limit: what is kept of large photographs may take, beside it
+_TOLD = 10.0  # seconds between two lines about shards that are all read
 _open: dict[Path, "Mirror"] = {}  # of this process, by folder
 
 
@@ -41,6 +43,7 @@ class Mirror:
     def __init__(self, url: str, cache: ShardCache, options: Mapping[str, str] | None = None) -> None:
         self.url = url
         self.cache = cache
+        self.tell: Callable[[str], None] = lambda words: None  # is told when all shards are read, and how far that is
         self.options = dict(options or {})
         folder, pattern = named_tars(url)
         self._remote = RemoteFolder(folder, options)
@@ -70,6 +73,16 @@ class Mirror:
             raise
         except NotThereError:
             return None
+
+    def about(self) -> str:
+        """Where its samples come from, and by which way, in words."""
+        if self.cache.limit == 0:
+            return f"samples come from {self.url} one by one, and nothing is kept: the cache may hold 0 bytes"
+        return f"shards come from {self.url} into {self.cache.root}, at most {in_words(self.cache.limit)} of them"
+
+    def ask(self) -> None:
+        """One request for the size of a file that is there. Raises DataError."""
+        self._remote.look(_DESCRIPTION if self.tars is None else self.tars[0].name)
 
     def wanted_tars(self, paths: Sequence[Path]) -> list[WantedFile]:
         """Tars of other writers as the store describes them."""
@@ -269,7 +282,14 @@ class PresentShards:
         self._indexes = indexes
 
     def __iter__(self) -> Iterator[Path]:
+        size, read, told = sum(shard.size for shard in self._shards), 0, time.monotonic()
+        files = plural(len(self._shards), "file")
+        self._mirror.tell(f"{self._mirror.url}: {files} ({in_words(size)}) are read once, to know what is in them")
         for number, shard in enumerate(self._shards):
+            if time.monotonic() - told >= _TOLD:
+                told = time.monotonic()
+                self._mirror.tell(f"{self._mirror.url}: {number} of {files} read ({in_words(read)})")
+            read += shard.size
             if self._indexes:  # other writers have none
                 self._mirror.bring_index(self._indexes[number])
             file = self._mirror.open(shard)

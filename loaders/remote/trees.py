@@ -19,12 +19,12 @@ from pathlib import Path
 from fastimg.loaders.errors import DataError
 
 from .fetching import Fetching
+from .key_ranges import list_names
 from .shard_cache import WantedFile
 from .stores import RemoteFolder
 
 _TIMES = 5  # a file whose content is not what its ETag says is fetched, unless the same comes twice
 _MD5 = re.compile('"([0-9a-f]{32})"')  # an ETag that may be the content's MD5
-_PAGE = 1000  # names
 _SMALL = 8 << 20  # bytes of a file that is fetched by one request
 _LOCK = ".lock"
 _open: dict[Path, "StoredTree"] = {}  # of this process, by folder
@@ -75,12 +75,7 @@ class StoredFiles(RemoteFolder):
         Raises DataError.
         """
 
-        def pages() -> None:
-            for page in self._store.list(chunk_size=_PAGE):
-                for each in page:
-                    add(each["path"], each["size"])
-
-        self._tried("", pages)
+        self._tried("", lambda: list_names(self._store, self.url, add))
 
 
 class StoredTree:
