@@ -31,10 +31,12 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
-from fastimg.loaders import open_dataset
+from fastimg.loaders import DataError, Loader, open_dataset
 from fastimg.loaders.containers.tars.shards import ShardWriter
+from fastimg.loaders.epochs import AHEAD
 from fastimg.loaders.order import _SAMPLES, Blocks, _block_places, _moved, epoch_order
 from fastimg.loaders.random import hashes
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.fetching import RANGE, Fetching
 from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import RemoteFolder
@@ -42,6 +44,9 @@ from fastimg.loaders.remote.stores import RemoteFolder
 Record = dict[str, Any]
 
 _BATCH = 2048  # samples of a node's batch: 8 GPUs with 256 each
+_PICTURES = 800
+_MORE = 10  # shards of one range beyond the window: eight that are fetched at once, and two; of 32 MB or more four
+_SMALL: dict[str, Any] = {"batch_size": 8, "crop": 32, "workers": 1, "order": "quasi-random", "block": "shard"}
 
 
 def main() -> None:
@@ -58,7 +63,8 @@ def main() -> None:
     found: dict[str, list[Record]] = {}
     if "terms" in sections:
         with tempfile.TemporaryDirectory() as name:
-            found["terms"] = [*index_terms(Path(name)), *order_terms(), *store_terms(Path(name))]
+            terms = [*index_terms(Path(name)), *order_terms(), *store_terms(Path(name))]
+            found["terms"] = [*terms, *cache_terms(Path(name))]
     if "epoch" in sections:
         found["epoch"] = [epoch(args.samples, args.shards, args.nodes, args.window)]
     measure.append_sections(args.out, "simulate", found)
@@ -148,6 +154,57 @@ def _requests(folder: Path) -> Record:
         Fetching(remote).fetch(wanted, file.fileno())
     shape = {"term": "requests", "bytes": len(content), "range": RANGE}
     return shape | {"requests": len(asked), "formula": -(-len(content) // RANGE)}
+
+
+def cache_terms(folder: Path) -> list[Record]:
+    """What a cache holds at most, and fetches, in an epoch whose limit is what the loader says that it needs."""
+    data = folder / "C"
+    source = folder / "P"
+    (source / "a").mkdir(parents=True)
+    for number in range(_PICTURES):
+        (source / "a" / f"{number:04d}.jpg").write_bytes(_jpeg(number))
+    with contextlib.redirect_stdout(io.StringIO()):
+        convert(Convert(src=source, dst=data, shard_size="40KB", val_fraction=0), Console(quiet=True))
+    shards = [path.stat().st_size for path in sorted(data.glob("*.tar"))]
+    return [_cache_term(data.as_uri(), folder / f"cache-{window}", shards, window) for window in (32, 128)]
+
+
+def _cache_term(url: str, place: Path, shards: list[int], window: int) -> Record:
+    limit = 0
+    for count in range(1, len(shards) + 1):  # the smallest limit that the loader accepts, in shards
+        limit = count * max(shards)
+        try:
+            loader = Loader(url, **_SMALL, window=window, cache_dir=place, cache_limit=limit)
+            break
+        except DataError:
+            continue
+    held, samples = 0, 0
+    with loader:
+        for batch in loader:
+            samples += batch.samples
+            held = max(held, sum(map(_size, place.glob("*/*.tar"))))
+        files = fetched_files(loader.dataset)
+        assert files is not None
+        spent = files.mirror.cache.spent
+        ahead = (len(loader._slots) + AHEAD) * _SMALL["batch_size"]
+    return {
+        "term": "cache",
+        "samples": samples,
+        "shards": len(shards),
+        "window": window,
+        "shards_needed": limit // max(shards),
+        "formula": -(-(window + ahead) * len(shards) // samples) + _MORE,
+        "shards_held_at_most": held / max(shards),
+        "fetched_over_data": spent.bytes / sum(shards),
+        "fetched_again": spent.again,
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # deleted meanwhile
+        return 0
 
 
 def epoch(samples: int, shards: int, nodes: int, window: int, seed: int = 0) -> Record:

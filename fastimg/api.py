@@ -123,13 +123,13 @@ def predict(
     With `progress` a bar and remarks are printed on standard error; without, nothing.
     """
     from fastimg.predict.prediction import classify
-    from fastimg.train.checkpoints.stored_runs import fetch_model
+    from fastimg.train.checkpoints.stored_models import local_model
 
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     refuse_urls({"checkpoint": Path(checkpoint), "sources": tuple(map(Path, files))})
     given = _given("predict", Predict, settings, _ON_A_COMMAND_LINE)
     config = Predict(checkpoint=Path(checkpoint), sources=tuple(map(Path, files)), **given)
-    config = replace(config, checkpoint=fetch_model(config.checkpoint, config))
+    config = replace(config, checkpoint=local_model(config.checkpoint, config))
     with _library():
         return classify(config, terminal.console(stderr=True) if progress else _nowhere())
 

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ def run(arguments: Sequence[str]) -> int:
 def _sentence(error: Exception) -> str:
     """What an error says, with flags instead of the loaders' settings, and URLs instead of folders of the cache."""
     sentence = without_secrets(with_flags(str(error)))
+    models = sys.modules.get("fastimg.train.checkpoints.stored_models")
+    sentence = sentence if models is None else str(models.named_by_urls(sentence))
     mirrors = sys.modules.get("fastimg.loaders.remote.mirrors")
     return sentence if mirrors is None else str(mirrors.with_urls(sentence))
 
@@ -137,9 +140,10 @@ def _dispatch(arguments: list[str], console: Console) -> int:
 
             print(help_page(command, _COMMANDS[command], "--help-all" in before), end="")
         return 0
-    settings: Any = _parse(command, rest, fetch=True)
+    tell = partial(terminal.say, console) if ending.first_rank() else None
+    settings: Any = _parse(command, rest, fetch=True, tell=tell)
     _refuse(command, settings)
-    return _RUN[command](_with_runs(command, settings), console)
+    return _RUN[command](_with_runs(command, settings, tell), console)
 
 
 # One function per command: what it needs is imported when it runs, since torch takes seconds, and `--help` should not.
@@ -290,6 +294,9 @@ def _refuse(command: str, settings: Any) -> None:
         "predict": reading.PREDICT,
         "embed": reading.EMBED,
         "bench": reading.BENCH,
+        "export": reading.EXPORT,
+        "push": reading.PUSH,
+        "doctor": reading.DOCTOR,
         "inspect": reading.INSPECT,
         "verify": reading.VERIFY,
         "suggest": reading.SUGGEST,
@@ -311,7 +318,7 @@ def _refuse(command: str, settings: Any) -> None:
     if command == "suggest":
         searching.check(settings)
     if command not in ("convert", "embed"):  # which check what they take themselves
-        _refuse_url(command, [getattr(settings, name, None) for name in ("src", "dst", "check_data")])
+        _refuse_url(command, [getattr(settings, name, None) for name in ("src", "dst")])
     if command in ("suggest", "train", "eval", "embed", "bench") and settings.data is not None:
         from .loaders.containers.datasets import refuse_no_folder
         from .loaders.remote.stores import url_of
@@ -321,15 +328,15 @@ def _refuse(command: str, settings: Any) -> None:
             refuse_no_folder(data)
 
 
-def _with_runs(command: str, settings: Any) -> Any:
+def _with_runs(command: str, settings: Any, tell: Callable[[str], None] | None) -> Any:
     """The settings with runs of an object store as directories here, into which they are fetched."""
     if command not in ("eval", "predict", "export", "push"):
         return settings
-    from .train.checkpoints.stored_runs import fetch_model
+    from .train.checkpoints.stored_models import local_model
 
     if command != "eval":
-        return replace(settings, checkpoint=fetch_model(settings.checkpoint, settings))
-    first, *more, data = (*(fetch_model(run, settings) for run in settings.runs), settings.dataset)
+        return replace(settings, checkpoint=local_model(settings.checkpoint, settings, tell))
+    first, *more, data = (*(local_model(run, settings, tell) for run in settings.runs), settings.dataset)
     paths = [*more, data]
     return replace(settings, checkpoint=first, data=paths[0], more=tuple(paths[1:]))
 
@@ -350,9 +357,9 @@ def _signal_code(signal: int) -> int:
     return 128 + signal if signal else 0
 
 
-def _parse(command: str, arguments: list[str], fetch: bool = False) -> Any:
+def _parse(command: str, arguments: list[str], fetch: bool = False, tell: Callable[[str], None] | None = None) -> Any:
     """The settings that the arguments of a command ask for; `fetch` a run of an object store that is resumed, for those
-    that it states. Raises UsageError.
+    that it states, which `tell` is told. Raises UsageError.
     """
     kind = _COMMANDS[command]
     if command == "search" and "--" in arguments:  # what stands behind is train's
@@ -367,7 +374,7 @@ def _parse(command: str, arguments: list[str], fetch: bool = False) -> Any:
     from .config import yaml_file as configfile
     from .train.checkpoints.stored_runs import resumed
 
-    return configfile.layered(resumed(given) if fetch else given)
+    return configfile.layered(resumed(given, tell) if fetch else given)
 
 
 def _recipe(settings: config.Recipe, _console: Console) -> int:

@@ -7,6 +7,7 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Literal, Self
@@ -220,9 +221,12 @@ class Loader(Epochs):
     def spent(self) -> LoaderTimes:
         """See `BatchSource`."""
         files = fetched_files(self.dataset)
-        network = None if files is None else files.mirror.cache.spent.waited
         tally = self._tally
-        return LoaderTimes(self.waits.seconds, self._ring.copy_seconds, sum(tally.read), sum(tally.busy), network)
+        times = LoaderTimes(self.waits.seconds, self._ring.copy_seconds, sum(tally.read), sum(tally.busy))
+        if files is None:
+            return times
+        spent = files.mirror.cache.spent
+        return replace(times, network=spent.waited, fetched=spent.bytes, again=spent.bytes_again)
 
     def set_size(self, size: Size) -> None:
         """See `BatchSource`. The same threads fill smaller views of the same slots."""

@@ -79,10 +79,11 @@ class Bench(FromStore, Augmenting, Measuring):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doctor:
+class Doctor(FromStore):
     """Report what is installed and in use, the machine's hardware, and what is wrong."""
 
     folder: Positional[Annotated[Path, arg(metavar="[FOLDER]")]] = Path()
-    """Folder whose disk is measured, such as that of your data. Default: the current folder."""
+    """Folder whose disk is measured, such as that of your data; or the URL of a dataset, whose store is asked for it:
+    then the disk is that of the cache. Default: the current folder."""
     json: bool = False
     """Print the result as JSON."""

@@ -263,7 +263,7 @@ class Predict(FromStore):  # more than 12 fields: a flag each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(FromStore):  # more than 12 fields: a flag each
     """Write a checkpoint as one file for other programs: ONNX, torch.export's pt2, or safetensors."""
 
     checkpoint: Positional[Path]
@@ -279,7 +279,7 @@ class Export:
     check: bool = False
     """Run the written file on the CPU and compare its outputs with those of `predict`; exit code 1 if they differ."""
     check_data: Annotated[Path | None, arg(metavar="DATA")] = None
-    """With --check: a dataset or images, of which up to 64 are read. Default: random images."""
+    """With --check: a dataset or its URL, or images, of which up to 64 are read. Default: random images."""
     overwrite: bool = False
     """Replace the file."""
     json: bool = False
@@ -309,7 +309,7 @@ class Push:
     """Upload a checkpoint to the Hugging Face hub, with a model card made of what the run knows."""
 
     checkpoint: Positional[Path]
-    """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
+    """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
     dst: Positional[Annotated[str, arg(metavar="hub://USER/NAME")]]
     """The repository. It is made if it is not there; else the files are a new commit."""
     private: bool = False
@@ -320,6 +320,11 @@ class Push:
     """The message of the commit."""
     dry_run: Switch[bool] = False
     """Print the files and the card, and upload nothing. Needs no network and no token."""
+    cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """For the URL of a run: where its best model is kept. Default: the user's cache directory."""
+    storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
+    are taken from the environment."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -376,7 +381,7 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     pretrained: bool = False
     """Use the model's published weights (downloaded)."""
     weights: Path | None = None
-    """Use the weights of this file, of a run, or of one of its checkpoints. The architecture, arguments and
+    """Use the weights of this file, of a run or its URL, or of one of its checkpoints. The architecture, arguments and
     preprocessing that they state are used unless a flag says otherwise."""
     model_kwargs: tuple[str, ...] = ()
     """Additional arguments of the model, as name=value."""

@@ -33,8 +33,8 @@ class Search:  # more than 12 fields: a flag each
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME[,NAME...]")] = None
     """The encoders to compare, named as for `train`. With --param: the model of all trials."""
     weights: tuple[Path, ...] = ()
-    """Files of weights, or runs, to start from; each states its encoder, or belongs to one of --arch. With --param:
-    those of all trials."""
+    """Files of weights, or runs, or their URLs, to start from; each states its encoder, or belongs to one of --arch.
+    With --param: those of all trials."""
     sampler: Literal["tpe", "random", "grid", "gp"] = "tpe"
     """How the next values are chosen: near those that did well (tpe), by a Gaussian process (gp), at random, or all
     combinations (grid)."""
@@ -90,7 +90,7 @@ class Suggest(FromStore):  # more than 12 fields: a flag each
     """The model, named as for `train`. Default: the one that --weights states; else the largest whose published weights
     are at hand and that is fast enough here; else a small one from random weights."""
     weights: Path | None = None
-    """Start from these weights: a file, a run, or one of its checkpoints."""
+    """Start from these weights: a file, a run or its URL, or one of its checkpoints."""
     model_kwargs: tuple[str, ...] = ()
     """Additional arguments of the model, as name=value."""
     classes: Literal["top", "leaf"] | None = None

@@ -54,8 +54,9 @@ class Inputs:  # more than 12 fields: a flag each
     pretrained: bool = False
     """Start from the model's published weights (downloaded)."""
     weights: Path | None = None
-    """Start from the weights of a run, of one of its checkpoints, or of a file: safetensors, or a checkpoint of plain
-    tensors. The architecture, arguments and preprocessing that they state are used unless a flag says otherwise."""
+    """Start from the weights of a run or its URL, of one of its checkpoints, or of a file: safetensors, or a checkpoint
+    of plain tensors. The architecture, arguments and preprocessing that they state are used unless a flag says
+    otherwise."""
     num_classes: int | None = None
     """Number of outputs of the model. Default: the number of classes in the dataset."""
     freeze: Annotated[str | None, arg(metavar="{backbone,N,image,text}")] = None
@@ -327,7 +328,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Weights of the targets' losses. uncertainty: learn them, as in Kendall, Gal and Cipolla (2018). Default: 1
     each."""
     teacher: Annotated[str | None, arg(metavar="RUN|ARCH")] = None
-    """Distillation: learn from a trained model, too. A run, one of its checkpoints, or an architecture with
+    """Distillation: learn from a trained model, too. A run or its URL, one of its checkpoints, or an architecture with
     --teacher-weights; it must know the same classes, and sees the same crops."""
     teacher_weights: Path | None = None
     """Weights of an architecture given as --teacher, whose classifier is for the dataset's classes in their order."""

@@ -1,7 +1,7 @@
 """DATA that is not on this machine, but in an object store: the one place where commands open it."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -10,6 +10,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.mirrors import mirror_at, open_mirror
 from fastimg.loaders.remote.stores import shown, url_of
+from fastimg.system.rank_failures import first_rank
 
 
 class Caching(Protocol):
@@ -26,24 +27,27 @@ class Caching(Protocol):
 _Settings = TypeVar("_Settings", bound=Caching)
 
 
-def local_folder(data: Path, config: Caching) -> Path:
+def local_folder(data: Path, config: Caching, tell: Callable[[str], None] | None = None) -> Path:
     """The folder that DATA is read from: of a URL the one that mirrors it, in which shards are while they are needed.
 
-    Raises DataError.
+    `tell` gets a sentence before all shards are fetched to know what is in them, and more meanwhile. Raises DataError.
     """
     url = url_of(data)
     if url is None:
         return data
     options = dict(option.split("=", 1) for option in config.storage_option)
-    return open_mirror(url, config.cache_dir, config.cache_limit, options).folder
+    mirror = open_mirror(url, config.cache_dir, config.cache_limit, options)
+    if tell is not None and first_rank():
+        mirror.tell = tell
+    return mirror.folder
 
 
-def with_local_data(config: _Settings) -> _Settings:
+def with_local_data(config: _Settings, tell: Callable[[str], None] | None = None) -> _Settings:
     """The settings of a command, with the folder of `local_folder` as their DATA. Raises DataError."""
     settings: Any = config
     if url_of(settings.data) is None:
         return config
-    changed: _Settings = replace(settings, data=local_folder(settings.data, config))
+    changed: _Settings = replace(settings, data=local_folder(settings.data, config, tell))
     return changed
 
 

@@ -8,8 +8,9 @@ import json
 import os
 import platform
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,7 @@ from rich.text import Text
 from fastimg import __version__
 from fastimg.config.benchmarking import Doctor
 from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.system import disks, hardware, measurement, terminal
 from fastimg.system import packages as installed
@@ -25,24 +27,45 @@ from fastimg.system.disks import DiskReading
 from fastimg.system.terminal import print_table, say
 
 from . import torch_facts
-from .findings import rows
+from .findings import Row, rows
 from .remedies import Copying, MachineFacts, Unknown, advice, probe, unusable
+
+if TYPE_CHECKING:
+    from .stored_data import StoredData
 
 _MEMORY_SHARE = 8  # at most 1/8 of the available memory is used to measure copying
 
 
 def doctor(settings: Doctor, console: Console) -> int:
-    """Print the findings. Returns 0, or 1 if a required package cannot be imported. Raises UsageError."""
+    """Print the findings. Returns 0, or 1 if a required package cannot be imported.
+
+    Raises UsageError, and DataError where the store of a URL cannot be read.
+    """
+    url = url_of(settings.folder)
+    if url is not None:
+        return _with_store(url, settings, console)
     if not settings.folder.exists():
         raise UsageError(f"{settings.folder}: no such folder; name the folder of your data, or leave it out")
     if not settings.folder.is_dir():
         raise UsageError(f"{settings.folder}: not a folder; name the folder that contains it")
-    facts = look(settings.folder, terminal.console(stderr=True))
+    return _told(look(settings.folder, terminal.console(stderr=True)), None, settings, console)
+
+
+def _with_store(url: str, settings: Doctor, console: Console) -> int:
+    """The findings, with those of a dataset at a URL. Raises DataError where the store cannot be read."""
+    from .stored_data import stored_data
+
+    found = stored_data(url, settings)
+    return _told(look(Path(found.cache), terminal.console(stderr=True)), found, settings, console)
+
+
+def _told(facts: MachineFacts, found: "StoredData | None", settings: Doctor, console: Console) -> int:
     sentences = advice(facts)
     if settings.json:
-        print(json.dumps({**as_json(facts), "advice": sentences, "unusable": unusable(facts)}))
+        store = {} if found is None else {"store": as_json(found)}
+        print(json.dumps({**as_json(facts), **store, "advice": sentences, "unusable": unusable(facts)}))
     else:
-        _print(facts, sentences, console)
+        _print(facts, found, sentences, console)
     return 1 if unusable(facts) else 0
 
 
@@ -86,13 +109,13 @@ def look(folder: Path, err: Console) -> MachineFacts:
     )
 
 
-def _print(facts: MachineFacts, sentences: list[str], console: Console) -> None:
+def _print(facts: MachineFacts, found: "StoredData | None", sentences: list[str], console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     section = ""
-    for row in rows(facts):
+    for row in (*rows(facts), *_rows_of_store(found)):
         table.add_row(row.section if row.section != section else "", row.name, Text(printable(row.value)))
         section = row.section
     print_table(console, table)
@@ -100,6 +123,13 @@ def _print(facts: MachineFacts, sentences: list[str], console: Console) -> None:
         say(console, f"advice: {sentence}")
     if not sentences:
         say(console, "advice: none, everything is fine")
+
+
+def _rows_of_store(found: "StoredData | None") -> Iterator[Row]:
+    if found is not None:
+        from .stored_data import rows
+
+        yield from rows(found)
 
 
 def as_json(value: Any) -> Any:

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,7 +110,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
     """Inspect a dataset and print the result. Raises UsageError, UserError and DataError, each a sentence."""
     refuse(config, INSPECT)
-    config = with_local_data(config)
+    config = with_local_data(config, partial(say, err))
     if config.no_pictures:
         refuse_set(config, _OF_PICTURES, "with --no-pictures")
     shown, crop = _augmentation(config)

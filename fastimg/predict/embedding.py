@@ -48,7 +48,9 @@ from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, choose_device, start
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, parse_kwargs
+from fastimg.system.rank_failures import first_rank
 from fastimg.system.terminal import print_table, say
+from fastimg.train.checkpoints.stored_models import named_by_urls, with_local_models
 from fastimg.train.choices import resolution as effective
 from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.wording import plural, with_flags
@@ -63,14 +65,15 @@ _WRITERS = {"shards": write_tars, "npy": write_npy, "parquet": write_parquet}
 
 def embed(config: Embed, out: Console, err: Console) -> None:
     """Compute embeddings, write them, and print a table. Raises UsageError, UserError and DataError."""
-    config, stated, origin = adopted(config)
+    given = config.weights
+    config, stated, origin = adopted(with_local_models(config, partial(say, err) if first_rank() else None))
     _check(config)
     with ExitStack() as stack:
-        cluster = stack.enter_context(_cluster(config, stated, err))
+        cluster = stack.enter_context(_cluster(replace(config, weights=given), stated, err))
         ranks = stack.enter_context(start("cpu" if cluster else config.device))
         set_backends(ranks.device)
         precision = cluster.precision if cluster else choose_precision(ranks.device, config.amp, "auto")
-        config = with_local_data(config)
+        config = with_local_data(config, partial(say, err))
         check_classes(config.data, config.classes)
         names = [config.split] if config.split else list(list_splits(config.data, config.classes))
         datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
@@ -82,7 +85,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         if cluster and preprocessing.field is not None:
             raise UsageError("--backend ray: a model of the bands of a field runs on one machine; leave it out")
         if origin and ranks.first:
-            say(err, f"weights: {origin}")
+            say(err, f"weights: {named_by_urls(origin)}")
         model.module.to(ranks.device)
         workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
         nodes = cluster.nodes if cluster else None
@@ -183,7 +186,7 @@ def _samples_on_node(config: Embed, split: str) -> Dataset:
 
 def _open_on_node(config: Embed, stated: Stated, device: str, cores: int, split: str) -> OpenedEncoding:
     """A split and its encoder, with as many threads as a task has cores."""
-    config = with_local_data(config)
+    config = with_local_data(with_local_models(config))
     ranks = Ranks(0, 1, 1, choose_device(device), None)
     torch.set_num_threads(cores)
     set_backends(ranks.device)

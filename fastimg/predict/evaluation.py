@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Evaluation(EvaluatedPart):  # more than 12 fields: the keys of --json, whi
 def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation | TargetEvaluation:
     """Evaluate and print. Raises UserError and DataError, each a sentence."""
     refuse(config, EVAL)
-    asked, config = config, replace(config, data=local_folder(config.data, config))
+    asked, config = config, replace(config, data=local_folder(config.data, config, partial(say, err)))
     backend = chosen_backend(config.loader)
     check_backend(backend)
     with start(config.device) as ranks:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.config.commands import Export
+from fastimg.data.elsewhere import local_folder
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.precision import choose as choose_precision
@@ -99,7 +100,9 @@ def _exported(config: Export, output: Path | None, out: Console, delivery: FileD
     subject = subjects.of(model, card, config.with_preprocessing)
     _check_beside(file, subject)
     if config.check_data is not None:
-        open_data(config.check_data, model)[0].close()  # fails before the export, not after it
+        data = local_folder(config.check_data, config)
+        open_data(data, model)[0].close()  # fails before the export, not after it
+        config = replace(config, check_data=data)
     _write(config, file, source, model, subject)
     agreement = _check(config, file, subject) if config.check else None
     result = _result(config, file, source, card, subject, agreement)

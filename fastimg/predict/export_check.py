@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from fastimg.data.datasets import DatasetPart, build_loader, center_crop
+from fastimg.data.elsewhere import as_given
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
@@ -174,7 +175,7 @@ def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
     if not data.exists():
         raise UserError(f"--check-data {data}: no such file or folder; give a dataset, or a folder of samples")
     content: Content = "images" if model.text is None else "text"
-    origin = f"{samples_of(content)} from {data}"
+    origin = f"{samples_of(content)} from {as_given(data)}"
     if is_plain_folder(data):
         files = [str(file) for file in find_files((data,), content)[0]]
         return FilesDataset(Path(), files, content=content), origin

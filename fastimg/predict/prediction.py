@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -203,7 +204,8 @@ def _find_bands(sources: tuple[Path, ...]) -> list[Path]:
 def classify(config: Predict, err: Console) -> list[Answer]:
     """An answer for each file, in order, then for each text. Raises UsageError and UserError."""
     refuse(config, PREDICT)
-    config = replace(config, sources=tuple(local_folder(source, config) for source in config.sources))
+    tell = partial(say, err)
+    config = replace(config, sources=tuple(local_folder(source, config, tell) for source in config.sources))
     if not config.sources and not config.text:
         raise UsageError(
             "no images given: name image files, or folders to search for images; for a checkpoint that reads texts, "

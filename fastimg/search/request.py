@@ -162,7 +162,9 @@ def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> Train:
     if asked.config is not None:
         given["config"] = asked.config
     base = yaml_file.layered(given | ({} if url_of(asked.data) is None else {"data": asked.data}))
-    refuse(base, TRAIN if base.weights is None else [rule for rule in TRAIN if isinstance(rule, Range | Excludes)])
+    elsewhere = [path for path in asked.weights if url_of(path) is not None]  # flags of the store have an effect
+    ruled = replace(base, weights=elsewhere[0]) if elsewhere else base
+    refuse(ruled, TRAIN if ruled.weights is None else [rule for rule in TRAIN if isinstance(rule, Range | Excludes)])
     # What a file says of one run is not for all of them; a recipe's settings are in `base` by now.
     data = None if url_of(asked.data) is None else asked.data  # of a URL, other flags have an effect
     return replace(base, data=data, config=None, recipe=None, output=Train().output, name=None, resume=None)

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -23,9 +24,11 @@ from fastimg.config.searching import Suggest, check
 from fastimg.data.elsewhere import as_given, with_local_data
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.remote.stores import shown
 from fastimg.models.ranks import Ranks, start
 from fastimg.system.progress import Status
 from fastimg.system.terminal import say
+from fastimg.train.checkpoints.stored_models import setting_of
 from fastimg.train.reporting.hints import LIMIT
 from fastimg.train.tasks.selection import choose
 from fastimg.wording import plural
@@ -47,7 +50,7 @@ def suggest(config: Suggest, out: Console, err: Console) -> Advised:
     """Write the file, and print what it says. Raises UsageError, UserError and DataError."""
     seconds = check(config)
     refuse(config, SUGGEST)
-    config = with_local_data(config)
+    config = with_local_data(config, partial(say, err))
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device))
         if ranks.world_size > 1:
@@ -79,7 +82,7 @@ def suggest(config: Suggest, out: Console, err: Console) -> Advised:
         survey=found.survey,
         machine=here,
         decision=decision,
-        suggestions=(*_with_batch(draft, timing), decision.length, *extra),
+        suggestions=(*map(_written_down, _with_batch(draft, timing)), decision.length, *extra),
         notes=(
             *about_data(found.survey, timing, draft.kind == "head"),
             *about_machine(here),
@@ -160,6 +163,13 @@ def _resident(
         f"each in a step instead of {timing.sample * 1e3:.2f}"
     )
     return Option(draft, faster), Suggestion("resident", True, why)
+
+
+def _written_down(suggestion: Suggestion) -> Suggestion:
+    """Weights that were fetched are named by their URL."""
+    if suggestion.name != "weights":
+        return suggestion
+    return replace(suggestion, value=shown(setting_of(Path(str(suggestion.value)))))
 
 
 def _with_batch(draft: Draft, timing: Timing) -> Iterator[Suggestion]:

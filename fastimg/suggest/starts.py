@@ -12,6 +12,7 @@ from fastimg.config.training import HF_PREFIX, HUB_PREFIX
 from fastimg.errors import UsageError
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import OWN_PREFIX
+from fastimg.train.checkpoints.stored_models import local_model
 from fastimg.train.choices.stated_weights import adopted
 from fastimg.train.choices.weights_at_hand import ON_CPUS, PUBLISHED, KeptWeights, fetched, kept_images, kept_texts
 from fastimg.train.opening import build_model
@@ -134,7 +135,8 @@ def _asked(config: Suggest, survey: Survey) -> Start:
         raise UsageError(f"--arch {arch}: {survey.path} holds {holds}")
     start = Start(arch=arch, model_kwargs=config.model_kwargs, asked=True, why="as asked for")
     if config.weights is not None:
-        return replace(start, weights=config.weights.resolve())
+        weights = local_model(config.weights, config)
+        return replace(start, weights=weights if weights.is_absolute() else weights.resolve())
     if arch is None or reads_text or arch.startswith(OWN_PREFIX):
         return start
     kept = [each for each in kept_images() if arch in (each.arch, each.arch.split(".")[0])]

@@ -29,6 +29,7 @@ from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.checkpoints.run_uploads import RunUploads
 from fastimg.train.checkpoints.saving import save
 from fastimg.train.checkpoints.stored_runs import options_of
+from fastimg.train.reporting.first_shards import first_shards
 from fastimg.train.reporting.lines import Lines, nothing_decoded
 from fastimg.train.reporting.summary import print_summary
 from fastimg.train.reporting.waiting import verdict
@@ -151,6 +152,7 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: Ti
         display = None
         if setup.ranks.first:
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))
+            stack.enter_context(first_shards(run, display.say))
         while progress.epoch < setup.epochs and not run.out_of_patience:
             if run.step_in_epoch < run.steps_of_epoch:
                 signal = _epoch(run, interrupt, time_limit, display)

@@ -3,6 +3,7 @@
 import json
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
@@ -42,6 +43,7 @@ from fastimg.loaders.epochs import Padding
 from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.order import BLOCK, WINDOW, Order, Sampling
 from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.models.freezing import freeze
 from fastimg.models.ghost_norm import ghost_norms
 from fastimg.models.input_size import check_input
@@ -65,7 +67,10 @@ def open_data(
 ) -> tuple[DatasetPart, DatasetPart | None, Path]:
     """The training split, the validation split, and the dataset's absolute path. `stack` closes them."""
     with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
-        data, note = (local_folder(config.data, config), "") if config.data else find_dataset()
+        tell = partial(say, console)
+        data, note = (local_folder(config.data, config, tell), "") if config.data else find_dataset()
+        if (mirror := mirror_at(data)) is not None:
+            tell(mirror.about())
         part, val_part = open_parts(
             data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes, fold(config)
         )
@@ -85,8 +90,6 @@ def open_data(
             f"train on the shards that `fastimg convert {data} DST` makes"
         )
     check_readable(chosen_backend(config.loader), data, part.dataset)
-    if (files := fetched_files(part.dataset)) is not None:
-        say(console, files.about())
     if config.image_field is None and not intent.reads_text(config) and (field := previewed_field(data)) is not None:
         say(
             console,

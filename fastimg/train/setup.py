@@ -21,7 +21,7 @@ from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker
 from fastimg.data.derived import cache_root
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
-from fastimg.errors import UsageError, printable, reason_of
+from fastimg.errors import UsageError, UserError, printable, reason_of
 from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.decoders.large import compile_large, will_compile_large
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
@@ -47,6 +47,7 @@ from .assembly import Blueprint, OpenBlueprint, assemble
 from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
 from .checkpoints.run_places import chosen_by_first, folder_of_runs
+from .checkpoints.stored_models import named_by_urls, names_models, versions, with_local_models
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
@@ -118,9 +119,10 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
 
 def check(config: Train, ranks: Ranks, console: Console) -> Checked:
     """Complete `config` from its weights and the machine's profile, and refuse what cannot work or has no effect."""
+    config = _with_models(config, ranks, console)
     config, stated, origin = adopted(config)
     if origin:
-        say(console, f"weights     {printable(origin)}")
+        say(console, f"weights     {printable(named_by_urls(origin))}")
     refusals.check(replace(config, batch_size=config.batch_size or intent.BATCH[ranks.device.type]))
     refusals.check_device(config, ranks.device.type)
     config, profile = machine.applied(config, ranks)
@@ -129,6 +131,19 @@ def check(config: Train, ranks: Ranks, console: Console) -> Checked:
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn, config.grad_compression)
     return Checked(config=config, stated=stated, precision=precision)
+
+
+def _with_models(config: Train, ranks: Ranks, console: Console) -> Train:
+    """`config` with the models that it names by URLs on this machine. Raises UserError and DataError."""
+    if not names_models(config):
+        return config
+    with ranks.first_goes_first():  # its console says what is fetched
+        named = with_local_models(config, partial(say, console))
+    if len(set(ranks.gather(versions(named)))) > 1:
+        raise UserError(
+            "--weights, --teacher: a run in the object store was replaced while the ranks fetched it; start again"
+        )
+    return named
 
 
 def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitStack) -> Opened:

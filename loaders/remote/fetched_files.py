@@ -113,12 +113,23 @@ class FetchedFiles:
         """Bytes of all shards."""
         return sum(shard.size for shard in self._shards)
 
+    @property
+    def count(self) -> int:
+        """Number of shards."""
+        return len(self._shards)
+
+    def held(self) -> int:
+        """How many shards are in the cache now."""
+        return sum(map(self.mirror.has, self._shards))
+
+    def first(self, reach: int, samples: int) -> tuple[int, int]:
+        """How many shards, and their bytes, hold the first `reach` of `samples` in an order by shards; about that."""
+        count = min(-(-max(reach, 1) * self.count // max(samples, 1)), self.count)
+        return count, self.size * count // max(self.count, 1)
+
     def about(self) -> str:
         """Where samples come from, and by which way, in words."""
-        cache = self.mirror.cache
-        if self.by_ranges:
-            return f"samples come from {self.mirror.url} one by one, and nothing is kept: the cache may hold 0 bytes"
-        return f"shards come from {self.mirror.url} into {cache.root}, at most {in_words(cache.limit)} of them"
+        return self.mirror.about()
 
     def lease(self, most: int) -> tuple[list[int], list[Lease]]:
         """The first shards, at least one and up to `most` bytes, in the cache for as long as the leases are kept.

@@ -10,7 +10,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Mirror:
     def __init__(self, url: str, cache: ShardCache, options: Mapping[str, str] | None = None) -> None:
         self.url = url
         self.cache = cache
+        self.tell: Callable[[str], None] = lambda words: None  # is told when all shards are read, and how far that is
         self.options = dict(options or {})
         folder, pattern = named_tars(url)
         self._remote = RemoteFolder(folder, options)
@@ -71,6 +72,16 @@ class Mirror:
             raise
         except NotThereError:
             return None
+
+    def about(self) -> str:
+        """Where its samples come from, and by which way, in words."""
+        if self.cache.limit == 0:
+            return f"samples come from {self.url} one by one, and nothing is kept: the cache may hold 0 bytes"
+        return f"shards come from {self.url} into {self.cache.root}, at most {in_words(self.cache.limit)} of them"
+
+    def ask(self) -> None:
+        """One request for the size of a file that is there. Raises DataError."""
+        self._remote.look(_DESCRIPTION if self.tars is None else self.tars[0].name)
 
     def wanted_tars(self, paths: Sequence[Path]) -> list[WantedFile]:
         """Tars of other writers as the store describes them."""

@@ -3,16 +3,19 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
+from fastimg.loaders.wording import plural
 
 from .mirrors import Mirror
-from .shard_cache import WantedFile
+from .shard_cache import WantedFile, in_words
 
+_TOLD = 10.0  # seconds between two lines about shards that are all read
 _AHEAD = 4  # shards that are fetched while one is read
 _SHARE = 0.5  # of the cache's limit: what the shard that is read and those ahead of it may take
 
@@ -29,11 +32,18 @@ class PresentShards:
         self._indexes = indexes
 
     def __iter__(self) -> Iterator[Path]:
+        size, read, told = sum(shard.size for shard in self._shards), 0, time.monotonic()
+        files = plural(len(self._shards), "file")
+        self._mirror.tell(f"{self._mirror.url}: {files} ({in_words(size)}) are read once, to know what is in them")
         over = threading.Event()
         pool = ThreadPoolExecutor(_AHEAD, "fastimg-present")
         begun = 0  # shards that were fetched, or are being fetched
         try:
             for number, shard in enumerate(self._shards):
+                if time.monotonic() - told >= _TOLD:
+                    told = time.monotonic()
+                    self._mirror.tell(f"{self._mirror.url}: {number} of {files} read ({in_words(read)})")
+                read += shard.size
                 begun = max(begun, number + 1)
                 while begun < len(self._shards) and self._is_near(number, begun):
                     pool.submit(self._bring, begun, over)

@@ -70,6 +70,7 @@ class Spent(NamedTuple):
     bytes: int
     again: int  # files that had been fetched before: deleted, to make room, before they were done with
     waited: float  # seconds, summed over threads: readers whose file was not there
+    bytes_again: int = 0  # of `again`
 
 
 class ShardCache:
@@ -209,7 +210,7 @@ class ShardCache:
         with self._counted:
             again = int(path in self._fetched)
             self._fetched.add(path)
-        self._count(files=1, size=wanted.size, again=again)
+        self._count(files=1, size=wanted.size, again=again, size_again=again * wanted.size)
 
     def _present(self, path: Path, wanted: WantedFile, locked: bool) -> int | None:
         """The file, open and locked if it shall be; None if it is not there, or is not what was verified."""
@@ -369,10 +370,12 @@ class ShardCache:
         finally:
             os.close(file)
 
-    def _count(self, files: int = 0, size: int = 0, again: int = 0, waited: float = 0.0) -> None:
+    def _count(self, files: int = 0, size: int = 0, again: int = 0, waited: float = 0.0, size_again: int = 0) -> None:
         with self._counted:
             s = self._spent
-            self._spent = Spent(s.files + files, s.bytes + size, s.again + again, s.waited + waited)
+            self._spent = Spent(
+                s.files + files, s.bytes + size, s.again + again, s.waited + waited, s.bytes_again + size_again
+            )
 
 
 def _default_limit(root: Path) -> int:

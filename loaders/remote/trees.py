@@ -17,10 +17,10 @@ from pathlib import Path
 from fastimg.loaders.errors import DataError
 
 from .fetching import Fetching
+from .key_ranges import list_names
 from .shard_cache import WantedFile
 from .stores import RemoteFolder
 
-_PAGE = 1000  # names
 _SMALL = 8 << 20  # bytes of a file that is fetched by one request
 _LOCK = ".lock"
 _open: dict[Path, "StoredTree"] = {}  # of this process, by folder
@@ -51,12 +51,7 @@ class StoredFiles(RemoteFolder):
         Raises DataError.
         """
 
-        def pages() -> None:
-            for page in self._store.list(chunk_size=_PAGE):
-                for each in page:
-                    add(each["path"], each["size"])
-
-        self._tried("", pages)
+        self._tried("", lambda: list_names(self._store, self.url, add))
 
 
 class StoredTree:

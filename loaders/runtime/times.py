@@ -20,6 +20,8 @@ class LoaderTimes:
     read: float | None  # in `Dataset.read`, summed over threads
     busy: float | None  # filling rows, reading included, summed over threads
     network: float | None = None  # of reading, waiting for shards of an object store, summed over threads
+    fetched: int | None = None  # bytes that this process has fetched from it
+    again: int | None = None  # of these, bytes of shards that it had fetched before
 
 
 class Tally:

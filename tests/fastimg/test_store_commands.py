@@ -4,7 +4,7 @@ import csv
 import json
 import shutil
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from fastimg.config.commands import Convert
 from fastimg.config.searching import Search, Suggest
 from fastimg.convert.pipeline import convert
 from fastimg.data.elsewhere import as_given, setting_of, with_local_data
+from fastimg.doctor import diagnosis
 from fastimg.loaders import open_dataset
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.remote.mirrors import open_mirror
@@ -26,6 +27,9 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.search.request import request
 from fastimg.search.staged.encoders import facts
 from fastimg.suggest.survey import survey
+from fastimg.train.checkpoints.run_uploads import RunUploads
+
+from .doctor.test_doctor import GOOD
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -215,3 +219,60 @@ def test_trials_of_a_search_open_the_url(shards, tmp_path):
     assert asked.folder == Path("searches/D") and as_given(asked.data) == url
     assert asked.remembered["data"] == setting_of(asked.data) == url
     assert asked.shared["cache_limit"] == "1GB" and facts(asked.data, asked.shared, 0).train > 0
+
+
+class TestDoctor:
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch):
+        monkeypatch.setattr(diagnosis, "look", lambda folder, err: looked.append(folder) or GOOD)
+        monkeypatch.setattr(diagnosis, "as_json", lambda facts: {} if facts is GOOD else asdict(facts))
+        looked: list[Path] = []
+        self.looked = looked
+
+    def test_asks_the_store(self, shards, cache, capsys):
+        url = f"file://{shards}"
+        found = answer(capsys, "doctor", url, *cache, "--cache-limit", "10MB")["store"]
+        tars = list(shards.glob("*.tar"))
+        assert found.pop("request_seconds") > 0
+        described = json.loads((shards / "dataset.json").read_text())["splits"].values()
+        assert found == {
+            "url": url,
+            "shards": len(tars),
+            "bytes": sum(tar.stat().st_size for tar in tars),
+            "samples": sum(split["samples"] for split in described),
+            "cache": cache[1],
+            "cache_limit": 10_000_000,
+        }
+        assert self.looked == [Path(cache[1])]  # the disk that is measured is the cache's
+        assert cli.run(["doctor", url, *cache, "--cache-limit", "10MB"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"`fastimg bench {url}` measures rates" in said and "at most 10.0 MB: all of it" in said
+
+    def test_says_why_it_cannot_be_read(self, tmp_path, capsys):
+        assert cli.run(["doctor", f"file://{tmp_path}/none"]) == 1
+        assert f"file://{tmp_path}/none: no such folder; check the URL" in " ".join(capsys.readouterr().err.split())
+        assert cli.run(["doctor", str(tmp_path), "--cache-limit", "1GB"]) == 2
+        assert "--cache-limit" in capsys.readouterr().err
+
+
+def test_export_checks_with_data_at_a_url(shards, trained, cache, tmp_path, capsys):
+    asked = ("export", str(trained), "--format", "safetensors", "--check", "--overwrite", "-o", str(tmp_path))
+    there = answer(capsys, *asked, "--check-data", f"file://{shards}", *cache)["check"]
+    here = answer(capsys, *asked, "--check-data", str(shards))["check"]
+    assert there == here | {"origin": f"images from file://{shards} (val)"}
+    assert cli.run([*asked, *cache]) == 2  # nothing is at a URL
+    assert "--cache-dir" in capsys.readouterr().err
+
+
+def test_export_and_push_take_options_of_the_store(server, trained, tmp_path, capsys, monkeypatch):
+    url = "s3://bucket/runs/x"
+    RunUploads(url, trained, server.options, print).finish(lambda words: None)
+    options = [f"{name}={value}" for name, value in server.options.items()]
+    store = ("--cache-dir", str(tmp_path / "cache"), "--storage-option", *options)
+    capsys.readouterr()
+    made = answer(capsys, "export", url, "--format", "safetensors", "-o", str(tmp_path), *store)
+    assert made["checkpoint"].startswith(str(tmp_path / "cache/models"))
+    assert cli.run(["push", url, "hub://me/x", "--dry-run", *store]) == 0
+    assert "dry run" in capsys.readouterr().out
+    assert cli.run(["push", str(trained), "hub://me/x", "--dry-run", *store]) == 2
+    assert "a URL as DATA or run" in " ".join(capsys.readouterr().err.split())

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fastimg.config.commands import Convert, Embed, Eval, Predict
+from fastimg.config.benchmarking import Doctor
+from fastimg.config.commands import Convert, Embed, Eval, Export, Predict
 from fastimg.config.rules import Check, Needs, Range, Rule
 from fastimg.config.training import Train
 from fastimg.config.url_arguments import HUB
@@ -21,17 +22,22 @@ def _is_elsewhere(config: Any) -> bool:
     """Whether the data is in an object store."""
     if isinstance(config, Predict):
         return any(url_of(source) is not None for source in config.sources)
+    if isinstance(config, Export):
+        return config.check_data is not None and url_of(config.check_data) is not None
+    if isinstance(config, Doctor):
+        return url_of(config.folder) is not None
     data = config.dataset if isinstance(config, Eval) else getattr(config, "data", None)
     return data is not None and url_of(data) is not None
 
 
 def _has_run_elsewhere(config: Any) -> bool:
-    """Whether a run is in an object store: one that is written, or one that is read."""
+    """Whether a run or a model is in an object store: one that is written, or one that is read."""
     if isinstance(config, Train):
         runs: tuple[Any, ...] = (config.output, config.resume or "")
     else:
         runs = config.runs if isinstance(config, Eval) else (getattr(config, "checkpoint", ""),)
-    return any(url_of(run) is not None for run in runs)
+    models = (getattr(config, name, None) for name in ("weights", "teacher", "teacher_weights"))
+    return any(url_of(path) is not None for path in (*runs, *models) if path is not None)
 
 
 def uses_store(config: Any) -> bool:
@@ -150,5 +156,11 @@ ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
 LOADER_ELSEWHERE = Check("loader", _loader_elsewhere)
 
 _CACHE_ELSEWHERE = Needs("cache_dir", uses_store, "a URL as DATA or run")
+
+RUN_FROM_STORE: tuple[Rule, ...] = (  # of commands that read a run, and no data
+    _CACHE_ELSEWHERE,
+    Needs("storage_option", uses_store, "a URL as DATA or run"),
+    Check("storage_option", check_storage_option),
+)
 
 FROM_STORE: tuple[Rule, ...] = (_CACHE_ELSEWHERE, *ELSEWHERE)  # of commands that keep nothing else in a cache

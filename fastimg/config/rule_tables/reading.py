@@ -11,6 +11,7 @@ from .elsewhere import (
     ELSEWHERE,
     FROM_STORE,
     LOADER_ELSEWHERE,
+    RUN_FROM_STORE,
     check_cache_limit,
     check_loaders_elsewhere,
     check_storage_option,
@@ -51,6 +52,12 @@ EMBED: tuple[Rule, ...] = (
     Range("knn", at_least(1), "1 or more"),
     Range("img_size", at_least(1), "1 or more"),
 )
+
+EXPORT: tuple[Rule, ...] = FROM_STORE
+
+PUSH: tuple[Rule, ...] = RUN_FROM_STORE
+
+DOCTOR: tuple[Rule, ...] = FROM_STORE
 
 INSPECT: tuple[Rule, ...] = (
     written_here("output"),

@@ -17,12 +17,13 @@ from fastimg.config.values.folds import parse as parse_fold
 from fastimg.config.yaml_file import fitted
 from fastimg.data.datasets import names_targets, open_parts
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import Dataset, list_splits, open_dataset
+from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
 from fastimg.search.leaderboard import short
 from fastimg.search.speed import model_speed
+from fastimg.train.checkpoints.stored_models import setting_of, with_local_models
 from fastimg.train.choices.resolution import usual_rate
 from fastimg.train.choices.stated_weights import adopted
 from fastimg.train.choices.weights_at_hand import ON_CPUS, PUBLISHED, KeptWeights, fetched, kept_images, kept_texts
@@ -243,14 +244,16 @@ def _at_hand(archs: Sequence[str]) -> tuple[dict[str, KeptWeights], str]:
 def _with_weights(path: Path, archs: Sequence[str], shared: Mapping[str, Any]) -> tuple[Candidate | None, str]:
     """The candidate that a file of weights makes, or why it makes none."""
     try:
-        read_metadata(weights_file(path))
-        stated = adopted(Train(weights=path))[1].arch
-    except UserError as error:
+        config = with_local_models(Train(**fitted({**_store(shared), "weights": shown(path)}, Train)))
+        assert config.weights is not None
+        read_metadata(weights_file(config.weights))
+        stated = adopted(config)[1].arch
+    except (UserError, DataError) as error:
         return None, str(error)
     reasons = []
     for arch in archs or ((stated,) if stated else ()):
         candidate = Candidate(
-            name=arch, settings={"arch": arch, "weights": str(path.resolve())}, tuned=True, origin=shown(path)
+            name=arch, settings={"arch": arch, "weights": shown(setting_of(path))}, tuned=True, origin=shown(path)
         )
         reason = misfit(candidate, shared)
         if not reason:
@@ -259,6 +262,11 @@ def _with_weights(path: Path, archs: Sequence[str], shared: Mapping[str, Any]) -
     if not reasons:
         return None, "states no architecture, and --arch names none"
     return None, reasons[0] if len(reasons) == 1 else f"does not fit {', '.join(archs)}"
+
+
+def _store(shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of Train for what is at a URL."""
+    return {name: shared[name] for name in ("cache_dir", "storage_option") if name in shared}
 
 
 def misfit(candidate: Candidate, shared: Mapping[str, Any]) -> str:
@@ -274,7 +282,7 @@ def misfit(candidate: Candidate, shared: Mapping[str, Any]) -> str:
 
 def built(candidate: Candidate, shared: Mapping[str, Any], classes: int) -> Model:
     """A candidate's model, on the CPU. Raises UsageError and UserError."""
-    config, stated, _ = adopted(Train(**fitted({**shared, **candidate.settings}, Train)))
+    config, stated, _ = adopted(_config(candidate, shared))
     assert config.arch is not None
     return build(
         config.arch,
@@ -288,10 +296,14 @@ def built(candidate: Candidate, shared: Mapping[str, Any], classes: int) -> Mode
     )
 
 
+def _config(candidate: Candidate, shared: Mapping[str, Any]) -> Train:
+    return with_local_models(Train(**fitted({**shared, **candidate.settings}, Train)))
+
+
 def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> MeasuredEncoder:
     """Build a candidate and measure it."""
     model = built(candidate, shared, classes=2)
-    config, stated, _ = adopted(Train(**fitted({**shared, **candidate.settings}, Train)))
+    config, stated, _ = adopted(_config(candidate, shared))
     texts = None if config.text_arch is None else text_side(config, stated)
     speed = 1 / sum(1 / model_speed(each, device) for each in (model, texts) if each is not None)
     if texts is not None:

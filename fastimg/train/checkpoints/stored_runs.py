@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,21 @@ from typing import Any
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import temporary
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.remote.stores import NotThereError, RemoteFolder, url_of
+from fastimg.loaders.remote.fetching import Fetching
+from fastimg.loaders.remote.shard_cache import WantedFile
+from fastimg.loaders.remote.stores import NotThereError, RemoteFolder, shown, url_of
 from fastimg.loaders.runtime.cache import cache_folder
+from fastimg.wording import plural
 
 MANIFEST = "manifest.json"
 OBJECTS = "objects"
 _FORMAT = "fastimg run"
 _BLOCK = 8 << 20  # bytes of a request
 _TIMES = 3  # a manifest that is replaced while its files are fetched is read again
+_MEGABYTE = 1e6
 _NAME = re.compile(r"(?!\.\.?(/|\Z))[\w.@+-]+(/(?!\.\.?(/|\Z))[\w.@+-]+)*")
+
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def output_folder(output: Path, name: str | None, resume: str | None, settings: 
     return staged_runs(url, settings.cache_dir)
 
 
-def resumed(given: Mapping[str, Any]) -> dict[str, Any]:
+def resumed(given: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
     """What `train` is given, with a URL to resume as its directory here, which is fetched, and as --output and --name.
 
     Raises UserError if there is no run, and DataError.
@@ -110,15 +116,16 @@ def resumed(given: Mapping[str, Any]) -> dict[str, Any]:
     if url is None:
         return dict(given)
     options = dict(option.split("=", 1) for option in given.get("storage_option", ()))
-    folder = fetch_run(url, options, given.get("cache_dir"))
+    folder = fetch_run(url, options, given.get("cache_dir"), tell)
     output, _, name = url.rpartition("/")
     return {**given, "resume": str(folder), "output": Path(output), "name": name}
 
 
-def fetch_run(run: str, options: Mapping[str, str], cache_dir: Path | None) -> Path:
+def fetch_run(run: str, options: Mapping[str, str], cache_dir: Path | None, tell: Tell | None = None) -> Path:
     """The directory of the run at a URL, in the folder of staged runs, to go on with it.
 
-    Where the directory has a later checkpoint than the store, it stays as it is. Raises UserError and DataError.
+    Where the directory has a later checkpoint than the store, it stays as it is. `tell` gets a sentence before
+    something is fetched. Raises UserError and DataError.
     """
     output, _, name = run.rpartition("/")
     folder = staged_runs(output, cache_dir) / name
@@ -126,7 +133,7 @@ def fetch_run(run: str, options: Mapping[str, str], cache_dir: Path | None) -> P
         for manifest in _manifests(run, options):
             if step_here(folder) > manifest.step:
                 return folder
-            if _fetched(run, options, folder, manifest, list(manifest.files)):
+            if _fetched(run, options, folder, manifest, list(manifest.files), tell):
                 return folder
     raise _changing(run)
 
@@ -148,24 +155,58 @@ def fetch_exactly(run: str, options: Mapping[str, str], cache_dir: Path | None, 
             (folder / link).unlink(missing_ok=True)
 
 
-def fetch_model(run: Path, settings: Any) -> Path:
+def fetch_model(run: Path, settings: Any, tell: Tell | None = None) -> Path:
     """A run's directory with its best model, else its last, for reading; a path on this machine is given back.
 
-    Raises UserError and DataError.
+    `tell` gets a sentence before something is fetched. Raises UserError and DataError.
     """
     url = url_of(run)
     if url is None:
         return run
     options = options_of(settings)
-    folder = _root(getattr(settings, "cache_dir", None)) / "models" / _key(url) / url.rpartition("/")[2]
+    folder = _models(settings, url) / url.rpartition("/")[2]
     with _alone(folder):
         for manifest in _manifests(url, options):
             target = manifest.links.get("best") or manifest.links.get("last") or "-"
             of_model = [name for name in manifest.files if name.startswith(f"{target}/")]
             names = [name for name in of_model if name.count("/") == target.count("/") + 1 and _is_read(name)]
-            if _fetched(url, options, folder, manifest, names):
+            if _fetched(url, options, folder, manifest, names, tell):
                 return folder
     raise _changing(url)
+
+
+def fetch_file(file: Path, settings: Any, tell: Tell | None = None) -> Path:
+    """A file of weights at a URL, for reading. Another content in the store, by its size and tag, is another file here.
+
+    `tell` gets a sentence before it is fetched. Raises UserError and DataError.
+    """
+    url = shown(file)
+    folder, _, name = url.rpartition("/")
+    remote = RemoteFolder(folder, options_of(settings))
+    found = remote.look(name)
+    path = _models(settings, f"{url} {found.size} {found.tag}") / name
+    with _alone(path):
+        if path.is_file() and path.stat().st_size == found.size:
+            return path
+        if tell is not None:
+            tell(_fetching(url, 1, found.size, path.parent))
+        part = temporary(path)
+        try:
+            with part.open("w+b") as opened:
+                Fetching(remote).fetch(WantedFile(name, found.size, "", found.tag), opened.fileno())
+                os.fsync(opened.fileno())
+            part.replace(path)
+        except OSError as error:
+            raise UserError(
+                f"{path}: {error.strerror}; free some of the disk, or give another folder with --cache-dir"
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)
+    return path
+
+
+def _models(settings: Any, key: str) -> Path:
+    return _root(getattr(settings, "cache_dir", None)) / "models" / _key(key)
 
 
 def _is_read(name: str) -> bool:
@@ -180,18 +221,28 @@ def _manifests(run: str, options: Mapping[str, str]) -> Iterator[RunManifest]:
     for _ in range(_TIMES):
         manifest = manifest_of(run, options)
         if manifest is None:
-            raise UserError(f"{run}: no run there (it has no {MANIFEST}); check the URL")
+            raise UserError(
+                f"{run}: no run there (it has no {MANIFEST}); give a run that fastimg has uploaded, or check the URL"
+            )
         yield manifest
 
 
-def _fetched(run: str, options: Mapping[str, str], folder: Path, manifest: RunManifest, names: list[str]) -> bool:
+def _fetched(
+    run: str,
+    options: Mapping[str, str],
+    folder: Path,
+    manifest: RunManifest,
+    names: list[str],
+    tell: Tell | None = None,
+) -> bool:
     """Bring files of a run here, and point its links; False if an object is gone: there is another manifest by now."""
     objects = RemoteFolder(f"{run}/{OBJECTS}", options)
-    for name in names:
+    missing = [name for name in names if not _is_here(folder / name, *manifest.files[name])]
+    if missing and tell is not None:
+        tell(_fetching(run, len(missing), sum(manifest.files[name][0] for name in missing), folder))
+    for name in missing:
         size, sha256 = manifest.files[name]
         path = folder / name
-        if path.is_file() and path.stat().st_size == size and _sha256(path) == sha256:
-            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _fetch(objects, sha256, size, path)
@@ -206,6 +257,14 @@ def _fetched(run: str, options: Mapping[str, str], folder: Path, manifest: RunMa
             part.symlink_to(target)
             part.replace(folder / link)
     return True
+
+
+def _fetching(url: str, files: int, size: int, folder: Path) -> str:
+    return f"fetching    {plural(files, 'file')} of {url} ({size / _MEGABYTE:,.1f} MB) into {folder}"
+
+
+def _is_here(path: Path, size: int, sha256: str) -> bool:
+    return path.is_file() and path.stat().st_size == size and _sha256(path) == sha256
 
 
 def _fetch(objects: RemoteFolder, sha256: str, size: int, path: Path) -> None:

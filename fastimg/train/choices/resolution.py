@@ -31,10 +31,11 @@ from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.epochs import slots_for
 from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.order import WINDOW
-from fastimg.loaders.remote.stores import url_of
+from fastimg.loaders.remote.stores import shown, url_of
 from fastimg.models.ema import DECAY
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
+from fastimg.train.checkpoints.stored_models import setting_of
 from fastimg.train.distillation.loss import TEMPERATURE, WEIGHT
 from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
@@ -122,7 +123,7 @@ def resolve(
         config,
         data=data.resolve() if config.data is None or url_of(config.data) is None else config.data,
         order=order(config),
-        weights=config.weights.resolve() if config.weights else None,
+        weights=setting_of(config.weights) if config.weights else None,
         output=config.output if url_of(config.output) else config.output.resolve(),
         val_split=validation.split if validation else None,
         val_fraction=_held_out(config, validation),
@@ -147,7 +148,7 @@ def resolve(
         head_init=model.new_head,
         momentum=_momentum(config),
         teacher=_teacher(config),
-        teacher_weights=config.teacher_weights.resolve() if config.teacher_weights else None,
+        teacher_weights=setting_of(config.teacher_weights) if config.teacher_weights else None,
         kd_temperature=config.kd_temperature or TEMPERATURE,
         kd_weight=WEIGHT if config.kd_weight is None else config.kd_weight,
         weight_decay=_weight_decay(config),
@@ -257,10 +258,10 @@ def _weight_decay(config: Train) -> float:
 
 
 def _teacher(config: Train) -> str | None:
-    """A path in full, an architecture as it is."""
+    """A path in full, an architecture or a URL as it is."""
     if config.teacher is None or not Path(config.teacher).exists():
         return config.teacher
-    return str(Path(config.teacher).resolve())
+    return shown(setting_of(Path(config.teacher)))
 
 
 def _momentum(config: Train) -> float | None:

@@ -12,6 +12,7 @@ from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing, build, load_weights, read_weights
 from fastimg.train.checkpoints.format import load_model
+from fastimg.train.checkpoints.stored_models import brought_here
 from fastimg.train.tasks.joint import Tasks
 from fastimg.wording import plural
 
@@ -65,8 +66,9 @@ def load(config: Train, tasks: Tasks, student: Preprocessing, precision: Precisi
             "--num-classes out"
         )
     order = None
-    if Path(config.teacher).exists():
-        model, card = load_model(Path(config.teacher))
+    path = brought_here(Path(config.teacher))
+    if path.exists():
+        model, card = load_model(path)
         if config.teacher_weights is not None:
             raise UsageError("--teacher-weights has no effect with a checkpoint as --teacher; leave one of them out")
         if card.text is not None:
@@ -125,7 +127,7 @@ def _by_name(config: Train, classes: int, channels: int) -> tuple[Model, Preproc
     model = build(
         config.teacher, classes, kwargs={"in_chans": channels} if channels != 3 else {}, size_flag="--teacher"
     )
-    tensors, _ = read_weights(config.teacher_weights)
+    tensors, _ = read_weights(brought_here(config.teacher_weights))
     load_weights(model, tensors, f"--teacher-weights {config.teacher_weights}", strict_head=True)
     return model, model.preprocessing
 

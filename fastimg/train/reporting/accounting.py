@@ -7,7 +7,7 @@ Always on: it only sums the seconds that the loader counts (`BatchSource.spent`)
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fastimg.loaders.runtime.times import LoaderTimes
@@ -36,6 +36,8 @@ class TrainingTime:
     threads: float = 0.0  # seconds x threads
     batches: int = 0
     network: float | None = None  # of reading, waiting for an object store, summed over threads; None: none is read
+    fetched: int | None = None  # bytes from the store, by this process, since the line before
+    again: int | None = None  # of these, bytes of shards that were deleted before they were done with
 
     def __add__(self, other: "TrainingTime") -> "TrainingTime":
         return TrainingTime(
@@ -48,6 +50,8 @@ class TrainingTime:
             self.threads + other.threads,
             self.batches + other.batches,
             other.network if self.network is None else self.network + (other.network or 0.0),
+            other.fetched if self.fetched is None else self.fetched + (other.fetched or 0),
+            other.again if self.again is None else self.again + (other.again or 0),
         )
 
     @property
@@ -96,7 +100,8 @@ class TrainingTime:
             "loader_read_share": self.read_share,
             "loader_network_share": self.network_share,
         }
-        return {name: round(value, 4) for name, value in values.items() if value is not None}
+        counts = {"fetched_bytes": self.fetched, "fetched_again_bytes": self.again}
+        return {name: round(value, 4) for name, value in {**values, **counts}.items() if value is not None}
 
 
 def overall(records: Iterable[Mapping[str, Any]]) -> TrainingTime:
@@ -115,7 +120,8 @@ def overall(records: Iterable[Mapping[str, Any]]) -> TrainingTime:
             for name in ("copy_share", "loader_busy_share", "loader_read_share")
         )
         network = record["loader_network_share"] * seconds if "loader_network_share" in record else None
-        total += TrainingTime(seconds, 0, wait * seconds, copy, read, busy, seconds, 0, network)
+        counts = (record.get(name) for name in ("fetched_bytes", "fetched_again_bytes"))
+        total += TrainingTime(seconds, 0, wait * seconds, copy, read, busy, seconds, 0, network, *counts)
     return total
 
 
@@ -144,6 +150,7 @@ class Account:
         self._samples = self._batches = self._filling = 0
         self._last = self._since = self._mark()  # where the window started, and where its steady part did
         self._unseen = TrainingTime()  # steady time that `evidence` has not returned yet
+        self._told: LoaderTimes | None = None  # what the last line has counted of bytes: none are discarded
 
     def begin(self) -> None:
         """An epoch starts or continues here. Discards the time since the last window."""
@@ -176,7 +183,9 @@ class Account:
             self.steady = self.steady + steady
             self._unseen = self._unseen + steady
         self._last = self._since = now
-        return window
+        told, self._told = self._told or LoaderTimes(0.0, None, None, None), now.spent
+        fetched, again = _more(now.spent.fetched, told.fetched), _more(now.spent.again, told.again)
+        return replace(window, fetched=fetched, again=again)
 
     def evidence(self) -> TrainingTime | None:
         """The steady time since the last call, once it is long enough to judge by; None until then."""
@@ -221,3 +230,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 def _difference(now: float | None, then: float | None) -> float | None:
     return None if now is None or then is None else now - then
+
+
+def _more(now: int | None, then: int | None) -> int | None:
+    return None if now is None else now - (then or 0)

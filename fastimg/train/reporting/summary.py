@@ -13,6 +13,7 @@ from fastimg.config.commands import Train
 from fastimg.config.intent import loss_kind
 from fastimg.errors import printable
 from fastimg.loaders import BatchSource
+from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.models.ranks import Ranks
 from fastimg.system.progress import UNITS, duration
 from fastimg.system.terminal import print_table, say
@@ -110,7 +111,10 @@ def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, st
     if windows:
         speed = median(record[f"{setup.unit}_per_second"] for record in windows)
         yield "speed", f"{speed:,.1f} {UNITS[setup.unit]} (median)"
-        yield "time", _time(overall(windows), setup.ranks)
+        whole = overall(windows)
+        yield "time", _time(whole, setup.ranks)
+        if whole.network is not None:
+            yield "object store", _network(whole)
 
 
 def _files(run: Run, verdict: str | None) -> Iterator[tuple[str, str]]:
@@ -187,6 +191,14 @@ def _time(window: TrainingTime, ranks: Ranks) -> str:
     if window.copy_share is None:
         return f"{waiting} or for copies of it (measured together), {computing}"
     return f"{waiting}, {computing}; copying (in parallel) {window.copy_share:.1%}"
+
+
+def _network(window: TrainingTime) -> str:
+    """What was fetched by this process, and the share of the loader's reading that waited for it."""
+    fetched, again = window.fetched or 0, window.again or 0
+    waiting = min(window.network or 0.0, window.read or 0.0) / max(window.read or 0.0, 1e-9)
+    twice = f", {in_words(again)} of them again" if again else ""
+    return f"{in_words(fetched)} fetched{twice}; {waiting:.1%} of the loader's reading was waiting for them"
 
 
 def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ranks) -> None:

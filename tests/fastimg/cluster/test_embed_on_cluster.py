@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: test_convert_on_cluster.py has the command")
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -48,8 +49,10 @@ def test_embeddings_of_a_url_are_those_of_one_machine(
     monkeypatch.setattr(store, "SHARD", 16)
     data = server.folder / "D"
     convert(Convert(src=image_folder, dst=data, val_fraction=0.25, shard_size="25KB"), Console(quiet=True))
-    asked = ("--arch", "test_resnet", "--weights", weights, "--img-size", 32, "--device", "cpu")
+    shutil.copy(weights, server.folder / "w.safetensors")
     for place in (("local",), ("ray", "--address", cluster.address)):
+        named = weights if place == ("local",) else "s3://bucket/w.safetensors"
+        asked = ("--arch", "test_resnet", "--weights", named, "--img-size", 32, "--device", "cpu")
         caches = ("--cache-dir", tmp_path / f"kept-{place[0]}", "--storage-option", *options_of(server))
         ran = cli("embed", "s3://bucket/D", tmp_path / place[0], *asked, *caches, "--backend", *place)
         assert ran.code == 0, ran.err

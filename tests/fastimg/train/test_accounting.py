@@ -130,6 +130,20 @@ def test_evidence_is_new_and_long_enough(clock, account):
     assert account.evidence() == TrainingTime(seconds, 50, 0.0, 0.0, 0.0, 0.0, 2 * seconds, accounting.BATCHES)
 
 
+def test_bytes_from_a_store_are_counted_between_lines_and_none_is_left_out(clock):
+    account = Account(lambda: clock.spent, 2, clock)
+    records = []
+    for fetched, again in ((100, 0), (250, 40)):
+        clock.spent = replace(clock.spent, network=1.0, fetched=fetched, again=again)
+        account.begin()  # as after a validation, whose time does not count
+        clock.now += 1.0
+        records.append(account.read().record())
+    assert [(each["fetched_bytes"], each["fetched_again_bytes"]) for each in records] == [(100, 0), (150, 40)]
+    whole = overall(records)
+    assert (whole.fetched, whole.again) == (250, 40)
+    assert "fetched_bytes" not in TrainingTime(seconds=1.0).record() and overall([]).fetched is None
+
+
 def test_records_add_up_to_the_run_over_a_resume(clock):
     """Weighted by the length of windows, also over several processes; records of older versions have no windows."""
     records, whole = [{"kind": "train", "wait_share": 1.0}], TrainingTime()

@@ -1,7 +1,9 @@
 """`train` and `eval` on the URL of a dataset, and what the other commands say of one."""
 
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,12 @@ from safetensors.torch import load_file
 from fastimg import cli
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
+from fastimg.loaders import open_dataset
+from fastimg.loaders.remote import present_shards
+from fastimg.loaders.remote.mirrors import open_mirror
+from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.reporting import first_shards as reporting
 
 FLAGS = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1", "--no-amp", "--epochs", "1")
 
@@ -35,14 +42,18 @@ def test_a_run_is_that_of_the_folder_to_the_bit(shards, tmp_path, capsys):
     for name, data, more in (("here", str(shards), ()), ("there", url, cache)):
         flags = [*FLAGS, "--order", "sequential", "--output", str(runs), "--name", name, *more]
         assert cli.run(["train", data, *flags]) == 0
-    assert f"shards come from {url} into {tmp_path}/cache, at most 1.0 GB of them" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"shards come from {url} into {tmp_path}/cache, at most 1.0 GB of them" in said
+    tars = [tar.stat().st_size for tar in sorted(shards.glob("train-*.tar"))]
+    assert f"object store: 0 of {len(tars)} shards in the cache; the first batch waits for about 1 shard (" in said
+    assert "of the loader's reading was waiting for them" in said
     here, there = (load_file(runs / name / "last/model.safetensors") for name in ("here", "there"))
     assert all(torch.equal(here[name], there[name]) for name in here)
     assert "order: sequential" in (runs / "there/config.yaml").read_text()
     records = [record for record in rundir.read_log(runs / "there") if record["kind"] == "train"]
     assert all(record["loader_network_share"] >= 0 for record in records)
+    assert sum(record["fetched_bytes"] for record in records) >= sum(tars)
+    assert all(record["fetched_again_bytes"] == 0 for record in records)
     results = []
     for data, more in ((str(shards), ()), (url, cache)):
         assert cli.run(["eval", str(runs / "there"), data, "--workers", "1", "--json", *more]) == 0
@@ -77,3 +88,53 @@ def test_a_run_is_that_of_the_folder_to_the_bit(shards, tmp_path, capsys):
 def test_what_is_refused(arguments, sentence, capsys):
     assert cli.run(arguments) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_bucket_of_tars_is_announced_before_it_is_read(shards, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    monkeypatch.setattr(present_shards, "_TOLD", 0.0)  # a line for each tar
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    for tar in shards.glob("train-*.tar"):
+        (tars / tar.name).hardlink_to(tar)
+    files, url = sorted(tars.iterdir()), f"file://{tars}"
+    flags = [*FLAGS, "--val-fraction", "0.25", "--output", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "c")]
+    for again in (False, True):
+        assert cli.run(["train", url, *flags, "--dry-run"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        told = said.find(f"{url}: {len(files)} files (")
+        assert (told < 0) == again  # its index is kept
+        assert again or told > said.find(f"shards come from {url}") >= 0
+        assert (f"{url}: {len(files) - 1} of {len(files)} files read (" in said) != again
+
+
+def test_the_first_batch_is_waited_for_aloud(shards, tmp_path, monkeypatch):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    monkeypatch.setattr(reporting, "INTERVAL", 0.001)
+    data = open_dataset(open_mirror(f"file://{shards}", tmp_path / "cache").folder)
+    run = SimpleNamespace(
+        setup=SimpleNamespace(
+            data=SimpleNamespace(loader=SimpleNamespace(dataset=data)),
+            config=SimpleNamespace(order="quasi-random", order_window=2 * len(data)),
+        ),
+        progress=SimpleNamespace(step=0),
+    )
+    said, told = [], threading.Event()
+
+    def say(words):
+        said.append(words)
+        if len(said) == 2:
+            told.set()
+
+    count = len(list(shards.glob("train-*.tar")))
+    with reporting.first_shards(run, say):
+        assert told.wait(60)
+        for index in range(len(data)):
+            data.read(index, Scratch())
+    assert f"0 of {count} shards in the cache; the first batch waits for about {count} shards" in said[0]
+    assert "fetched of about" in said[1] and not any(t.name == "fastimg-first" for t in threading.enumerate())
+    said.clear()
+    with reporting.first_shards(run, say):  # all of it is here by now
+        pass
+    assert said == []
+    data.close()

@@ -167,18 +167,27 @@ class ObjectServer:
         return ""
 
     def _listing(self, path: str) -> bytes:
-        """What is below a prefix; with a delimiter, directly below it."""
+        """What is below a prefix, in pages of 1,000; with a delimiter, files and folders directly below it."""
         query = parse_qs(urlsplit(path).query)
         prefix = query.get("prefix", [""])[0]
-        files = (self.folder / prefix).glob("*" if "delimiter" in query else "**/*")
-        names = sorted(file.relative_to(self.folder).as_posix() for file in files if file.is_file())
+        start = query.get("continuation-token", query.get("start-after", [""]))[0]
+        found = list((self.folder / prefix).glob("*" if "delimiter" in query else "**/*"))
+        named = ((file.relative_to(self.folder).as_posix(), file.is_dir()) for file in found)
+        keys = [f"{name}/" if folder else name for name, folder in named if "delimiter" in query or not folder]
+        behind = sorted((key for key in keys if key > start), key=str.encode)
+        names, more = behind[:1000], len(behind) > 1000
+        token = f"<NextContinuationToken>{escape(names[-1])}</NextContinuationToken>" if more else ""
+        folders = [name for name in names if name.endswith("/")]
+        token += "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
         entries = "".join(
             f"<Contents><Key>{escape(name)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
             f"<ETag>{self.tags.get(name) or self.tag((self.folder / name).read_bytes())}</ETag>"
             f"<Size>{(self.folder / name).stat().st_size}</Size></Contents>"
             for name in names
+            if not name.endswith("/")
         )
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>".encode()
+        truncated = f"<IsTruncated>{str(more).lower()}</IsTruncated>"
+        return f"<ListBucketResult>{truncated}{token}{entries}</ListBucketResult>".encode()
 
     @staticmethod
     def _send(

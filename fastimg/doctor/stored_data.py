@@ -1,0 +1,69 @@
+"""What `doctor` finds of a dataset at a URL: whether the store answers, what is there, and the cache for it."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fastimg.config.benchmarking import Doctor
+from fastimg.loaders.remote.mirrors import Mirror, open_mirror
+from fastimg.loaders.remote.shard_cache import in_words
+from fastimg.wording import plural
+
+from .findings import Row
+
+_ASKED = 3  # requests; the fastest counts, as the first one also connects
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredData:
+    """A dataset in an object store. samples: None of tars of other writers, which nothing counts."""
+
+    url: str
+    request_seconds: float
+    shards: int
+    bytes: int
+    samples: int | None
+    cache: str
+    cache_limit: int
+
+
+def stored_data(url: str, settings: Doctor) -> StoredData:
+    """Ask the store. Raises DataError, with the reason, where it cannot be reached, or refuses, or has no dataset."""
+    options = dict(option.split("=", 1) for option in settings.storage_option)
+    mirror = open_mirror(url, settings.cache_dir, settings.cache_limit, options)
+    shards, size, samples = _contents(mirror)
+    return StoredData(
+        url=url,
+        request_seconds=min(_asked(mirror) for _ in range(_ASKED)),
+        shards=shards,
+        bytes=size,
+        samples=samples,
+        cache=str(mirror.cache.root),
+        cache_limit=mirror.cache.limit,
+    )
+
+
+def rows(found: StoredData) -> Iterator[Row]:
+    """For the table."""
+    tars = "tar" if found.samples is None else "shard"
+    counted = "" if found.samples is None else f", {plural(found.samples, 'sample')}"
+    yield Row("store", "data", f"{found.url}: {plural(found.shards, tars)}, {in_words(found.bytes)}{counted}")
+    yield Row("store", "a request", f"{found.request_seconds * 1e3:.1f} ms; `fastimg bench {found.url}` measures rates")
+    held = "all of it" if found.bytes <= found.cache_limit else f"{found.cache_limit / found.bytes:.0%} of it"
+    yield Row("store", "cache", f"{found.cache}, at most {in_words(found.cache_limit)}: {held}")
+
+
+def _asked(mirror: Mirror) -> float:
+    began = time.perf_counter()
+    mirror.ask()
+    return time.perf_counter() - began
+
+
+def _contents(mirror: Mirror) -> tuple[int, int, int | None]:
+    """How many shards there are, their bytes, and samples."""
+    if mirror.tars is not None:
+        return len(mirror.tars), sum(tar.size for tar in mirror.tars), None
+    splits = json.loads((mirror.folder / "dataset.json").read_bytes())["splits"].values()
+    sizes = [shard["bytes"] for split in splits for shard in split["shards"]]
+    return len(sizes), sum(sizes), sum(split["samples"] for split in splits)
