@@ -252,8 +252,8 @@ class TestRanksOnSeveralMachines:
     @pytest.fixture
     def config(self, server: ObjectServer, tmp_path: Path) -> Train:
         options = tuple(f"{name}={value}" for name, value in server.options.items())
-        places = {"output": Path("s3://bucket/runs"), "name": "x", "cache_dir": tmp_path / "machine"}
-        return Train(resume="auto", storage_option=options, **places)
+        config = Train(output=Path("s3://bucket/runs"), name="x", resume="auto", storage_option=options)
+        return replace(config, cache_dir=tmp_path / "machine")
 
     @pytest.fixture
     def here(self, config: Train) -> Path:
