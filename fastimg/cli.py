@@ -346,7 +346,7 @@ def _refuse_url(command: str, paths: Sequence[Path | None]) -> None:
     from .loaders.remote.stores import url_of
 
     for path in paths:
-        if path is not None and (url := url_of(path)) is not None:
+        if isinstance(path, Path) and (url := url_of(path)) is not None:  # not push's hub://
             raise UsageError(
                 f"{command} {url}: a URL is read as DATA alone, by train, eval, verify, inspect, embed, bench, "
                 "suggest, search and predict; use a folder here"

@@ -161,6 +161,15 @@ def test_options_with_secrets_are_refused_and_not_repeated(cli, nowhere, command
     assert [path.name for path in nowhere.iterdir()] == ["runs"]
 
 
+def test_options_are_checked_before_a_run_is_fetched(cli, nowhere):
+    for option in ("region", "secret_access_key=VALUE"):
+        ran = cli("train", "--resume", "s3://b/r", "--storage-option", option)
+        assert ran.code == 2 and "--storage-option" in ran.err and "VALUE" not in ran.err.replace("NAME=VALUE", "")
+    with pytest.raises(UsageError, match="--storage-option: give NAME=VALUE"):
+        fastimg.train("s3://b/D", storage_option=["region"])
+    assert list(nowhere.iterdir()) == []
+
+
 def test_a_published_run_does_not_say_how_its_store_was_reached(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("data: s3://bucket/D\nepochs: 2\nstorage_option: [endpoint=http://minio.internal:9000]\n")

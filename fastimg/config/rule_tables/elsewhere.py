@@ -6,16 +6,9 @@ from fastimg.config.benchmarking import Doctor
 from fastimg.config.commands import Convert, Embed, Eval, Export, Predict
 from fastimg.config.rules import Check, Needs, Range, Rule
 from fastimg.config.training import Train
-from fastimg.config.url_arguments import HUB
-from fastimg.errors import UsageError
+from fastimg.config.url_arguments import HUB, refuse_options
 from fastimg.loaders.remote.shard_cache import parse_size
 from fastimg.loaders.remote.stores import url_of
-from fastimg.loaders.remote.urls import without_secrets
-
-_SECRETS = (  # in names of options
-    *("secret", "token", "password", "access_key", "account_key", "master_key", "customer_key", "encryption_key"),
-    *("private_key", "credential_key", "authorization", "sas"),
-)
 
 
 def _is_elsewhere(config: Any) -> bool:
@@ -115,21 +108,7 @@ def check_cache_limit(config: Any) -> str | None:
 
 
 def check_storage_option(config: Any) -> str | None:
-    """Raises UsageError, which repeats no value: one may be a secret."""
-    for option in config.storage_option:
-        name, equals, value = option.partition("=")
-        if not name or not equals:
-            raise UsageError("--storage-option: give NAME=VALUE, as in region=eu-west-1")
-        if any(word in name.lower() for word in _SECRETS):
-            raise UsageError(
-                f"--storage-option {name}: is written down with the run; give it in the environment, as in "
-                "AWS_SECRET_ACCESS_KEY"
-            )
-        if without_secrets(value) != value:
-            raise UsageError(
-                f"--storage-option {name}: is written down with the run, and holds a name or a password; give the "
-                "address in the environment, as in AWS_ENDPOINT_URL or HTTPS_PROXY"
-            )
+    refuse_options(config.storage_option)
     return None
 
 
