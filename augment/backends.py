@@ -140,6 +140,15 @@ def backend_of(device: torch.device) -> Backend:
     return "fused" if device.type == "cuda" and _fused() is not None else "reference"
 
 
+def named(device: torch.device) -> str:
+    """What augments images on a device by default, as programs print it."""
+    kind = backend_of(device)
+    if kind != "fused":
+        return {"cpu": "compiled code on the CPU", "reference": "plain torch"}[kind]
+    counting = importlib.import_module(f"{__package__}.fused.counting")
+    return f"Triton on the GPU, statistics by {counting.counter_of(device).words}"
+
+
 def _check_backend(kind: str, device: torch.device) -> None:
     if kind == "reference" or (kind == "cpu" and device.type == "cpu") or (kind == "fused" and _fused() is not None):
         return

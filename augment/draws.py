@@ -15,7 +15,7 @@ from .named import NamedPolicy, parse
 from .ops import BINS, TRIVIAL, Op, trivial_table
 from .plan import Blurring, ChainMix, Erasing, Mixing, Plan, Warps
 from .policy import Policy, Range
-from .uniforms import Doubles, seed_of, uniforms
+from .uniforms import Doubles, seed_of, uniform_columns, uniforms
 
 _FLIP_STAGE = 0xF1
 _ROTATE_STAGE = 0xF2
@@ -44,21 +44,25 @@ def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, e
     seed = seed_of(seed, view)
     keys = np.asarray(ids, dtype=np.int64)
     chances = functools.partial(uniforms, seed, epoch, keys)
-    flips = chances(_FLIP_STAGE, 2) < (policy.hflip, policy.vflip)
+    flips = np.zeros((2, len(keys)), np.bool_)  # horizontally, vertically
+    if policy.hflip or policy.vflip:
+        drawn = uniform_columns(seed, epoch, keys, _FLIP_STAGE, 2 if policy.vflip else 1)
+        for number, (column, chance) in enumerate(zip(drawn, (policy.hflip, policy.vflip), strict=False)):
+            flips[number] = column < chance
     if policy.hflip and policy.hflip_alternates:
-        begun = uniforms(seed, 0, keys, _FLIP_STAGE, 2)[:, 0] < policy.hflip  # in epoch 0
-        flips[:, 0] = begun ^ bool(epoch % 2)
+        begun = uniforms(seed, 0, keys, _FLIP_STAGE, 1)[:, 0] < policy.hflip  # in epoch 0
+        flips[0] = begun ^ bool(epoch % 2)
     angle = np.zeros(len(keys))
     if policy.rotate:
         angle = policy.rotate * (2.0 * chances(_ROTATE_STAGE, 1)[:, 0] - 1.0)
     trivial = np.zeros(len(keys), np.int64)
     if policy.trivial:
-        trivial = _trivial_rows(chances(_TRIVIAL_STAGE, 3), policy.trivial == "gray")
+        trivial = _trivial_rows(uniform_columns(seed, epoch, keys, _TRIVIAL_STAGE, 3), policy.trivial == "gray")
     first, *others = _stages(policy, LayerKey(seed, epoch, keys), trivial)
     return replace(
         first,
-        hflip=torch.from_numpy(flips[:, 0].copy()),
-        vflip=torch.from_numpy(flips[:, 1].copy()),
+        hflip=torch.from_numpy(flips[0]),
+        vflip=torch.from_numpy(flips[1]),
         angle=torch.from_numpy(angle),
         trivial=torch.from_numpy(trivial),
         erasing=_erasing(policy, seed, epoch, keys) if policy.erase else None,
@@ -192,10 +196,16 @@ def _layered(named: NamedPolicy, key: LayerKey, fill: tuple[int, int, int]) -> l
 
 
 def _trivial_rows(chances: Doubles, gray: bool) -> npt.NDArray[np.int64]:
-    """Rows of the table [B] from uniform numbers [B, 3] for operation, bin and sign; of `gray` images without Color."""
+    """Rows of the table [B] from uniform numbers [3, B] for operation, bin and sign; of `gray` images without Color."""
     names = [number for number, name in enumerate(TRIVIAL) if not (gray and name == "Color")]
-    numbers = (chances * (len(names), BINS, 2)).astype(np.int64)
-    rows: npt.NDArray[np.int64] = (np.array(names)[numbers[:, 0]] * BINS + numbers[:, 1]) * 2 + numbers[:, 2]
+    operation, bins, sign = (
+        (column * count).astype(np.int64) for column, count in zip(chances, (len(names), BINS, 2), strict=True)
+    )
+    rows: npt.NDArray[np.int64] = np.array(names).take(operation)
+    rows *= BINS
+    rows += bins
+    rows *= 2
+    rows += sign
     return rows
 
 

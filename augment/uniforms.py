@@ -36,11 +36,19 @@ def seed_of(seed: int, view: int) -> int:
     return seed if view == 0 else _mixed(_mixed(seed & _WORD) ^ view)
 
 
-def uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> Doubles:
-    """Uniform numbers in [0, 1), [B, count]."""
+def uniform_columns(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> Doubles:
+    """Uniform numbers in [0, 1), [count, B]."""
     key = 0
     for part in (seed, epoch, stage):
         key = _mixed(key ^ (part & _WORD))
     base = _mix(np.uint64(key) ^ ids.astype(np.uint64))
-    bits = _mix(base[:, None] + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN))
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    bits = _mix(base + (np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN))[:, None])
+    bits >>= np.uint64(11)
+    drawn = bits.astype(np.float64)
+    drawn *= 2.0**-53
+    return drawn
+
+
+def uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> Doubles:
+    """The same, [B, count]."""
+    return np.ascontiguousarray(uniform_columns(seed, epoch, ids, stage, count).T)

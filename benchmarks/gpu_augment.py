@@ -1,5 +1,6 @@
 """Augmentation's time on the device and on the host, compared with a copy of the same size and with other libraries."""
 
+import importlib
 import importlib.util
 import io
 import time
@@ -16,7 +17,7 @@ from gpu_clocks import clocks
 from images import list_images, photograph
 from PIL import Image
 
-from fastimg.augment import Policy, apply, draw
+from fastimg.augment import Policy, apply, backends, draw
 
 FLIPS = Policy(hflip=0.5)
 TRIVIAL = Policy(hflip=0.5, trivial=True)
@@ -42,6 +43,7 @@ def augment(bench: Bench) -> None:
     calls: dict[str, Callable[[], object]] = {
         _FLOOR: lambda: a.copy_(b),
         "TrivialAugment, flip, normalise": lambda: apply(plans[TRIVIAL], images, TRIVIAL, dtype),
+        _BY_TRITON: counted_by_triton(lambda: apply(plans[TRIVIAL], images, TRIVIAL, dtype)),
         "flip, normalise": lambda: apply(plans[FLIPS], images, FLIPS, dtype),
         "normalise": lambda: apply(None, images, FLIPS, dtype),
         "TrivialAugment, flip, normalise; random pixels": lambda: apply(plans[TRIVIAL], noise, TRIVIAL, dtype),
@@ -61,6 +63,7 @@ def augment(bench: Bench) -> None:
         rows.append({**row, "host_microseconds": host, "host_ahead": all(timed.host_ahead for timed in times)})
     rows = [{**row, "images": "" if row["what"] == _FLOOR else origin} for row in rows]
     rows[-1]["images"] = "random pixels"
+    rows[1]["by"] = backends.named(device)
     rows[0] |= clocks(device)
     bench.report(f"{sizes.augment_batch}x3x{sizes.crop}x{sizes.crop} uint8 -> bf16, {moved / 1e6:.0f} MB", rows)
     policies = {"TrivialAugment, flip": TRIVIAL, "flip": FLIPS}
@@ -70,6 +73,25 @@ def augment(bench: Bench) -> None:
 
 
 _FLOOR = "floor: a copy of the same number of bytes"
+_BY_TRITON = "TrivialAugment, flip, normalise; statistics by Triton"
+
+
+def counted_by_triton(call: Callable[[], object]) -> Callable[[], object]:
+    """The call with the statistics pass in Triton, whatever would count otherwise."""
+    if not importlib.util.find_spec("triton"):
+        return call
+    launches = importlib.import_module("fastimg.augment.fused.launches")
+    counting = importlib.import_module("fastimg.augment.fused.counting")
+    other = counting.LevelCounter(missing="for comparison")
+
+    def called() -> object:
+        kept, launches.counter_of = launches.counter_of, lambda device: other
+        try:
+            return call()
+        finally:
+            launches.counter_of = kept
+
+    return called
 
 
 def _draw_microseconds(policy: Policy, ids: torch.Tensor) -> float:

@@ -7,18 +7,22 @@
 The kernels that `apply` would launch for a batch are compiled for sm_90 and disassembled. A kernel's branches depend on
 the operations drawn for an image, so instructions are counted along the image's path through the control flow graph,
 and averaged over a drawn plan. A loop over a pixel's neighbours counts with its three or nine iterations. For
-`_tables`, which has a jump table, all instructions are counted.
+`_tables`, which has a jump table, all instructions are counted. Policies that need statistics of the images are counted
+twice: with the pass in CUDA C++, compiled by NVRTC, for the images that it takes; and with the Triton pass for all.
 
 Nothing is measured. Two times are predicted per kernel: `issue`, all warp instructions at 132 multiprocessors x 4 per
 cycle x 1.75 GHz; and `bytes`, the bytes read and written at 4.3 TB/s, the rate of a copy kernel on an H200. A policy's
 prediction goes from the sum over kernels of the larger of the two (perfect overlap) to the sum of both (none). Not in
-the model: conflicts in the L1 cache, latency at low occupancy, gaps between launches, the tail of a launch.
+the model: conflicts in the L1 cache, what atomic additions in shared memory take beyond their issue (a warp's additions
+to the same bank are done one after the other), stores of half a sector, slow conversions, latency at low occupancy,
+gaps between launches, the tail of a launch.
 """
 
 import argparse
 import collections
 import functools
 import importlib
+import itertools
 import json
 import math
 import os
@@ -52,6 +56,8 @@ ISSUED = 132 * 4 * 1.75e9  # warp instructions per second: multiprocessors x sch
 MOVED = 4.3e12  # bytes a second
 LOCAL = ("STL", "LDL")  # spilled registers are stored to memory and loaded again
 
+COUNTS = ["CUDA C++", "Triton"]  # what counts the levels of images that it can count
+
 Instruction = tuple[int, str]  # address, text
 
 
@@ -66,7 +72,11 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return str(self.kernel.fn.__name__)
+        return "statistics.cu" if self.kernel is Counting else str(self.kernel.fn.__name__)
+
+
+class Counting:
+    """Stands for the kernel of statistics.cu in a `Launch`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class Compiled:
     code: tuple[Instruction, ...]
     registers: int
     shared: int  # bytes per program
-    iterations: int  # of the only loop in a kernel, which runs over a pixel's neighbours
+    iterations: float  # of the loop on a path, which runs over a pixel's neighbours, or over pixels in statistics.cu
 
     @property
     def spills(self) -> int:
@@ -124,20 +134,16 @@ def elsewhere(checkout: Path, args: argparse.Namespace, source: str) -> list[dic
 
 def here(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One record per kernel and policy, and one of the total, for the importable kernels and the installed Triton."""
-    about = {
-        "benchmark": "kernels",
-        "source": "after",
-        "triton": triton.__version__,
-        "commit": measure.environment()["commit"],
-    }
+    commit = measure.environment()["commit"]
     setting = {"batch_size": args.batch_size, "size": args.size}
     records = []
     for policy in args.policies:
         plan = draw(POLICIES[policy], np.arange(args.batch_size), 0, 0) if policy != "normalise" else None
-        for dtype in args.dtypes:
-            rows = [
-                row(launch, plan, DTYPES[dtype]) for launch in launches(plan, POLICIES[policy], DTYPES[dtype], args)
-            ]
+        for dtype, counts in itertools.product(args.dtypes, COUNTS if plan is not None and plan.passes else [""]):
+            found = launches(plan, POLICIES[policy], DTYPES[dtype], args, counts)
+            rows = [row(launch, plan, DTYPES[dtype]) for launch in found]
+            about = {"benchmark": "kernels", "source": "after", "triton": triton.__version__, "commit": commit}
+            about |= {"statistics": counts} if counts else {}
             low = sum(max(one["issue_ms"], one["bytes_ms"]) for one in rows)
             high = sum(one["issue_ms"] + one["bytes_ms"] for one in rows)
             total = {"kernel": "all", "low_ms": round(low, 4), "high_ms": round(high, 4)}
@@ -145,8 +151,10 @@ def here(args: argparse.Namespace) -> list[dict[str, Any]]:
     return records
 
 
-def launches(plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argparse.Namespace) -> list[Launch]:
-    """The launches of `apply` for a batch, without touching its memory."""
+def launches(
+    plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argparse.Namespace, counts: str = ""
+) -> list[Launch]:
+    """The launches of `apply` for a batch, without touching its memory; `counts` is one of COUNTS."""
     fused = importlib.import_module("fastimg.augment.fused.launches")
     found: list[Launch] = []
 
@@ -163,8 +171,16 @@ def launches(plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argpar
 
             return launch
 
+    class Counter:
+        missing = None if counts == COUNTS[0] else "for comparison"
+
+        def launch(self, blocks: int, given: Sequence[int]) -> None:
+            names = ("pixels", "width", "groups", "blocks", "contrast", "equalize")
+            found.append(Launch(Counting, blocks, dict(zip(names, given[-6:], strict=True)), {"num_warps": 8}))
+
     kernels = {name: getattr(fused, name) for name in ("_tables", "_statistics", "_pixels")}
-    kept = fused._INTERPRETED
+    kept, counter_of = fused._INTERPRETED, getattr(fused, "counter_of", None)  # older checkouts have none
+    fused.counter_of = lambda device: Counter()
     fused._INTERPRETED = True  # images on the CPU are accepted
     try:
         for name, kernel in kernels.items():
@@ -172,7 +188,7 @@ def launches(plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argpar
         images = torch.empty(args.batch_size, args.size, args.size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
         apply(plan, images, policy, dtype, backend="fused")
     finally:
-        fused._INTERPRETED = kept
+        fused._INTERPRETED, fused.counter_of = kept, counter_of
         for name, kernel in kernels.items():
             setattr(fused, name, kernel)
     return found
@@ -180,6 +196,8 @@ def launches(plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argpar
 
 def row(launch: Launch, plan: Plan | None, dtype: torch.dtype) -> dict[str, Any]:
     """The data of a launch: resources, widths of accesses, instructions per value, predicted times."""
+    if launch.kernel is Counting:
+        return counting_row(launch, plan)
     values, compiled = launch.values, assemble(launch)
     count = executed(launch, compiled, plan)
     pixels = values["HEIGHT"] * values["WIDTH"]
@@ -189,6 +207,12 @@ def row(launch: Launch, plan: Plan | None, dtype: torch.dtype) -> dict[str, Any]
         images = launch.programs // math.ceil(pixels / per_program(launch))
         per_value = round(count * warps * 32 * launch.programs / (images * 3 * pixels), 2)
         moved = images * 3 * pixels * (1 + (dtype.itemsize if launch.name == "_pixels" else 0))
+    return columns(launch, compiled, count, per_value, moved)
+
+
+def columns(launch: Launch, compiled: Compiled, count: float, per_value: float | None, moved: int) -> dict[str, Any]:
+    """The data of a launch of which a warp executes `count` instructions; `moved` bytes are read and written."""
+    warps = launch.options["num_warps"]
     return {
         "kernel": launch.name,
         "registers": compiled.registers,
@@ -203,9 +227,32 @@ def row(launch: Launch, plan: Plan | None, dtype: torch.dtype) -> dict[str, Any]
     }
 
 
+def counting_row(launch: Launch, plan: Plan | None) -> dict[str, Any]:
+    """The same for statistics.cu, of images in words without look-ups: its loop over groups of 16 pixels is counted by
+    the mean over a block's threads."""
+    assert plan is not None
+    values, threads = launch.values, 32 * launch.options["num_warps"]
+    counting = importlib.import_module("fastimg.augment.fused.counting")
+    compiled = disassemble(counting.compiled("sm_90"), values["groups"] / (values["blocks"] * threads))
+    drawn = [op for op in plan.ops.numpy().ravel() if op in STATISTICS]
+    found = [path for path in paths(compiled) if path["LDG.E.128.CONSTANT"] and not path["LDG.E.U8.CONSTANT"]]
+    atomics = {Op.EQUALIZE: "ATOMS.POPC.INC.32", Op.AUTOCONTRAST: "REDG.E.MAX.64.STRONG.GPU"}
+    most = {}
+    for op in STATISTICS:  # a warp's first lane, and every bin, adds to the counts
+        mine = [path for path in found if all((path[name] > 0) == (op == kind) for kind, name in atomics.items())]
+        most[op] = max(total(path) for path in mine if not path["LDG.E.U8"])
+    images, shown = launch.programs // values["blocks"], 3 * values["pixels"]
+    count = float(np.mean([most[Op(op)] for op in drawn]))
+    assert len(drawn) == images
+    per_value = round(count * threads * values["blocks"] / shown, 2)
+    return columns(launch, compiled, count, per_value, images * shown)
+
+
 def per_program(launch: Launch) -> int:
     """Pixels per program."""
-    return int(launch.values["BLOCK"] if "BLOCK" in launch.values else 8 * launch.values["THREADS"])
+    return int(
+        launch.values["BLOCK"] if "BLOCK" in launch.values else launch.values.get("EACH", 8) * launch.values["THREADS"]
+    )
 
 
 def executed(launch: Launch, compiled: Compiled, plan: Plan | None) -> float:
@@ -214,11 +261,11 @@ def executed(launch: Launch, compiled: Compiled, plan: Plan | None) -> float:
         assert plan is not None
         drawn = plan.ops.numpy()[:, launch.values["COLUMN"]]
         drawn = drawn[np.isin(drawn, list(STATISTICS))]
-        counts = {
-            True: fewest(compiled, lambda ops: not counts_levels(ops)),  # contrast sums a single number
-            False: fewest(compiled, counts_levels),
-        }
-        return float(np.mean([counts[bool(op == Op.CONTRAST)] for op in drawn]))
+        equal = fewest(compiled, counts_levels)
+        bounds = fewest(compiled, finds_bounds)
+        summed = fewest(compiled, lambda ops: not counts_levels(ops) and not finds_bounds(ops))
+        counts = {Op.EQUALIZE: equal, Op.AUTOCONTRAST: bounds, Op.CONTRAST: summed}
+        return float(np.mean([counts[Op(op)] for op in drawn]))
     if launch.name == "_tables":
         return len(compiled.code)  # with its jump table: more than any image executes
     words = launch.values["words"]
@@ -244,7 +291,7 @@ def kinds_of(launch: Launch, words: np.ndarray) -> np.ndarray:
 
 def path_of(launch: Launch, kind: Sequence[bool]) -> float:
     """Instructions on the path of one kind of image, counted in a kernel compiled for that kind only."""
-    runs, mirrored, looked, color, sharp = kind
+    runs, mirrored, looked, color, sharp = map(bool, kind)  # NumPy's bools add up to one
     values, table = dict(launch.values), launch.values.get("ENDING", 0) == 0
     if "PATHS" in values:
         values["PATHS"] = 1 if runs else 2
@@ -255,8 +302,10 @@ def path_of(launch: Launch, kind: Sequence[bool]) -> float:
 
     def fits(ops: Mapping[str, float]) -> bool:
         if runs:
-            wide = ops["LDG.E.64"] + ops["LDG.E.128"] > 0
-            return ops["LDG.E.U8"] == 24 * (mirrored + looked) and (table or mirrored != wide)
+            each = 3 * launch.values.get("EACH", 8)
+            if mirrored and not ops["gaps"]:  # checkouts that gather mirrored values byte by byte
+                return ops["LDG.E.64"] == 0 and ops["LDG.E.U8"] == each * (1 + looked)
+            return ops["LDG.E.U8"] == each * looked and mirrored == (ops["gaps"] > 0)
         blended = ops["FMUL"] > 0
         if loops and (ops["loop"] > 0) != sharp:
             return False
@@ -269,16 +318,23 @@ def path_of(launch: Launch, kind: Sequence[bool]) -> float:
 
 def fewest(compiled: Compiled, fits: Callable[[collections.Counter[str]], bool]) -> float:
     """The number of instructions on the shortest path that fits."""
-    return min(total(path) for path in paths(compiled) if fits(path))
+    found = list(paths(compiled))
+    words = max(path["LDG.E.64"] for path in found if fits(path))  # fewer are read behind an image's end
+    return min(total(path) for path in found if fits(path) and path["LDG.E.64"] == words)
 
 
 def total(path: Mapping[str, float]) -> float:
-    return sum(number for name, number in path.items() if name != "loop")
+    return sum(number for name, number in path.items() if name not in ("loop", "gaps"))
 
 
 def counts_levels(ops: Mapping[str, float]) -> bool:
     """Whether a path builds histograms: atomic additions in shared memory, or votes."""
     return any(name.startswith(("ATOMS.POPC", "VOTE.ANY")) for name in ops)
+
+
+def finds_bounds(ops: Mapping[str, float]) -> bool:
+    """Whether a path finds the least and the greatest level: atomic maxima in device memory."""
+    return any(name.startswith(("RED", "ATOMG")) and ".MAX" in name for name in ops)
 
 
 def paths(compiled: Compiled) -> Iterator[collections.Counter[str]]:
@@ -305,8 +361,10 @@ def paths(compiled: Compiled) -> Iterator[collections.Counter[str]]:
         mine: collections.Counter[str] = collections.Counter()
         for number in range(start, end):
             mine[opcode(code[number][1])] += weights[number]
-            if weights[number] > 1:
+            if weights[number] != 1:
                 mine["loop"] = 1
+            if re.search(r"\bSTG.*\+0x(8|10)\]", code[number][1]):  # a thread's stores are side by side
+                mine["gaps"] = 1
         if not following:
             return (tuple(mine.items()),)
         found = {
@@ -394,7 +452,7 @@ def assemble(launch: Launch) -> Compiled:
     return _ASSEMBLED[key]
 
 
-def disassemble(cubin: bytes, iterations: int) -> Compiled:
+def disassemble(cubin: bytes, iterations: float) -> Compiled:
     """Read the code and its resources, without the padding after the last instruction."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -24,8 +24,9 @@ def kernel(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
-# Constants for the kernels. The statistics of an image are int64 [770]: a histogram for each channel, the sum of L, and
-# one value of padding. A normalisation table has 771 entries: 3 * 256, and three for erased pixels.
+# Constants for the kernels. The statistics of an image are int64 [770]: a histogram for each channel (for autocontrast
+# 255 - the least level and the greatest instead, in its first two entries), the sum of L, and one value of padding. A
+# normalisation table has 771 entries: 3 * 256, and three for erased pixels.
 COUNTS, ENTRIES = tl.constexpr(770), tl.constexpr(771)
 FIXED = tl.constexpr(Sized.FIXED)
 STILL, FLIPPED, WARPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)

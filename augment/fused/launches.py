@@ -34,6 +34,7 @@ from .constants import (
     WARPED,
     is_interpreted,
 )
+from .counting import count, counter_of
 from .passes import _pixels
 from .statistics import _statistics
 from .tables import _tables
@@ -88,14 +89,15 @@ def _launch(
     image = {"FILL": _fill(plan), "WARP": _warp(plan), "COLORS": columns.colors, "MAPPED": columns.mapped}
     ending = {"ENDING": _ending(out.dtype, line)}
     if plan is not None:
-        rows = [np.flatnonzero(_STATISTICS[plan.ops.numpy()[:, k]]) for k in columns.statistics]
-        words = to_device(_words(plan, plan.sized(height, width), rows, columns), images.device)
+        still = _still(plan)
+        lists = [_listed(plan, still, k) for k in columns.statistics]
+        words = to_device(_words(plan, plan.sized(height, width), lists, columns, still), images.device)
         shape["WORDS"] = words.shape[1]
     if columns.count:
         luts = torch.empty(batch, columns.count + 1, 768, dtype=torch.uint8, device=images.device)
         if ending["ENDING"] == TABLE.value:
             final = torch.empty(batch, ENTRIES.value, dtype=table.dtype, device=images.device)
-        counts = torch.zeros(len(rows), batch, COUNTS.value, dtype=torch.int64, device=images.device)
+        counts = torch.zeros(len(lists), batch, COUNTS.value, dtype=torch.int64, device=images.device)
         start, counted = 0, table
         for number, stop in enumerate((*columns.statistics, columns.count)):
             if stop:
@@ -103,13 +105,12 @@ def _launch(
                 _tables[(batch,)](final, luts, counted, words, table, **run, **ending, **shape, **OPTIONS)
             if stop < columns.count:
                 start, counted = stop, counts[number]
-                turn = {"COLUMN": stop, "LIST": number, "BLOCK": COUNTED_BLOCK}
-                grid = (len(rows[number]) * triton.cdiv(height * width, COUNTED_BLOCK),)
-                if grid[0]:
-                    _statistics[grid](counted, images, *strides, words, luts, **turn, **image, **shape, **OPTIONS)
+                turn = {"COLUMN": stop, "LIST": number, **image, **shape}
+                _count(lists[number], counted, images, words, luts, turn)
     kind: dict[str, Any] = {"SHARPENS": columns.sharpens, "ERASES": plan is not None and plan.erasing is not None}
     kind |= {"PATHS": _paths(images, out, kind, image), "TYPE": _TYPES.index(out.dtype), "THREADS": THREADS}
-    grid = (batch * triton.cdiv(height * width, 8 * THREADS),)
+    kind["EACH"] = 16 if kind["PATHS"] == RUNS.value and height * width > 8 * THREADS else 8
+    grid = (batch * triton.cdiv(height * width, kind["EACH"] * THREADS),)
     six = (0.0,) * 6 if line is None else (*line.scales, *line.biases)
     _pixels[grid](
         *(out.view(table.dtype), images, *strides, words, luts, final, *six),
@@ -119,6 +120,27 @@ def _launch(
         **shape,
         **PIXEL_OPTIONS,
     )
+
+
+def _count(
+    listed: "_Listed",
+    counts: torch.Tensor,
+    images: torch.Tensor,
+    words: torch.Tensor,
+    luts: torch.Tensor,
+    turn: Mapping[str, int],
+) -> None:
+    """Launch the statistics pass for a column: in CUDA C++, and in Triton for the images that it leaves."""
+    (_, _, height, width), counter = images.shape, counter_of(images.device)
+    others = listed.others if counter.missing is None else len(listed.rows)
+    grid = (others * triton.cdiv(height * width, COUNTED_BLOCK),)
+    if grid[0]:
+        _statistics[grid](counts, images, *images.stride(), words, luts, **turn, BLOCK=COUNTED_BLOCK, **OPTIONS)
+    if len(listed.rows) > others:
+        column, columns = turn["COLUMN"], turn["COUNT"]
+        kinds, rows = words[:, Sized.FIXED + column], words[others:, Sized.FIXED + 2 * columns + turn["LIST"]]
+        tables = luts[:, column] if (turn["MAPPED"] >> column) & 1 else None
+        count(counter, counts, images, kinds, rows, len(listed.rows) - others, tables)
 
 
 def _ending(dtype: torch.dtype, line: LevelLine | None) -> int:
@@ -185,33 +207,64 @@ def _fill(plan: Plan | None) -> int:
 def _warp(plan: Plan | None) -> int:
     if plan is None:
         return int(STILL.value)
-    warped = plan.warps is not None or plan.trivial.any() or plan.angle.any()
+    warped = plan.warps is not None or plan.trivial.numpy().any() or plan.angle.numpy().any()
     return int((WARPED if warped else FLIPPED).value)
 
 
-def _words(plan: Plan, sized: Sized, rows: Sequence[npt.NDArray[np.int64]], columns: "_Columns") -> torch.Tensor:
+@dataclasses.dataclass(frozen=True)
+class _Listed:
+    """The images that need statistics in a column: first those that only the Triton pass counts, then all others."""
+
+    rows: npt.NDArray[np.int64]
+    others: int  # how many come first: they are warped or coloured before the column
+
+
+def _listed(plan: Plan, still: npt.NDArray[np.bool_], column: int) -> _Listed:
+    ops = plan.ops.numpy()
+    rows = np.flatnonzero(_STATISTICS[ops[:, column]])
+    plain = still[rows]
+    if column:
+        plain &= ~_COLORS[ops[rows, :column]].any(axis=1)
+    return _Listed(np.concatenate([rows[~plain], rows[plain]]), int(len(rows) - plain.sum()))
+
+
+def _words(
+    plan: Plan,
+    sized: Sized,
+    lists: Sequence[_Listed],
+    columns: "_Columns",
+    still: npt.NDArray[np.bool_],
+) -> torch.Tensor:
     """The plan's words int32 [B, 10 + 2 K + P + 1].
 
     P columns begin with the rows of each statistics pass. The last column says which path an image takes.
     """
     taken = sized.words.numpy()
-    words = np.zeros((len(taken), taken.shape[1] + len(rows) + 1), np.int32)
+    words = np.zeros((len(taken), taken.shape[1] + len(lists) + 1), np.int32)
     words[:, : taken.shape[1]] = taken
-    for number, selected in enumerate(rows):
-        words[: len(selected), taken.shape[1] + number] = selected
-    words[:, -1] = _drawn(plan, taken, columns)
+    for number, listed in enumerate(lists):
+        words[: len(listed.rows), taken.shape[1] + number] = listed.rows
+    words[:, -1] = _drawn(plan, taken, columns, still)
     return torch.from_numpy(words)
 
 
-def _drawn(plan: Plan, words: npt.NDArray[np.int32], columns: "_Columns") -> npt.NDArray[np.int32]:
+def _still(plan: Plan) -> npt.NDArray[np.bool_]:
+    """Whether images [B] are at most flipped."""
+    if _warp(plan) != WARPED.value:
+        return np.ones(len(plan), np.bool_)
+    still: npt.NDArray[np.bool_] = _unmoved()[plan.trivial.numpy()] & (plan.angle.numpy() == 0.0)
+    if plan.warps is not None:
+        linear, shift = plan.warps.linear.numpy(), plan.warps.shift.numpy()
+        still &= (linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1) & (shift == 0.0).all(axis=1)
+    return still
+
+
+def _drawn(
+    plan: Plan, words: npt.NDArray[np.int32], columns: "_Columns", still: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int32]:
     """The last words [B]: RUNS if an image is at most flipped and looked up, LOOKED if it is after its last colour."""
     ops = plan.ops.numpy()
-    runs, looked = words[:, 8] == 0, np.zeros(len(words), np.bool_)  # no box is erased
-    if _warp(plan) == WARPED.value:
-        runs &= _unmoved()[plan.trivial.numpy()] & (plan.angle.numpy() == 0.0)
-        if plan.warps is not None:
-            linear, shift = plan.warps.linear.numpy(), plan.warps.shift.numpy()
-            runs &= (linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1) & (shift == 0.0).all(axis=1)
+    runs, looked = still & (words[:, 8] == 0), np.zeros(len(words), np.bool_)  # no box is erased
     for column in range(columns.count):
         colored = _COLORS[ops[:, column]]
         runs &= ~colored

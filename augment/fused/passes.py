@@ -33,6 +33,7 @@ def _pixels(
     SHARPENS: tl.constexpr,
     ERASES: tl.constexpr,
     THREADS: tl.constexpr,
+    EACH: tl.constexpr,
     FILL: tl.constexpr,
     WARP: tl.constexpr,
     COLORS: tl.constexpr,
@@ -42,8 +43,8 @@ def _pixels(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Compute 8 * THREADS pixels of one image in out [B, H, W, 3]: 24 values a thread."""
-    BLOCK: tl.constexpr = 8 * THREADS
+    """Compute EACH * THREADS pixels of one image in out [B, H, W, 3]; EACH is 8 or 16."""
+    BLOCK: tl.constexpr = EACH * THREADS
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + BLOCK - 1) // BLOCK
     LOOKS: tl.constexpr = COUNT > 0 and ENDING != TABLE
     b = tl.program_id(0) // BLOCKS
@@ -59,11 +60,11 @@ def _pixels(
         drawn = RUNS + LOOKED
         if COUNT > 0:
             drawn = tl.load(row + (WORDS - 1))
-        _run(out, image, row, ending, line, first, drawn, LOOKS, ENDING, TYPE, THREADS, WARP, HEIGHT, WIDTH)
+        _run(out, image, row, ending, line, first, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP, HEIGHT, WIDTH)
     elif PATHS == RUNS + PIXELS:
         drawn = tl.load(row + (WORDS - 1))
         if drawn & RUNS:
-            _run(out, image, row, ending, line, first, drawn, LOOKS, ENDING, TYPE, THREADS, WARP, HEIGHT, WIDTH)
+            _run(out, image, row, ending, line, first, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP, HEIGHT, WIDTH)
         else:
             _each(
                 *(out, image, row, luts, ending, line, first, drawn, LOOKS, ENDING, TYPE, SHARPENS, ERASES, THREADS),
@@ -92,24 +93,25 @@ def _run(
     ENDING: tl.constexpr,
     TYPE: tl.constexpr,
     THREADS: tl.constexpr,
+    EACH: tl.constexpr,
     WARP: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Values in memory order, of an image that is at most flipped and looked up: whole words in, whole words out."""
+    """An image that is at most flipped and looked up: whole words in, whole words out."""
     mirrored = 0
     if WARP != STILL:
         mirrored = tl.load(row)
     if WARP != STILL and mirrored < 0:
         if LOOKS and (drawn & LOOKED) != 0:
-            _values(out, image, row, ending, line, first, True, True, ENDING, TYPE, THREADS, WARP, HEIGHT, WIDTH)
+            _mirrored(out, image, row, ending, line, first, True, ENDING, TYPE, THREADS, EACH, HEIGHT, WIDTH)
         else:
-            _values(out, image, row, ending, line, first, True, False, ENDING, TYPE, THREADS, WARP, HEIGHT, WIDTH)
+            _mirrored(out, image, row, ending, line, first, False, ENDING, TYPE, THREADS, EACH, HEIGHT, WIDTH)
     else:
         if LOOKS and (drawn & LOOKED) != 0:
-            _values(out, image, row, ending, line, first, False, True, ENDING, TYPE, THREADS, WARP, HEIGHT, WIDTH)
+            _values(out, image, row, ending, line, first, True, ENDING, TYPE, THREADS, EACH, WARP, HEIGHT, WIDTH)
         else:
-            _values(out, image, row, ending, line, first, False, False, ENDING, TYPE, THREADS, WARP, HEIGHT, WIDTH)
+            _values(out, image, row, ending, line, first, False, ENDING, TYPE, THREADS, EACH, WARP, HEIGHT, WIDTH)
 
 
 @kernel
@@ -120,16 +122,16 @@ def _values(
     ending,
     line,
     first,
-    MIRRORED: tl.constexpr,
     LOOKS: tl.constexpr,
     ENDING: tl.constexpr,
     TYPE: tl.constexpr,
     THREADS: tl.constexpr,
+    EACH: tl.constexpr,
     WARP: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Sweeps of GROUP consecutive values a thread. A row is a multiple of GROUP, so groups do not cross rows.
+    """Values in memory order: sweeps of GROUP consecutive ones a thread, none of which cross rows.
 
     The channel of a group's value j is (channel of the first + j) % 3, and only that of the first differs by thread: so
     three offsets, factors and so on serve all sweeps.
@@ -147,27 +149,68 @@ def _values(
     upside = 0
     if WARP != STILL:
         upside = tl.load(row + 4)
-    for sweep in tl.static_range(24 // GROUP):
+    for sweep in tl.static_range(3 * EACH // GROUP):
         turn = (number + (sweep * THREADS * GROUP) % 3) % 3  # known to the compiler for each register
         start = first * 3 + sweep * (THREADS * GROUP) + thread * GROUP
         valid = start < HEIGHT * ROW
-        if MIRRORED:
-            y = start // ROW
-            column = start - y * ROW
-            y = tl.where(upside < 0, HEIGHT - 1 - y, y)
-            last = y * ROW + (ROW - 3) - column  # red of the pixel at the mirrored place
-            red_here, green_here, blue_here = _by_channel(channel, last, last + 2, last + 4)
-            source = _turned(turn, red_here, green_here, blue_here) - number
-        else:
-            source = start + number
-            if WARP != STILL and upside < 0:
-                source += tl.multiple_of((HEIGHT - 1 - 2 * (start // ROW)) * ROW, [1, GROUP])
+        source = start + number
+        if WARP != STILL and upside < 0:
+            source += tl.multiple_of((HEIGHT - 1 - 2 * (start // ROW)) * ROW, [1, GROUP])
         level = tl.load(levels + source, mask=valid, other=0).to(tl.int32)
         offset = _turned(turn, offsets[0], offsets[1], offsets[2])
         scale = _turned(turn, scales[0], scales[1], scales[2])
         bias = _turned(turn, biases[0], biases[1], biases[2])
         value = ended(level, offset, scale, bias, ending, LOOKS, ENDING, TYPE)
         tl.store(out + (start + number), value, mask=valid)
+
+
+@kernel
+def _mirrored(
+    out,
+    image,
+    row,
+    ending,
+    line,
+    first,
+    LOOKS: tl.constexpr,
+    ENDING: tl.constexpr,
+    TYPE: tl.constexpr,
+    THREADS: tl.constexpr,
+    EACH: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Mirrored images: 8 consecutive pixels a thread, read as three words of 8 bytes, written in reverse order."""
+    levels, _, _, _, _ = image
+    thread = tl.arange(0, THREADS)[:, None]
+    number = tl.arange(0, 8)[None, :]
+    upside = tl.load(row + 4)
+    for part in tl.static_range(EACH // 8):
+        pixel = first + part * (8 * THREADS) + thread * 8
+        valid = pixel < HEIGHT * WIDTH
+        y = pixel // WIDTH
+        x = pixel - y * WIDTH
+        y = tl.where(upside < 0, HEIGHT - 1 - y, y)
+        source = levels + tl.multiple_of((y * WIDTH + (WIDTH - 8) - x) * 3, [8, 1]) + number
+        r7, g7, b7, r6, g6, b6, r5, g5 = eight(tl.load(source, mask=valid, other=0), THREADS)
+        b5, r4, g4, b4, r3, g3, b3, r2 = eight(tl.load(source + 8, mask=valid, other=0), THREADS)
+        g2, b2, r1, g1, b1, r0, g0, b0 = eight(tl.load(source + 16, mask=valid, other=0), THREADS)
+        start = out + pixel * 3 + number
+        one = _triple(joined(r0, g0, b0, r1, g1, b1, r2, g2), 0, line, ending, LOOKS, ENDING, TYPE)
+        tl.store(start, one, mask=valid)
+        two = _triple(joined(b2, r3, g3, b3, r4, g4, b4, r5), 2, line, ending, LOOKS, ENDING, TYPE)
+        tl.store(start + 8, two, mask=valid)
+        three = _triple(joined(g5, b5, r6, g6, b6, r7, g7, b7), 1, line, ending, LOOKS, ENDING, TYPE)
+        tl.store(start + 16, three, mask=valid)
+
+
+@kernel
+def _triple(level, begin: tl.constexpr, line, ending, LOOKS: tl.constexpr, ENDING: tl.constexpr, TYPE: tl.constexpr):
+    """The bits of the result for levels [THREADS, 8] of consecutive channels, the first of which is `begin`."""
+    red, green, blue, red_bias, green_bias, blue_bias = line
+    turn = (tl.arange(0, 8)[None, :] + begin) % 3
+    scale, bias = _turned(turn, red, green, blue), _turned(turn, red_bias, green_bias, blue_bias)
+    return ended(level.to(tl.int32), turn * 256, scale, bias, ending, LOOKS, ENDING, TYPE)
 
 
 @kernel

@@ -1,10 +1,13 @@
-"""The kernel that counts levels, for operations that depend on the whole image."""
+"""The kernel that counts levels, for operations that depend on the whole image: for any image, in Triton.
+
+`statistics.cu` gives the same numbers for images that are counted as they lie in memory.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .constants import CONTRAST, COUNTS, FIXED, kernel
+from .constants import AUTOCONTRAST, CONTRAST, COUNTS, FIXED, kernel
 from .levels import luma, mapped, operation
 from .pixel import colored
 
@@ -47,6 +50,10 @@ def _statistics(
     if op == CONTRAST:
         gray = tl.where(valid, luma(red, green, blue), 0)
         tl.atomic_add(counts + 768, tl.sum(gray, axis=0).to(tl.int64))
+    elif op == AUTOCONTRAST:
+        _bounds(counts, red, valid)
+        _bounds(counts + 256, green, valid)
+        _bounds(counts + 512, blue, valid)
     else:
         _count(counts, red, valid)
         _count(counts + 256, green, valid)
@@ -57,3 +64,10 @@ def _statistics(
 def _count(counts, level, valid):
     histogram = tl.histogram(level, 256, mask=valid)
     tl.atomic_add(counts + tl.arange(0, 256), histogram.to(tl.int64), mask=histogram > 0)
+
+
+@kernel
+def _bounds(counts, level, valid):
+    """255 - the least level and the greatest, so that counts begin with zeros."""
+    tl.atomic_max(counts, tl.max(tl.where(valid, 255 - level, 0), axis=0).to(tl.int64))
+    tl.atomic_max(counts + 1, tl.max(tl.where(valid, level, 0), axis=0).to(tl.int64))

@@ -80,7 +80,10 @@ def _tables(
                 mean = (2 * total + HEIGHT * WIDTH) // (2 * HEIGHT * WIDTH)
                 lut = blend(mean.to(tl.int32) + 0 * lut, lut, magnitude)
             elif op == AUTOCONTRAST:
-                lut = _autocontrast(tl.load(counts + b * COUNTS + entry, mask=real, other=0), level, lut)
+                bounds = counts + b * COUNTS + channel * 256
+                low = 255 - tl.load(bounds, mask=channel < 3, other=0).to(tl.int32)
+                high = tl.load(bounds + 1, mask=channel < 3, other=0).to(tl.int32)
+                lut = _autocontrast(low, high, lut)
             elif op == EQUALIZE:
                 lut = _equalize(tl.load(counts + b * COUNTS + entry, mask=real, other=0).to(tl.int32), level, lut)
         tl.store(luts + (column + 1) * 768 + entry, lut.to(tl.uint8), mask=real)
@@ -91,11 +94,8 @@ def _tables(
 
 
 @kernel
-def _autocontrast(histogram, level, lut):
-    """`ops.lookup` for levels lut [4, 256], in float64."""
-    present = histogram > 0
-    low = tl.min(tl.where(present, level, 255), axis=1)[:, None]
-    high = tl.max(tl.where(present, level, 0), axis=1)[:, None]
+def _autocontrast(low, high, lut):
+    """`ops.lookup` for levels lut [4, 256] and the channels' bounds [4, 1], in float64."""
     span = tl.maximum(high - low, 1).to(tl.float64)
     scale = tl.full(span.shape, 255.0, tl.float64) / span
     offset = (0 - low).to(tl.float64) * scale

@@ -72,7 +72,7 @@ def look() -> TorchFacts:
 def _in_use() -> InUse:
     import torch
 
-    from fastimg.augment.backends import backend_of
+    from fastimg.augment.backends import named
     from fastimg.data.datasets import chosen_backend
     from fastimg.loaders.backends import nvcodec
     from fastimg.models.precision import choose
@@ -80,11 +80,10 @@ def _in_use() -> InUse:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda" and nvcodec.installed()
-    names = {"fused": "Triton on the GPU", "cpu": "compiled code on the CPU", "reference": "plain torch"}
     return InUse(
         loader=chosen_backend("auto"),
         decode="the CPU; `--decode gpu` uses nvImageCodec" if on_gpu else "the CPU",
-        augmentation=names[backend_of(device)],
+        augmentation=named(device),
         precision=choose(device, True, "auto").reason,
         device=str(device),
         faster=tuple(step_rates.machine_gains(torch.cuda.get_device_name(device))) if device.type == "cuda" else (),

@@ -99,7 +99,7 @@ def warm_augmentation(run: Run, say: Callable[[str], None]) -> None:
     if seconds >= _LONG:
         *others, last = map(str, sizes)
         words = f"{', '.join(others)} and {last}" if others else last
-        say(f"compiled    augmentation for images of {words} pixels in {seconds:.1f} s")
+        say(f"compiled    augmentation for images of {words} pixels in {seconds:.1f} s: {backends.named(device)}")
 
 
 def _blank(size: int, preprocessing: Preprocessing, device: torch.device, samples: int) -> Batch:
