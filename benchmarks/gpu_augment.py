@@ -82,7 +82,7 @@ def counted_by_triton(call: Callable[[], object]) -> Callable[[], object]:
         return call
     launches = importlib.import_module("fastimg.augment.fused.launches")
     counting = importlib.import_module("fastimg.augment.fused.counting")
-    other = counting.Counter(missing="for comparison")
+    other = counting.LevelCounter(missing="for comparison")
 
     def called() -> object:
         kept, launches.counter_of = launches.counter_of, lambda device: other

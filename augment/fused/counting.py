@@ -30,7 +30,7 @@ class CountingError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Counter:
+class LevelCounter:
     """The kernel on a device, or why there is none."""
 
     function: Any = None  # of the driver
@@ -50,7 +50,7 @@ class Counter:
 
 
 def count(
-    counter: Counter,
+    counter: LevelCounter,
     counts: torch.Tensor,
     images: torch.Tensor,
     kinds: torch.Tensor,
@@ -75,14 +75,14 @@ def count(
 
 
 @functools.cache
-def counter_of(device: torch.device) -> Counter:
+def counter_of(device: torch.device) -> LevelCounter:
     """The kernel for a CUDA device, which is made the first time, and kept."""
     if device.type != "cuda" or torch.version.cuda is None:
-        return Counter(missing="no GPU with CUDA")
+        return LevelCounter(missing="no GPU with CUDA")
     try:
-        return Counter(_loaded(device))
+        return LevelCounter(_loaded(device))
     except (CountingError, ImportError, RuntimeError) as error:  # cuda-bindings raises RuntimeError for no NVRTC
-        return Counter(missing=str(error).strip().splitlines()[0])
+        return LevelCounter(missing=str(error).strip().splitlines()[0])
 
 
 def _loaded(device: torch.device) -> Any:

@@ -26,7 +26,7 @@ _POINTERS = ["Count*", "const Level*", "const int*", "const int*", "const Level*
 
 
 class CounterOnCPU:
-    """A `counting.Counter` for tensors on the CPU; `launches` are the blocks and values that it was given."""
+    """A `counting.LevelCounter` for tensors on the CPU; `launches` are the blocks and values that it was given."""
 
     missing = None
     words = "C++ on the CPU"

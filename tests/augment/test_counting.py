@@ -225,7 +225,7 @@ def test_without_the_library(cuda, monkeypatch):
 def test_a_launch_that_fails_is_an_error(cuda):
     fake = cuda("cuLaunchKernel")
     with pytest.raises(counting.CountingError, match="answered 1"):
-        counting.Counter("function").launch(1, ())
+        counting.LevelCounter("function").launch(1, ())
     assert fake.calls[-1][0] == "cuLaunchKernel"
     assert counting.counter_of(torch.device("cpu")).words == "Triton (no GPU with CUDA)"
 
