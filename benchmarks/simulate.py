@@ -3,8 +3,8 @@
     python benchmarks/simulate.py [--only terms,cache,epoch] [--samples 1000000000] [--shards 10000] [--nodes 64]
 
 `terms`: what grows with the data, measured here on little of it: bytes and time of an index entry, of a place in the
-order, and of a shard in dataset.json, and how many requests fetch a shard. `cache`: what a cache holds and fetches in an
-epoch, whose limit is the smallest that the loader accepts. `epoch`: a whole epoch of the quasi-random
+order, and of a shard in dataset.json, and how many requests fetch a shard. `cache`: what a cache holds and fetches in
+an epoch, whose limit is the smallest that the loader accepts. `epoch`: a whole epoch of the quasi-random
 order by shards, in the loader's own arithmetic, but window by window, so that it needs memory for one window and one
 shard alone: how many shards are in use at once, for how many places of the order, and how many nodes read from each,
 beside what the formulas say.
