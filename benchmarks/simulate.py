@@ -1,9 +1,10 @@
 """The formulas of "To a billion images" in docs/many-gpus.md: each term on a small case, and the order at 10^9 samples.
 
-    python benchmarks/simulate.py [--only terms,epoch] [--samples 1000000000] [--shards 10000] [--nodes 64]
+    python benchmarks/simulate.py [--only terms,cache,epoch] [--samples 1000000000] [--shards 10000] [--nodes 64]
 
 `terms`: what grows with the data, measured here on little of it: bytes and time of an index entry, of a place in the
-order, and of a shard in dataset.json, and how many requests fetch a shard. `epoch`: a whole epoch of the quasi-random
+order, and of a shard in dataset.json, and how many requests fetch a shard. `cache`: what a cache holds and fetches in
+an epoch, whose limit is the smallest that the loader accepts. `epoch`: a whole epoch of the quasi-random
 order by shards, in the loader's own arithmetic, but window by window, so that it needs memory for one window and one
 shard alone: how many shards are in use at once, for how many places of the order, and how many nodes read from each,
 beside what the formulas say.
@@ -52,7 +53,7 @@ _SMALL: dict[str, Any] = {"batch_size": 8, "crop": 32, "workers": 1, "order": "q
 def main() -> None:
     """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="terms,epoch")
+    parser.add_argument("--only", default="terms,cache,epoch")
     parser.add_argument("--samples", type=int, default=1_000_000_000)
     parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=64)
@@ -63,8 +64,10 @@ def main() -> None:
     found: dict[str, list[Record]] = {}
     if "terms" in sections:
         with tempfile.TemporaryDirectory() as name:
-            terms = [*index_terms(Path(name)), *order_terms(), *store_terms(Path(name))]
-            found["terms"] = [*terms, *cache_terms(Path(name))]
+            found["terms"] = [*index_terms(Path(name)), *order_terms(), *store_terms(Path(name))]
+    if "cache" in sections:
+        with tempfile.TemporaryDirectory() as name:
+            found["cache"] = cache_terms(Path(name))
     if "epoch" in sections:
         found["epoch"] = [epoch(args.samples, args.shards, args.nodes, args.window)]
     measure.append_sections(args.out, "simulate", found)

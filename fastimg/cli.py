@@ -104,8 +104,8 @@ def run(arguments: Sequence[str]) -> int:
 def _sentence(error: Exception) -> str:
     """What an error says, with flags instead of the loaders' settings, and URLs instead of folders of the cache."""
     sentence = without_secrets(with_flags(str(error)))
-    models = sys.modules.get("fastimg.train.checkpoints.stored_models")
-    sentence = sentence if models is None else str(models.named_by_urls(sentence))
+    origins = sys.modules.get("fastimg.loaders.remote.origins")
+    sentence = sentence if origins is None else str(origins.named_by_origins(sentence))
     mirrors = sys.modules.get("fastimg.loaders.remote.mirrors")
     return sentence if mirrors is None else str(mirrors.with_urls(sentence))
 

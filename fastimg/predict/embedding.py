@@ -42,6 +42,7 @@ from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.decoders.arrays import MULTIPLE, TokenDecoder
+from fastimg.loaders.remote.origins import named_by_origins
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.input_size import check_input
 from fastimg.models.precision import Precision, set_backends
@@ -50,7 +51,7 @@ from fastimg.models.ranks import Ranks, choose_device, start
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, parse_kwargs
 from fastimg.system.rank_failures import first_rank
 from fastimg.system.terminal import print_table, say
-from fastimg.train.checkpoints.stored_models import named_by_urls, with_local_models
+from fastimg.train.checkpoints.stored_models import with_local_models
 from fastimg.train.choices import resolution as effective
 from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.wording import plural, with_flags
@@ -85,7 +86,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         if cluster and preprocessing.field is not None:
             raise UsageError("--backend ray: a model of the bands of a field runs on one machine; leave it out")
         if origin and ranks.first:
-            say(err, f"weights: {named_by_urls(origin)}")
+            say(err, f"weights: {named_by_origins(origin)}")
         model.module.to(ranks.device)
         workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
         nodes = cluster.nodes if cluster else None

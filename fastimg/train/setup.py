@@ -25,6 +25,7 @@ from fastimg.errors import UsageError, UserError, printable, reason_of
 from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.decoders.large import compile_large, will_compile_large
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
+from fastimg.loaders.remote.origins import named_by_origins
 from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import Precision, set_backends
@@ -47,7 +48,7 @@ from .assembly import Blueprint, OpenBlueprint, assemble
 from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
 from .checkpoints.run_places import chosen_by_first, folder_of_runs
-from .checkpoints.stored_models import named_by_urls, names_models, versions, with_local_models
+from .checkpoints.stored_models import names_models, versions, with_local_models
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
@@ -122,7 +123,7 @@ def check(config: Train, ranks: Ranks, console: Console) -> Checked:
     config = _with_models(config, ranks, console)
     config, stated, origin = adopted(config)
     if origin:
-        say(console, f"weights     {printable(named_by_urls(origin))}")
+        say(console, f"weights     {printable(named_by_origins(origin))}")
     refusals.check(replace(config, batch_size=config.batch_size or intent.BATCH[ranks.device.type]))
     refusals.check_device(config, ranks.device.type)
     config, profile = machine.applied(config, ranks)

@@ -7,6 +7,7 @@ from fastimg.config.commands import Convert, Embed, Eval, Export, Predict
 from fastimg.config.rules import Check, Needs, Range, Rule
 from fastimg.config.training import Train
 from fastimg.config.url_arguments import HUB, refuse_options
+from fastimg.loaders.remote.origins import origin_of
 from fastimg.loaders.remote.shard_cache import parse_size
 from fastimg.loaders.remote.stores import url_of
 
@@ -30,7 +31,7 @@ def _has_run_elsewhere(config: Any) -> bool:
     else:
         runs = config.runs if isinstance(config, Eval) else (getattr(config, "checkpoint", ""),)
     models = (getattr(config, name, None) for name in ("weights", "teacher", "teacher_weights"))
-    return any(url_of(path) is not None for path in (*runs, *models) if path is not None)
+    return any(origin_of(path) is not None for path in (*runs, *models) if path is not None)
 
 
 def uses_store(config: Any) -> bool:

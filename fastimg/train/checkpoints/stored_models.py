@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastimg.config.commands import Embed, Train
+from fastimg.loaders.remote.origins import fetched_from, note_origin, origin_of
 from fastimg.loaders.remote.stores import url_of
 
 from .model_files import find
@@ -17,7 +18,6 @@ from .stored_runs import Tell, fetch_file, fetch_model
 
 FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")  # of weights; any other URL is a run's
 _NAMES = ("weights", "teacher", "teacher_weights")  # settings that may name a model
-_here: dict[Path, str] = {}  # what this process has brought here, and its URL
 
 _Settings = TypeVar("_Settings", bound=Train | Embed)
 
@@ -31,7 +31,7 @@ def local_model(model: Path, settings: Any, tell: Tell | None = None) -> Path:
     if url is None:
         return model
     path = (fetch_file if url.endswith(FILES) else fetch_model)(model, settings, tell)
-    _here[path] = url
+    note_origin(path, url)
     return path
 
 
@@ -55,25 +55,20 @@ def with_local_models(config: _Settings, tell: Tell | None = None) -> _Settings:
 def versions(config: Train) -> str:
     """What tells the models of `with_local_models` from others: ranks that fetched at other times have the same."""
     paths = (Path(getattr(config, name)) for name in _NAMES if getattr(config, name) is not None)
-    return " ".join(_sha256(find(path)) for path in paths if path in _here)
+    return " ".join(_sha256(find(path)) for path in paths if origin_of(path))
 
 
 def setting_of(model: Path) -> Path:
     """A path to a model as a setting that is written down: the URL that it came from, or the absolute path."""
-    return Path(_here[model]) if model in _here else model if url_of(model) else model.resolve()
+    url = origin_of(model)
+    return model.resolve() if url is None else Path(url)
 
 
 def brought_here(model: Path) -> Path:
     """The inverse of `setting_of`, of what this process has fetched; any other path is given back."""
     url = url_of(model)
-    return next((path for path, origin in reversed(_here.items()) if origin == url), model)
-
-
-def named_by_urls(sentence: str) -> str:
-    """A sentence in which models are called by their URLs."""
-    for path, url in _here.items():
-        sentence = sentence.replace(str(path), url)
-    return sentence
+    path = None if url is None else fetched_from(url)
+    return model if path is None else Path(path)
 
 
 def _sha256(file: Path) -> str:

@@ -16,9 +16,10 @@ from fastimg.config.commands import Embed, Train
 from fastimg.config.searching import Suggest
 from fastimg.errors import UserError
 from fastimg.loaders import DataError
+from fastimg.loaders.remote.origins import named_by_origins
 from fastimg.search.staged.encoders import find
 from fastimg.train.checkpoints.run_uploads import RunUploads
-from fastimg.train.checkpoints.stored_models import local_model, named_by_urls, setting_of, with_local_models
+from fastimg.train.checkpoints.stored_models import local_model, setting_of, with_local_models
 
 from ...loaders.remote.object_server import ObjectServer
 
@@ -65,7 +66,9 @@ def test_training_from_a_run_and_with_it_as_a_teacher(server, run, image_folder,
     flags = (*SMALL, *SHORT, "--output", str(tmp_path / "runs"))
     capsys.readouterr()
     for name, path in (("there", RUN), ("here", str(run))):
-        assert cli.run(["train", str(image_folder), *flags, "--weights", path, "--teacher", path, "--name", name]) == 0
+        option = ("--storage-option", "region=us-east-1") if name == "there" else ()
+        given = (*flags, "--weights", path, "--teacher", path, "--name", name, *option)
+        assert cli.run(["train", str(image_folder), *given]) == 0
         if name == "there":
             said = " ".join(capsys.readouterr().out.split())
             assert f"fetching 1 file of {RUN} (" in said and len(fetches(server)) == 1
@@ -77,6 +80,7 @@ def test_training_from_a_run_and_with_it_as_a_teacher(server, run, image_folder,
     assert f"weights: {RUN}" in written and f"teacher: {RUN}" in written
     shutil.rmtree(tmp_path / "home")  # another machine goes on, by the same flags
     more = (*flags, "--weights", RUN, "--teacher", RUN, "--epochs", "2", "--name", "there", "--resume")
+    more = (*more, "--storage-option", "region=us-east-1")
     assert cli.run(["train", str(image_folder), *more]) == 0, capsys.readouterr().err
 
 
@@ -100,6 +104,10 @@ def test_embedding_with_a_run(server, run, image_folder, tmp_path):
     for name, path in (("there", RUN), ("here", str(run))):
         flags = ("--weights", path, "--format", "npy", "--workers", "1", "--no-amp")
         assert cli.run(["embed", str(image_folder), str(tmp_path / name), *flags]) == 0
+        flags = (*flags, "--storage-option", "region=us-east-1")
+        assert cli.run(["embed", str(image_folder), str(tmp_path / name), *flags]) == (0 if name == "there" else 2)
+        asked = ("predict", path, str(image_folder / "blue"), "--workers", "1", "--storage-option", "region=us-east-1")
+        assert cli.run(asked) == (0 if name == "there" else 2)
     assert (tmp_path / "there/train.npy").read_bytes() == (tmp_path / "here/train.npy").read_bytes()
 
 
@@ -108,7 +116,7 @@ def test_a_file_of_weights_is_fetched_when_it_has_changed(server, weights, tmp_p
     said: list[str] = []
     first = with_local_models(config, said.append).weights
     assert first.read_bytes() == weights.read_bytes() and setting_of(first) == Path(FILE)
-    assert named_by_urls(f"{first}: no") == f"{FILE}: no" and len(said) == 1
+    assert named_by_origins(f"{first}: no") == f"{FILE}: no" and len(said) == 1
     assert with_local_models(config, said.append).weights == first and len(said) == 1
     weights.write_bytes(weights.read_bytes() + b" ")
     assert with_local_models(config, said.append).weights.read_bytes() == weights.read_bytes() and len(said) == 2
