@@ -217,11 +217,10 @@ def test_a_lost_head_ends_it_and_the_same_command_goes_on(
     assert f"search --backend ray: the head of the cluster, {first.address}, is lost" in lost.err
     losing.join()
     assert lost.code == 1
-    assert lost.err.endswith("; the same command goes on when there is one again\n")
+    assert "; the same command goes on when there is one again" in lost.err
     runs = [path.parent for path in Path("S").glob("*/*/metrics.jsonl")]
     (done,) = [run for run in runs if (run / "last").exists()]
     before = (done / "metrics.jsonl").stat().st_mtime_ns
-    Path("go").touch()
     again = searched(cluster.address)
     assert again.code == 0, again.err
     assert sorted(row["trial"] for row in comparable(Path("S"))) == [0, 1]

@@ -1,6 +1,6 @@
-"""A process of a pool whose second trial says that it has begun, by the file `began`, and waits for the file `go`.
+"""A process of a pool whose second trial does nothing, until it is asked to end.
 
-Both are in the folder that the search was started in.
+It says so by the file `began` in the folder that the search was started in.
 """
 
 import time
@@ -17,7 +17,7 @@ def waiting(config, watch):
     trials += 1
     if trials == 2:
         Path("began").touch()
-        while not Path("go").exists():
+        while True:
             time.sleep(0.01)
     return train(config, watch)
 
