@@ -17,13 +17,13 @@ from .shard_cache import WantedFile, in_words
 
 _TOLD = 10.0  # seconds between two lines about shards that are all read
 _AHEAD = 4  # shards that are fetched while one is read
-_SHARE = 0.5  # of the cache's limit: what the shard that is read and those ahead of it may take
+_SHARE = 0.5  # of the cache's limit, and of what its disk has free: the shard that is read and those ahead of it
 
 
 class PresentShards:
     """The shards of a split, each in the cache, with its index, until the next one is asked for.
 
-    Meanwhile the next ones are fetched, as far as half of the cache holds them.
+    Meanwhile the next ones are fetched, as far as half of the cache, and of what its disk has free, holds them.
     """
 
     def __init__(self, mirror: Mirror, shards: Sequence[WantedFile], indexes: Sequence[WantedFile]) -> None:
@@ -59,9 +59,11 @@ class PresentShards:
             pool.shutdown(cancel_futures=True)
 
     def _is_near(self, number: int, ahead: int) -> bool:
-        """Whether shard `ahead` is fetched while `number` is read."""
+        """Whether shard `ahead` is fetched while `number` is read: not where the reader might lack the room for it."""
+        if ahead - number > _AHEAD:
+            return False
         size = sum(shard.size for shard in self._shards[number : ahead + 1])
-        return ahead - number <= _AHEAD and size <= self._mirror.cache.limit * _SHARE
+        return size <= _SHARE * min(self._mirror.cache.limit, self._mirror.cache.free)
 
     def _bring(self, number: int, over: threading.Event) -> None:
         """Fetch a shard in the background. What fails is met again by the reader."""

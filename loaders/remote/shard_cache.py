@@ -108,6 +108,15 @@ class ShardCache:
         with self._counted:
             self._holding.add(held)
 
+    @property
+    def free(self) -> int:
+        """Bytes that the disk has free; 0 where the folder was deleted."""
+        try:
+            status = os.statvfs(self.root)
+        except OSError:
+            return 0
+        return status.f_bavail * status.f_frsize
+
     def has(self, path: Path, wanted: WantedFile) -> bool:
         """Whether a file is there, and is what was verified."""
         try:

@@ -21,7 +21,7 @@ from .stored_runs import MANIFEST, OBJECTS, RunManifest
 
 _FOLDER = ".uploading"
 _LINKS = ("last", "best")
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 
 class RunUploads:

@@ -40,6 +40,6 @@ def test_nothing_stays_of_one_that_fails(encoded, tmp_path):
 
 
 def test_nothing_stays_of_one_that_ends(encoded, tmp_path):
-    made = encoded(iter(np.zeros((2, 3), np.float32)))[-1]
-    assert len(made.shards) == 2 and made.files and made.folder is None
+    made = encoded(iter(np.zeros((2, 3), np.float32)))
+    assert len(made) == 2 and all(each.files and each.folder is None for each in made)
     assert list(tmp_path.iterdir()) == []

@@ -39,7 +39,8 @@ class AzureServer(ObjectServer):
         if request.command in ("GET", "HEAD") and "comp" not in query:
             super().answer(request)
             return
-        kind = self._fault(name if request.command == "GET" else f"{request.command} {name}")
+        same = f"{request.command} {request.path}"
+        kind = self._fault(name if request.command == "GET" else f"{request.command} {name}", same)
         body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
         if kind in REFUSALS:
             status, code = REFUSALS[kind]
