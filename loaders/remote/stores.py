@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fastimg.loaders.errors import DataError, ShardError
@@ -110,7 +111,7 @@ class RemoteFolder:
         seen: set[bytes] = set()
         for _ in range(_TIMES):
             tag, content = self._received(name)
-            if etags.agrees(tag, len(content), lambda start, size, of=content: of[start : start + size]):
+            if etags.agrees(tag, len(content), partial(_part, content)):
                 return content
             if content in seen or not (strict or etags.may_be_checksum(tag) or not self.guarded):
                 return content
@@ -247,6 +248,10 @@ def _pause(seconds: float) -> None:
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, _POLL))
         check()
+
+
+def _part(content: bytes, start: int, size: int) -> bytes:
+    return content[start : start + size]
 
 
 def _tag(described: "ObjectMeta") -> str:
