@@ -21,6 +21,7 @@ from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import MODEL, Card
+from fastimg.train.checkpoints.stored_runs import options_of
 from fastimg.train.tasks.restored import several
 from fastimg.wording import agreeing, plural
 
@@ -72,7 +73,7 @@ def export(config: Export, out: Console) -> int:
     url = None if config.output is None else url_of(config.output)
     if url is None:
         return _exported(config, config.output, out, None)
-    with FileDelivery(url, f".{config.chosen_format}", config.overwrite) as delivery:
+    with FileDelivery(url, f".{config.chosen_format}", config.overwrite, options_of(config)) as delivery:
         return _exported(config, delivery.file, out, delivery)
 
 

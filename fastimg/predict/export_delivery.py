@@ -1,7 +1,7 @@
 """An exported file for an object store: written into a folder here, then uploaded, behind what belongs to it."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,12 +18,12 @@ class FileDelivery:
     Raises UsageError for a URL without the file's suffix, UserError for a file that is there already, and DataError.
     """
 
-    def __init__(self, url: str, suffix: str, overwrite: bool) -> None:
+    def __init__(self, url: str, suffix: str, overwrite: bool, options: Mapping[str, str]) -> None:
         folder, _, name = url.rpartition("/")
         if not name.endswith(suffix) or folder.endswith(("/", ":")):
             raise UsageError(f"--output {url}: give a URL that ends in a name with {suffix}, as in {url}/model{suffix}")
         self.url = url
-        self._store = WritableFolder(folder, {})
+        self._store = WritableFolder(folder, options)
         if not overwrite and self._has(name):
             raise UserError(f"{url}: exists already; give another --output, or replace it with --overwrite")
         staging = cache_folder().absolute() / "staging"

@@ -111,7 +111,7 @@ class RemoteFolder:
         seen: set[bytes] = set()
         for _ in range(_TIMES):
             tag, content = self._received(name)
-            if etags.agrees(tag, len(content), partial(_piece, content)):
+            if etags.agrees(tag, len(content), partial(_part, content)):
                 return content
             if content in seen or not (strict or etags.may_be_checksum(tag) or not self.guarded):
                 return content
@@ -241,10 +241,6 @@ class _TakingError(Exception):
     """What was received cannot be taken; the cause says why."""
 
 
-def _piece(content: bytes, start: int, size: int) -> bytes:
-    return content[start : start + size]
-
-
 def _pause(seconds: float) -> None:
     """Wait. Raises Cancelled as soon as nobody needs the file any more."""
     until = time.monotonic() + seconds
@@ -252,6 +248,10 @@ def _pause(seconds: float) -> None:
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, _POLL))
         check()
+
+
+def _part(content: bytes, start: int, size: int) -> bytes:
+    return content[start : start + size]
 
 
 def _tag(described: "ObjectMeta") -> str:

@@ -40,7 +40,6 @@ REMEDY = "on this machine; what is written there can be copied to a store"
                 ("search", "s3://bucket/D", "--trials", "1", "--", "--img-size", "32"),
             )
         ),
-        (("doctor",), (URL,), "no such folder"),
         (("push", "RUN"), (URL,), f"push {URL}: a URL is read as DATA alone"),
     ],
 )
@@ -63,6 +62,13 @@ class TestExport:
         for name, value in server.options.items():
             monkeypatch.setenv({"endpoint": "AWS_ENDPOINT_URL"}.get(name, f"AWS_{name.upper()}"), value)
         monkeypatch.chdir(tmp_path)
+
+    def test_takes_options_of_the_store(self, cli, trained, server, monkeypatch):
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+        option = f"endpoint={server.options['endpoint']}"
+        ran = cli("export", trained.run, "-o", "s3://bucket/models/n.safetensors", "--storage-option", option)
+        assert ran.code == 0, ran.err
+        assert (server.folder / "models" / "n.safetensors").stat().st_size > 0
 
     def test_goes_to_the_url(self, cli, trained, server, tmp_path):
         assert cli("export", trained.run, "-o", tmp_path / "m.safetensors").code == 0

@@ -35,7 +35,8 @@ def _has_run_elsewhere(config: Any) -> bool:
 
 
 def uses_store(config: Any) -> bool:
-    writes = isinstance(config, Embed) and url_of(config.dst) is not None
+    written = config.dst if isinstance(config, Embed) else config.output if isinstance(config, Export) else None
+    writes = written is not None and url_of(written) is not None
     return writes or _is_elsewhere(config) or _has_run_elsewhere(config)
 
 

@@ -13,7 +13,7 @@ from .run_uploads import RunUploads
 from .stored_runs import RunManifest, fetch_exactly, manifest_of, options_of, output_folder, staged_runs, step_here
 
 
-def folder_of_runs(config: Train, ranks: Ranks, say: Callable[[str], object]) -> Path:
+def folder_of_runs(config: Train, ranks: Ranks, say: Callable[[str], None]) -> Path:
     """The folder of this machine in which the run's directory is; all ranks call it.
 
     Of a URL it has the run that is resumed. Several ranks, which may be on several machines, resume what the store has:
