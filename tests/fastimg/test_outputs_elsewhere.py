@@ -12,6 +12,7 @@ pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
 URL = "s3://bucket/x"
 REMEDY = "on this machine; what is written there can be copied to a store"
+HERE = "is on this machine alone; give a path here"
 
 
 @pytest.mark.parametrize(
@@ -22,16 +23,16 @@ REMEDY = "on this machine; what is written there can be copied to a store"
         (("suggest", "IMAGES"), ("--output", f"{URL}.yaml"), f"--output {URL}.yaml: give a file {REMEDY}"),
         (("suggest", "IMAGES", "--weights", "w"), ("-o", f"{URL}.yaml"), f"--output {URL}.yaml: give a file {REMEDY}"),
         (("search", "IMAGES", "--trials", "1"), ("--output", URL), f"--output {URL}: give a folder {REMEDY}"),
-        (("bench", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: give a file {REMEDY}"),
-        (("bench", "IMAGES"), ("--scratch", URL), f"--scratch {URL}: give a folder {REMEDY}"),
-        (("eval", "RUN", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: give a file {REMEDY}"),
-        (("eval", "RUN", "RUN", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: give a file {REMEDY}"),
+        (("bench", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: {HERE}"),
+        (("bench", "IMAGES"), ("--scratch", URL), f"--scratch {URL}: {HERE}"),
+        (("eval", "RUN", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: {HERE}"),
+        (("eval", "RUN", "RUN", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: {HERE}"),
         (("predict", "RUN", "IMAGES"), ("--csv", f"{URL}.csv"), f"--csv {URL}.csv: give a file {REMEDY}"),
         (("train", "IMAGES"), ("--output", URL), "a run in an object store has a name that you give; add --name"),
         (("export", "RUN", "--format", "onnx"), ("--output", URL), f"--output {URL}: give a URL that ends in a name"),
         (("export", "RUN"), ("--output", "s3://a.onnx"), "--output s3://a.onnx: give a URL that ends in a name"),
         *(
-            (command, ("--cache-dir", URL), f"--cache-dir {URL}: give a folder on this machine")
+            (command, ("--cache-dir", URL), f"--cache-dir {URL}: {HERE}")
             for command in (
                 *((name, "s3://bucket/D") for name in ("train", "inspect", "suggest", "bench", "verify")),
                 *((name, "RUN", "s3://bucket/D") for name in ("eval", "predict")),
@@ -40,7 +41,7 @@ REMEDY = "on this machine; what is written there can be copied to a store"
                 ("search", "s3://bucket/D", "--trials", "1", "--", "--img-size", "32"),
             )
         ),
-        (("push", "RUN"), (URL,), f"push {URL}: a URL is read as DATA alone"),
+        (("push", "RUN"), (URL,), f"push {URL}: give hub://USER/NAME"),
     ],
 )
 def test_what_is_not_written_to_a_url_is_refused(

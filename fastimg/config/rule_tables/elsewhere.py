@@ -123,11 +123,7 @@ def written_here(field: str, what: str = "folder") -> Range:
     return Range(field, _is_here, f"a {what} on this machine; what is written there can be copied to a store")
 
 
-# A network file system is one thing, a store another: what is kept must be read again at once, and locked.
-CACHE_HERE = Range("cache_dir", _is_here, "a folder on this machine")
-
 ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
-    CACHE_HERE,
     Needs("cache_limit", _is_elsewhere, "a URL as DATA"),
     Needs("storage_option", uses_store, "a URL as DATA or run"),
     Check("cache_limit", check_cache_limit),

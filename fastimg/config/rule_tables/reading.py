@@ -7,7 +7,6 @@ from fastimg.config.values import trial_resources
 
 from .clusters import CLUSTER, check_cluster_device, on_ray
 from .elsewhere import (
-    CACHE_HERE,
     ELSEWHERE,
     FROM_STORE,
     LOADER_ELSEWHERE,
@@ -25,7 +24,6 @@ from .training import AUGMENTATION, LOADER
 _READING = (Range("batch_size", at_least(1), "1 or more"), Range("max_pixels", at_least(1), "1 or more"))
 
 EVAL: tuple[Rule, ...] = (
-    written_here("plot", "file"),
     *FROM_STORE,
     LOADER_ELSEWHERE,
     *_READING,
@@ -75,7 +73,6 @@ SUGGEST: tuple[Rule, ...] = (written_here("output", "file"), *FROM_STORE)
 DEMO: tuple[Rule, ...] = (written_here("output"),)
 
 CONVERT: tuple[Rule, ...] = (
-    CACHE_HERE,
     Needs("cache_dir", converts_urls, "a URL as SRC or DST"),
     Needs("cache_limit", reads_shards_elsewhere, "a URL as SRC, or as DST with --append"),
     Check("cache_limit", check_cache_limit),
@@ -84,8 +81,6 @@ CONVERT: tuple[Rule, ...] = (
 )
 
 BENCH: tuple[Rule, ...] = (
-    written_here("plot", "file"),
-    written_here("scratch"),
     *FROM_STORE,
     LOADER_ELSEWHERE,
     Check("loaders", check_loaders_elsewhere),
