@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 import measure
 from rich.console import Console
 
-from fastimg.loaders.remote import key_ranges
+from fastimg.loaders.remote.client import key_ranges
 from fastimg.loaders.remote.trees import StoredFiles
 
 Record = dict[str, Any]

@@ -25,11 +25,12 @@ from fastimg.train.checkpoints.stored_runs import options_of
 from fastimg.train.tasks.restored import several
 from fastimg.wording import agreeing, plural
 
-from . import export_interface as subjects
-from . import graph, inference
-from .export_check import CUT, WHOLE, WHOLE_ELSEWHERE, Agreement, Form, compare, open_data
-from .export_delivery import FileDelivery
-from .export_interface import Subject
+from . import inference
+from .exporting import graph
+from .exporting import interface as subjects
+from .exporting.check import CUT, WHOLE, WHOLE_ELSEWHERE, Agreement, Form, compare, open_data
+from .exporting.delivery import FileDelivery
+from .exporting.interface import Subject
 
 _PACKAGES = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ()}  # without those for --check
 

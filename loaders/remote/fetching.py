@@ -12,7 +12,7 @@ from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.stopping import cancelled_by, check
 from fastimg.loaders.wording import plural
 
-from . import etags
+from .client import etags
 from .shard_cache import WantedFile
 from .stores import RemoteFolder
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.stopping import check
 
-from . import etags
-from .causes import cause_of, denied, first_line
-from .store_options import encrypted, opened
+from .client import etags
+from .client.causes import cause_of, denied, first_line
+from .client.store_options import encrypted, opened
 from .urls import parsed
 from .urls import shown as shown
 from .urls import url_of as url_of

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fastimg.loaders.errors import DataError
 
+from .client.key_ranges import list_names
 from .fetching import Fetching
-from .key_ranges import list_names
 from .shard_cache import WantedFile
 from .stores import RemoteFolder
 

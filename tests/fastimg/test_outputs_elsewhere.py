@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastimg.predict import graph
+from fastimg.predict.exporting import graph
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from fastimg.loaders.remote.etags import agrees, may_be_checksum
+from fastimg.loaders.remote.client.etags import agrees, may_be_checksum
 
 MIB = 1 << 20
 

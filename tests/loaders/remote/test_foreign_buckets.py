@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from fastimg.loaders import DataError, Loader, ShardError, list_splits, open_dataset
-from fastimg.loaders.remote import etags, fetching
+from fastimg.loaders.remote import fetching
+from fastimg.loaders.remote.client import etags
 from fastimg.loaders.remote.listing import expanded, named_tars
 from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import RemoteFolder

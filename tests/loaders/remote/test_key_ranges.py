@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.remote import key_ranges, stores
+from fastimg.loaders.remote import stores
+from fastimg.loaders.remote.client import key_ranges
 from fastimg.loaders.remote.trees import StoredFiles
 
 from .object_server import ObjectServer

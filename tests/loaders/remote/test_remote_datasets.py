@@ -18,7 +18,8 @@ import pytest
 from fastimg.loaders import DataError, ShardError, open_dataset
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.betons.kinds import BetonField
-from fastimg.loaders.remote import etags, fetching
+from fastimg.loaders.remote import fetching
+from fastimg.loaders.remote.client import etags
 from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.runtime.scratch import Scratch
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastimg.predict import graph
+from fastimg.predict.exporting import graph
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fastimg.models.precision import Precision
-from fastimg.predict import export_check as agreement
-from fastimg.predict import export_interface as subject
-from fastimg.predict import graph, inference
+from fastimg.predict import inference
+from fastimg.predict.exporting import check as agreement
+from fastimg.predict.exporting import graph
+from fastimg.predict.exporting import interface as subject
 from fastimg.train.checkpoints.format import load_model
 
 from .exports import FORMATS

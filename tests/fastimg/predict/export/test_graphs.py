@@ -14,8 +14,8 @@ from torchvision.transforms import v2
 
 from fastimg.data.datasets import center_crop
 from fastimg.loaders import FilesDataset, Loader
-from fastimg.predict import export_interface as subject
-from fastimg.predict import graph
+from fastimg.predict.exporting import graph
+from fastimg.predict.exporting import interface as subject
 from fastimg.train.checkpoints.format import find, load_model, read_card
 
 from .exports import FORMATS, GRAPHS, opened, stated_in

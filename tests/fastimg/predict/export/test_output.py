@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fastimg.models.registry import build
-from fastimg.predict import export_interface as subject
-from fastimg.predict import graph
+from fastimg.predict.exporting import graph
+from fastimg.predict.exporting import interface as subject
 from fastimg.train.checkpoints.format import find, read_card
 
 from .exports import FORMATS, GRAPHS

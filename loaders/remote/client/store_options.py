@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote.urls import StoreURL
 
 from .causes import first_line
-from .urls import StoreURL
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
 
-from .export_interface import Subject
+from .interface import Subject
 
 Format = Literal["safetensors", "onnx", "pt2"]
 Run = Callable[[torch.Tensor], torch.Tensor]  # a loader's batch -> the outputs side by side, float32 [N, outputs]

@@ -24,11 +24,11 @@ from fastimg.loaders.decode import decode
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.tokenizer import TextDecoder
+from fastimg.predict import inference
+from fastimg.predict.prediction import GivenTexts, find_files
 from fastimg.wording import plural
 
-from . import inference
 from .graph import Run, reason
-from .prediction import GivenTexts, find_files
 
 
 class Form(NamedTuple):

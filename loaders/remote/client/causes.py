@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from .urls import without_secrets
+from fastimg.loaders.remote.urls import without_secrets
 
 _RESUME = "and start again with resume=True"
 _CREDENTIALS = {  # in the environment, by the scheme of a URL
