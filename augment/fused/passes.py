@@ -191,7 +191,7 @@ def _mirrored(
         y = pixel // WIDTH
         x = pixel - y * WIDTH
         y = tl.where(upside < 0, HEIGHT - 1 - y, y)
-        source = levels + tl.multiple_of((y * WIDTH + (WIDTH - 8) - x) * 3, [8, 1]) + number
+        source = levels + tl.multiple_of((y * WIDTH + (WIDTH - 8) - x) * 3, [1, 8]) + number
         r7, g7, b7, r6, g6, b6, r5, g5 = eight(tl.load(source, mask=valid, other=0), THREADS)
         b5, r4, g4, b4, r3, g3, b3, r2 = eight(tl.load(source + 8, mask=valid, other=0), THREADS)
         g2, b2, r1, g1, b1, r0, g0, b0 = eight(tl.load(source + 16, mask=valid, other=0), THREADS)
