@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
-from fastimg.loaders.containers.quick_sums import QuickSum, sum_of
+from fastimg.loaders.containers.quick_sums import BLOCK, QuickSum, sum_of
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.stopping import cancelled_by, check
 from fastimg.loaders.wording import plural
@@ -19,6 +19,7 @@ from .stores import RemoteFolder
 STREAMS = 4  # ranges of one file at once
 RANGE = 8 << 20  # bytes, a multiple of the quick sum's blocks
 _RANGES = 16  # of all files together at once
+assert RANGE % BLOCK == 0  # so that each range is summed by itself
 _CHUNK = 1 << 20
 _POLL = 0.1  # seconds between two looks at whether the shard is still needed
 _TIMES = 5  # a file whose checksum differs is fetched, unless the same comes twice

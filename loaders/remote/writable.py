@@ -110,7 +110,14 @@ class WritableFolder(RemoteFolder):
         """The tag of what was written; None where it was not."""
         from obstore import exceptions
 
-        mode: PutMode = "create" if before is None else {"e_tag": before}
+        mode: PutMode | None = "create"
+        if before is not None:
+            mode = {"e_tag": before}
+            if self.url.startswith("gs:"):  # whose condition is the generation of an object, not its ETag
+                found = self._store.head(name)
+                if found["e_tag"] != before:
+                    return None
+                mode = None if found["version"] is None else {"e_tag": before, "version": found["version"]}
         try:
             return self._store.put(name, content, use_multipart=False, mode=mode)["e_tag"]
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):

@@ -37,9 +37,18 @@ def test_a_beton_has_the_same_bytes(written):
     assert (written / "betons" / "train.beton").read_bytes() == gzip.decompress(packed)
 
 
+def described(file):
+    """A dataset.json without what later versions have added: the quick sums of shards."""
+    description = json.loads(file.read_text())
+    for split in description["splits"].values():
+        for shard in split["shards"]:
+            shard.pop("xxh3", None)
+    return description
+
+
 def test_dataset_json_is_the_same(written):
     def stated(folder):
-        description = json.loads((folder / "dataset.json").read_text())
+        description = described(folder / "dataset.json")
         del description["fastimg"]  # the version that wrote it
         del description["options"]["fastimg"]
         return description
@@ -93,7 +102,7 @@ def test_a_beton_with_targets_has_the_same_bytes(with_targets):
 
 @pytest.mark.parametrize(("name", "kept"), [("shards", "targets/dataset.json"), ("betons", "targets.beton.json")])
 def test_dataset_json_states_the_same_targets(name, kept, with_targets):
-    stated = [json.loads(file.read_text()) for file in (with_targets / name / "dataset.json", HERE / kept)]
+    stated = [described(file) for file in (with_targets / name / "dataset.json", HERE / kept)]
     assert stated[0]["targets"] == stated[1]["targets"]
     assert stated[0]["splits"] == stated[1]["splits"]
 

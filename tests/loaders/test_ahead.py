@@ -93,7 +93,7 @@ def test_slots_of_each_device(numbers, build):
         assert loader.slots == slots == len(loader._slots)
         loader.close()
     settings = LoaderConfig(batch_size=2)
-    plan = module.Epochs(numbers(20), settings, None, 1, torch.device("cuda"))  # nothing is allocated
+    plan = module.Epochs(numbers(20), settings, None, 1, torch.device("cuda", 0))  # nothing is allocated
     assert settings.prefetch is None and plan.slots == 6
 
 

@@ -20,6 +20,9 @@ def test_more_ranks_than_samples(folder, commands, refuses, monkeypatch):
         def broadcast(self, value):
             return value
 
+        def gather(self, value):
+            return [value] * self.world_size
+
     def many(device, numa_binding):
         class Context:
             def __enter__(self):

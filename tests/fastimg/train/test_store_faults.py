@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import DataError
+from fastimg.loaders.containers import quick_sums
 from fastimg.loaders.remote import fetching
 from fastimg.train.checkpoints.run_uploads import RunUploads
 from fastimg.train.checkpoints.stored_runs import fetch_run, manifest_of
@@ -35,8 +36,9 @@ def server(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectServe
 
 
 @pytest.fixture
-def data(server: ObjectServer, image_folder: Path) -> Path:
-    """The folder that the store serves as s3://bucket/D: some shards."""
+def data(server: ObjectServer, image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the store serves as s3://bucket/D: some shards, whose quick sums have several blocks."""
+    monkeypatch.setattr(quick_sums, "BLOCK", 1000)
     folder = server.folder / "D"
     convert(Convert(src=image_folder, dst=folder, val_fraction=0.25, shard_size="12KB"), Console(quiet=True))
     return folder
