@@ -316,7 +316,7 @@ def _begin_journal(job: _Job, resumed: bool) -> Journal:
         store.clear()
     delivered = store.delivered() if resumed else ()
     journal = begin_journal(job.request.dst, job.options, None, resumed, delivered)
-    store.begin(journal, job.source.content, _notes(job))
+    store.begin(journal, job.source.content, _notes(job), delivered)
     return journal
 
 

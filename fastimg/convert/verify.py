@@ -191,7 +191,8 @@ def _fetched_faults(mirror: Mirror, wanted: WantedFile, index: WantedFile | None
     try:
         lease = mirror.renew(wanted, index)
     except DataError as error:
-        yield Fault(mirror.address(wanted.name), str(error))
+        address = mirror.address(wanted.name)
+        yield Fault(address, str(error).removeprefix(f"{address}: "))
         return
     try:
         if wanted.quick and sum_of_file(mirror.folder / wanted.name) != wanted.quick:

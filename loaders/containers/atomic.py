@@ -4,6 +4,7 @@ import contextlib
 import os
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -14,12 +15,13 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def replace_file(path: Path, content: bytes | bytearray) -> None:
-    """Write a file that appears complete or not at all."""
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file, which is renamed to `path` when the block ends without an error."""
     part = temporary(path)
     try:
         with part.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -27,6 +29,12 @@ def replace_file(path: Path, content: bytes | bytearray) -> None:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def replace_file(path: Path, content: bytes | bytearray) -> None:
+    """Write a file that appears complete or not at all."""
+    with whole(path) as file:
+        file.write(content)
 
 
 def give_usual_mode(path: Path) -> None:

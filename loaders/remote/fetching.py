@@ -17,9 +17,8 @@ from .shard_cache import WantedFile
 from .stores import RemoteFolder
 
 STREAMS = 4  # ranges of one file at once
-RANGE = 8 << 20  # bytes, a multiple of the quick sum's blocks
+RANGE = 8 << 20  # bytes; a multiple of BLOCK, so that each range is summed by itself
 _RANGES = 16  # of all files together at once
-assert RANGE % BLOCK == 0  # so that each range is summed by itself
 _CHUNK = 1 << 20
 _POLL = 0.1  # seconds between two looks at whether the shard is still needed
 _TIMES = 5  # a file whose checksum differs is fetched, unless the same comes twice

@@ -35,15 +35,13 @@ from fastimg.loaders.containers.quick_sums import sum_of_file
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.stopping import check
 
+from .eviction import MARK, SHARDS, delete_oldest, delete_unused
+from .file_locks import ROOM, lock_soon, locked_mark, same_file, try_lock
 from .held_shards import HeldShards
 
-MARK = "has-remote-copy"
-SHARDS = (".tar", ".beton")  # what is deleted to make room
 _PARTS = tuple(f"{suffix}.part" for suffix in SHARDS)  # see temporary()
-BESIDE = (".idx", ".fidx", ".fcol", ".ffld", ".ftil", ".fdci", ".json")  # what stays while the dataset is open
 STALLED = 120.0  # seconds: another process that fetches a file, and gives no sign of life for so long, hangs
 BEAT = 10.0  # seconds between two signs of life of one that fetches, while the store is silent, too
-ROOM = 30.0  # seconds: for so long others may keep everything in the cache in use
 _ROUNDS = 5
 _POLL = 0.02  # seconds between two looks at a lock
 TOUCH = 0.1  # seconds: uses of a file closer together are one
@@ -172,8 +170,8 @@ class ShardCache:
         """
         with self._marking:
             file = self._marks.get(folder)
-            if file is None or not _same(folder / MARK, file):
-                self._marks[folder] = _locked_mark(folder / MARK)
+            if file is None or not same_file(folder / MARK, file):
+                self._marks[folder] = locked_mark(folder / MARK)
                 if file is not None:
                     os.close(file)
             with contextlib.suppress(OSError):  # of another user
@@ -231,7 +229,7 @@ class ShardCache:
             remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "give another folder with cache_dir="
             raise DataError(f"{path}: {error.strerror}; {remedy}") from error
         try:
-            good = (not locked or _lock_soon(file, fcntl.LOCK_SH)) and self.current(file, wanted)
+            good = (not locked or lock_soon(file, fcntl.LOCK_SH)) and self.current(file, wanted)
             if good:
                 self.count_use(file, wanted)
         except BaseException:
@@ -257,7 +255,7 @@ class ShardCache:
         finally:
             self._parts.discard(str(part))
             try:
-                if _same(part, file):
+                if same_file(part, file):
                     part.unlink(missing_ok=True)
             finally:
                 os.close(file)
@@ -269,7 +267,7 @@ class ShardCache:
             check()
             file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                if _try_lock(file, fcntl.LOCK_EX) and _same(part, file):
+                if try_lock(file, fcntl.LOCK_EX) and same_file(part, file):
                     if not self.has(path, wanted):
                         return file
                     part.unlink()  # it arrived before this part was made
@@ -303,7 +301,7 @@ class ShardCache:
                 if bounded and held + wanted.size > self.limit:
                     others = self._others()
                     while held + wanted.size > self.limit and (idle or others):
-                        held -= _delete_oldest(idle, others)
+                        held -= delete_oldest(idle, others)
                 fits = not bounded or held + wanted.size <= self.limit
                 while fits:
                     try:
@@ -316,7 +314,7 @@ class ShardCache:
                         others = self._others() if others is None else others
                         if not idle and not others:
                             raise
-                        held -= _delete_oldest(idle, others)
+                        held -= delete_oldest(idle, others)
                         self._close_held()  # or the disk keeps what was deleted
             if time.monotonic() > deadline:
                 raise DataError(
@@ -361,7 +359,7 @@ class ShardCache:
                     if entry.name.endswith(SHARDS):
                         shards.append((status.st_atime_ns, entry.path, status.st_size))
                 elif entry.name.endswith(_PARTS) and entry.path not in self._parts:
-                    held -= _delete((entry.path, status.st_size))  # of a process that died
+                    held -= delete_unused((entry.path, status.st_size))  # of a process that died
         return held, [(path, size) for _, path, size in sorted(shards, reverse=True)]
 
     @contextlib.contextmanager
@@ -370,7 +368,7 @@ class ShardCache:
         self.root.mkdir(parents=True, exist_ok=True)
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if not _lock_soon(file, fcntl.LOCK_EX):
+            if not lock_soon(file, fcntl.LOCK_EX):
                 raise DataError(
                     f"{self._lock}: another process has held it for {ROOM:.0f} s; end it, or give another folder "
                     "with cache_dir="
@@ -440,103 +438,6 @@ def _has_sum(path: Path, wanted: WantedFile) -> bool:
 
 def _verified(status: os.stat_result, wanted: WantedFile) -> bool:
     return status.st_size == wanted.size and status.st_mtime_ns == stamp(wanted)
-
-
-def _try_lock(file: int, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _lock_soon(file: int, kind: int) -> bool:
-    """Lock a file that others lock for moments only: whoever has just fetched it, or deletes it."""
-    deadline = time.monotonic() + ROOM
-    while not _try_lock(file, kind):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL)
-    return True
-
-
-def _same(path: Path | str, file: int) -> bool:
-    """Whether `path` is the open file still, and not renamed or deleted."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(status, os.fstat(file))
-
-
-def _delete(shard: tuple[str, int]) -> int:
-    """Delete a file that nobody has locked. Returns how many bytes became free."""
-    path, size = shard
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        if not _try_lock(file, fcntl.LOCK_EX) or not _same(path, file):
-            return 0
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        return size
-    finally:
-        os.close(file)
-
-
-def _delete_oldest(idle: list[tuple[str, int]], others: list[tuple[int, Path]]) -> int:
-    """Delete a shard, or what lies beside those of a folder, whichever was used first. Returns the bytes set free."""
-    if others and idle:
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(idle[-1][0]).st_atime_ns < others[-1][0]:
-                return _delete(idle.pop())
-    return _delete_beside(others.pop()[1]) if others else _delete(idle.pop())
-
-
-def _delete_beside(folder: Path) -> int:
-    """Delete what lies beside the shards of a folder that nobody has open. Returns how many bytes became free.
-
-    The mark goes with the last shard.
-    """
-    free = 0
-    with contextlib.suppress(OSError):
-        mark = os.open(folder / MARK, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if not _try_lock(mark, fcntl.LOCK_EX) or not _same(folder / MARK, mark):
-                return 0
-            names = os.listdir(folder)
-            for name in names:
-                if name.endswith((*BESIDE, ".part")):
-                    size = (folder / name).stat().st_size
-                    (folder / name).unlink()
-                    free += size
-            if not any(name.endswith(SHARDS) for name in names):
-                (folder / MARK).unlink()
-                folder.rmdir()  # fails where there is something else
-        finally:
-            os.close(mark)
-    return free
-
-
-def _locked_mark(mark: Path) -> int:
-    """The mark of a folder, locked so that nobody deletes what lies beside its shards. Raises OSError, DataError."""
-    while True:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(mark, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            if not _lock_soon(file, fcntl.LOCK_SH):
-                raise DataError(
-                    f"{mark}: another process has held it for {ROOM:.0f} s; end it, or give another folder with "
-                    "cache_dir="
-                )
-            if _same(mark, file):
-                return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)  # it was deleted meanwhile
 
 
 def _close_all(files: dict[Path, int]) -> None:

@@ -157,6 +157,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectSe
     served.close()
 
 
+@pytest.fixture
+def named_server(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
+    """The same store, which the environment names, as users do."""
+    for name, value in server.options.items():
+        monkeypatch.setenv({"endpoint": "AWS_ENDPOINT_URL"}.get(name, f"AWS_{name.upper()}"), value)
+    return server
+
+
 class Hub(HubServer):
     """The server, with repositories that are made where a test first names them."""
 

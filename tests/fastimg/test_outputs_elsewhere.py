@@ -59,9 +59,7 @@ def test_what_is_not_written_to_a_url_is_refused(
 
 class TestExport:
     @pytest.fixture(autouse=True)
-    def store(self, server, monkeypatch, tmp_path):
-        for name, value in server.options.items():
-            monkeypatch.setenv({"endpoint": "AWS_ENDPOINT_URL"}.get(name, f"AWS_{name.upper()}"), value)
+    def store(self, named_server, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
 
     def test_takes_options_of_the_store(self, cli, trained, server, monkeypatch):

@@ -7,6 +7,7 @@ from fastimg.config.commands import Convert
 from fastimg.config.rule_tables.reading import CONVERT
 from fastimg.config.rules import refuse
 from fastimg.config.url_arguments import HUB
+from fastimg.convert.sources.resolve import refuse_absent
 from fastimg.errors import UsageError
 from fastimg.loaders.remote.stores import url_of
 
@@ -27,6 +28,9 @@ def staged(config: Convert) -> tuple[Convert, StoreDestination | None]:
     for source in (url_of(source, (HUB,)) for source in sources):
         if source is not None and f"{url}/".startswith(f"{source.rstrip('/')}/"):
             raise UsageError(f"{url}: the destination lies in the source {source}; give a URL outside it")
+    for path in sources:
+        if url_of(path, (HUB,)) is None:
+            refuse_absent(path)  # before a store is asked
     options = dict(option.split("=", 1) for option in config.storage_option)
     store = StoreDestination(url, config.cache_dir, options, config.cache_limit)
     paths = (*sources, store.folder)

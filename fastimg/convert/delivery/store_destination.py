@@ -175,10 +175,11 @@ class StoreDestination:
         names = [each.name for each in self._store.contents() if is_made(each.name) and each.name not in kept]
         self._store.delete(sorted(names, key=lambda name: (name != _DESCRIPTION, name == _MARK, name)))
 
-    def begin(self, journal: Journal, content: Content, notes: bool) -> None:
+    def begin(self, journal: Journal, content: Content, notes: bool, delivered: Collection[str] = ()) -> None:
         """Mark the store, and upload each shard that the journal has or gets; `notes` are needed for targets, fields.
 
-        Shards that were finished and not uploaded are uploaded first.
+        Shards that were finished and not `delivered` are uploaded first. A kill may have left files of those that
+        were; they are deleted.
         """
         with self._resumable():
             self._store.put(_MARK, (self.folder / _MARK).read_bytes().splitlines(keepends=True)[0])
@@ -192,7 +193,11 @@ class StoreDestination:
                     uploads.add([index_path(tar), tar], keep)
 
         for shard in list(journal.finished.values()):
-            upload(shard)
+            if shard.name in delivered:
+                for file in (self.folder / shard.name, index_path(self.folder / shard.name)):
+                    file.unlink(missing_ok=True)
+            else:
+                upload(shard)
         journal.listener = upload
 
     def for_nodes(self, content: Content, notes: bool) -> NodeDelivery:

@@ -77,7 +77,7 @@ def read_source(
             return replace(source, ignored=strays(src, files, "parquet files"))
         _refuse_columns(columns, f"{src} is a folder and has no columns")
         return _read_directory(src, classes, mapped)
-    _refuse_absent(src)
+    refuse_absent(src)
     suffix = src.suffix.lower()
     if suffix in (".tar", ".beton"):
         _refuse_columns(columns, f"{src} has no columns")
@@ -124,7 +124,7 @@ def _read_arrays(src: Path, columns: Columns, name: str, classes: Level | None, 
         _refuse_columns(columns, f"{src} is a folder and has no columns")
         return with_arrays(read_folder(src, classes, mapped, arrays=True), src, name, mapped)
     if src.suffix.lower() in MANIFESTS:
-        _refuse_absent(src)
+        refuse_absent(src)
         return with_arrays(read_manifest(src, _separated(src, columns)), src.parent, name, mapped)
     raise UsageError(
         f"--image-field {name} has no effect: {src} is neither a folder of class folders nor a manifest, whose files "
@@ -153,7 +153,8 @@ def _read_directory(src: Path, classes: Level | None, mapped: Mapped) -> Source:
         raise DataError(f"{error}; or store its .npy files as arrays, with --image-field NAME") from error
 
 
-def _refuse_absent(src: Path) -> None:
+def refuse_absent(src: Path) -> None:
+    """Raises DataError for a source that is not there."""
     if not os.path.exists(src):
         raise DataError(f"{src}: no such file or folder, or you have no permission to read it; check the path")
 

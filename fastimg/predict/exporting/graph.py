@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
+from fastimg.loaders.containers.atomic import replace_file, whole
 
 from .interface import Subject
 
@@ -80,22 +79,6 @@ def _saver(format: Format, source: Path, subject: Subject) -> Callable[[BinaryIO
             shutil.copyfileobj(model, part, 1 << 20)
 
     return copy
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file, which is renamed to `path` when the block ends without an error."""
-    part = temporary(path)
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 def open_onnx(file: Path, subject: Subject) -> Run:

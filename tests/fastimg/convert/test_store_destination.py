@@ -128,6 +128,19 @@ class TestFaults:
         assert contents(server.folder / "D") == here(flags, tmp_path / "here")
         assert sum(server.writes.written.count(name) for name in done) <= len(done) + 1  # one may lack its line
 
+    @pytest.mark.parametrize("left", [[".tar"], [".idx"], [".tar", ".idx"]])
+    def test_files_that_a_kill_left_of_an_uploaded_shard_are_deleted(self, flags, run, server, tmp_path, left):
+        server.faults = [("PUT D/dataset.json", "denied")]
+        with pytest.raises(NotDelivered):
+            run(flags)
+        staging = staged(flags)[0].dst
+        for suffix in left:
+            shutil.copy(server.folder / f"D/train-00000{suffix}", staging)
+        before = len(server.writes.written)
+        run(replace(flags, resume=True))
+        assert not [name for name in server.writes.written[before:] if name.endswith(".tar")]
+        assert contents(server.folder / "D") == here(flags, tmp_path / "here")
+
     def test_a_shard_that_was_replaced_meanwhile_is_uploaded_again(self, flags, run, server, tmp_path):
         server.faults = [("PUT D/dataset.json", "denied")]
         with pytest.raises(NotDelivered):
@@ -145,6 +158,11 @@ class TestFaults:
         with pytest.raises(DataError, match="access denied"):
             run(flags)
         assert not (tmp_path / "staging").exists()
+
+    def test_a_source_that_is_not_there_is_told_of_before_the_store_is_asked(self, flags, run, server, tmp_path):
+        with pytest.raises(DataError, match=r"nothing: no such file or folder"):
+            run(replace(flags, src=tmp_path / "nothing"))
+        assert server.requests == []
 
     def test_a_source_that_fails_leaves_nothing(self, flags, run, server, image_folder, tmp_path):
         broken = tmp_path / "broken"

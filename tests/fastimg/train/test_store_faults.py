@@ -28,11 +28,8 @@ RUN = (*FLAGS, "--order", "random", "--save-interval", 1)
 
 
 @pytest.fixture
-def server(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
-    """The store, which the environment names, as users do."""
-    for name, value in server.options.items():
-        monkeypatch.setenv({"endpoint": "AWS_ENDPOINT_URL"}.get(name, f"AWS_{name.upper()}"), value)
-    return server
+def server(named_server: ObjectServer) -> ObjectServer:
+    return named_server
 
 
 @pytest.fixture

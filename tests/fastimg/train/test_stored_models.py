@@ -31,11 +31,8 @@ SHORT = ("--epochs", "1", "--val-fraction", "0.25")
 
 
 @pytest.fixture
-def server(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
-    """The store, which the environment names, as users do."""
-    for name, value in server.options.items():
-        monkeypatch.setenv({"endpoint": "AWS_ENDPOINT_URL"}.get(name, f"AWS_{name.upper()}"), value)
-    return server
+def server(named_server: ObjectServer) -> ObjectServer:
+    return named_server
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fastimg.loaders.containers import quick_sums
 from fastimg.loaders.containers.quick_sums import BLOCK, QuickSum, both_sums_of_file, sum_of, sum_of_file
+from fastimg.loaders.remote.fetching import RANGE
 
 
 def by_definition(content: bytes, block: int) -> str:
@@ -51,3 +52,7 @@ def test_the_sum_stays_what_it_is() -> None:
     found = QuickSum()
     found.update(b"fastimg" * 200_000)
     assert found.hexdigest() == "95dfb034d511cff6893ff301b3cc1fb1"
+
+
+def test_ranges_of_a_remote_file_are_whole_blocks() -> None:
+    assert RANGE % BLOCK == 0

@@ -1,0 +1,58 @@
+"""Locks of files by `flock`, which the system takes from a process that dies."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from fastimg.loaders.errors import DataError
+
+ROOM = 30.0  # seconds: for so long others may keep everything in the cache in use
+_POLL = 0.02  # seconds between two looks at a lock
+
+
+def try_lock(file: int, kind: int) -> bool:
+    """Lock a file at once, as LOCK_SH or LOCK_EX says. Returns whether nobody else has it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_soon(file: int, kind: int) -> bool:
+    """Lock a file that others lock for moments only: whoever has just fetched it, or deletes it."""
+    deadline = time.monotonic() + ROOM
+    while not try_lock(file, kind):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def same_file(path: Path | str, file: int) -> bool:
+    """Whether `path` is the open file still, and not renamed or deleted."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(status, os.fstat(file))
+
+
+def locked_mark(mark: Path) -> int:
+    """The mark of a folder, locked so that nobody deletes what lies beside its shards. Raises OSError, DataError."""
+    while True:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(mark, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if not lock_soon(file, fcntl.LOCK_SH):
+                raise DataError(
+                    f"{mark}: another process has held it for {ROOM:.0f} s; end it, or give another folder with "
+                    "cache_dir="
+                )
+            if same_file(mark, file):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # it was deleted meanwhile
