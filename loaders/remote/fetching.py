@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
-from fastimg.loaders.containers.quick_sums import BLOCK, QuickSum, sum_of
+from fastimg.loaders.containers.quick_sums import QuickSum, sum_of
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.stopping import cancelled_by, check
 from fastimg.loaders.wording import plural
