@@ -19,6 +19,7 @@ from .stores import RemoteFolder
 STREAMS = 4  # ranges of one file at once
 RANGE = 8 << 20  # bytes; a multiple of BLOCK, so that each range is summed by itself
 _RANGES = 16  # of all files together at once
+_ALIGNED = 1 << 16  # bytes
 _CHUNK = 1 << 20
 _POLL = 0.1  # seconds between two looks at whether the shard is still needed
 _TIMES = 5  # a file whose checksum differs is fetched, unless the same comes twice
@@ -140,21 +141,56 @@ class Fetching:
 
         def begin() -> Callable[[memoryview], None]:
             nonlocal found
-            found, at = new(), start
+            found = new()
+            writer = _AlignedWriter(file, start, stop)
 
             def take(piece: memoryview) -> None:
-                nonlocal at
                 found.update(piece)
-                while piece.nbytes:
-                    written = os.pwrite(file, piece, at)
-                    at += written
-                    piece = piece[written:]
+                writer.write(piece)
 
             return take
 
+        stop = min(start + RANGE, wanted.size)
         with self._at_once:
-            self.remote.receive(wanted.name, start, min(start + RANGE, wanted.size), wanted.tag, begin)
+            self.remote.receive(wanted.name, start, stop, wanted.tag, begin)
         return found
+
+
+class _AlignedWriter:
+    """Writes the bytes of a file from `at` to before `stop`, in pieces of any size, up to multiples of _ALIGNED.
+
+    Of an aligned piece the system makes large pages, and it reads nothing of a file that is written over.
+    """
+
+    def __init__(self, file: int, at: int, stop: int) -> None:
+        self._file = file
+        self._at = at
+        self._stop = stop
+        self._rest = bytearray()  # what was given and not yet written
+
+    def write(self, piece: memoryview) -> None:
+        """Take the next bytes. Raises OSError."""
+        end = self._at + len(self._rest) + piece.nbytes
+        until = end if end >= self._stop else end - end % _ALIGNED
+        if until <= self._at:
+            self._rest += piece
+            return
+        used = until - self._at - len(self._rest)
+        parts = [memoryview(self._rest), piece[:used]]
+        while self._at < until:
+            written = os.pwritev(self._file, parts, self._at)
+            self._at += written
+            parts = _after(parts, written)
+        self._rest = bytearray(piece[used:])
+
+
+def _after(parts: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of `parts` without their first `count` bytes."""
+    left = []
+    for part in parts:
+        left.append(part[count:])
+        count -= min(count, part.nbytes)
+    return left
 
 
 def _digest(file: int, size: int, kind: str) -> str:

@@ -202,7 +202,7 @@ class TestChecksums:
         def full(*_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(fetching.os, "pwrite", full)
+        monkeypatch.setattr(fetching.os, "pwritev", full)
         with pytest.raises(DataError, match=r"train-00000.tar: No space left on device; free some of the disk"):
             dataset.read(0, Scratch())
 
