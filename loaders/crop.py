@@ -48,7 +48,7 @@ class CropRule(Protocol):
 def pair(size: object, name: str = "size") -> tuple[int, int]:
     """(height, width) of a side or a pair. Raises ValueError, naming the argument, for anything else."""
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
-    if len(sides) != 2 or not all(isinstance(side, int | SupportsIndex) and operator.index(side) >= 1 for side in sides):
+    if len(sides) != 2 or not all(isinstance(side, int | SupportsIndex) and operator.index(side) > 0 for side in sides):
         raise ValueError(f"{name} {size!r}: give the side of a square in pixels, or (height, width), 1 or more each")
     height, width = (operator.index(side) for side in sides)
     return height, width
