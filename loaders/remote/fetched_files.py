@@ -1,6 +1,7 @@
 """Shards of an object store, read as if they were here: a ShardFiles of containers/watch.
 
-A few shards stay open for the next samples, without a lock, so that the cache may delete them. A shard is fetched by
+A few shards stay open for the next samples, without a lock, so that the cache may make room of them; each read looks
+before and after whether the file is still what was verified. A shard is fetched by
 the first thread that misses it, if it was not fetched ahead. With a cache of 0 bytes, samples are read one by one, each
 by a request for its range.
 """
@@ -33,6 +34,7 @@ from .shard_cache import WantedFile, in_words, stamp
 
 PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetched
 AHEAD = 2  # shards that are fetched in the background at once; of one range each, as many as there are streams
+_TIMES = 5  # a sample is read, if its shard is taken for another one meanwhile
 _SLACK = 2  # shards beyond the samples in use and those that are fetched ahead: half begun at either end
 
 
@@ -58,16 +60,25 @@ class FetchedFiles:
         if self.by_ranges:
             self.mirror.read_bound(self._shards[number], view, offset)
             return
-        shard = self._open(number)
-        try:
-            fill(shard.file, view, offset)
-        except (OSError, EOFError) as error:
-            os.close(shard.file)
-            raise ShardError(
-                f"{self.mirror.folder / self._shards[number].name}: cannot be read ({error}); delete it, and it is "
-                "fetched again"
-            ) from error
-        self._held.give(number, shard)
+        path = self.mirror.folder / self._shards[number].name
+        for _ in range(_TIMES):
+            shard = self._open(number)
+            failure: OSError | EOFError | None = None
+            try:
+                fill(shard.file, view, offset)
+            except (OSError, EOFError) as error:
+                failure = error
+            if shard.whole():
+                if failure is None:
+                    self._held.give(number, shard)
+                    return
+                os.close(shard.file)
+                raise ShardError(f"{path}: cannot be read ({failure}); delete it, and it is fetched again") from failure
+            os.close(shard.file)  # the cache has taken it for another shard meanwhile
+        raise DataError(
+            f"{path}: altered each of the {_TIMES} times that it was read; give a larger cache_limit=, or a folder "
+            "that nobody else writes to"
+        )
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
         """See ShardFiles: of a shard that is not here, no more than this is fetched for PEEKS times."""

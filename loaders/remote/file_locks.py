@@ -3,6 +3,7 @@
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fastimg.loaders.errors import DataError
@@ -20,11 +21,11 @@ def try_lock(file: int, kind: int) -> bool:
     return True
 
 
-def lock_soon(file: int, kind: int) -> bool:
-    """Lock a file that others lock for moments only: whoever has just fetched it, or deletes it."""
+def lock_soon(file: int, kind: int, wanted: Callable[[], bool] = lambda: True) -> bool:
+    """Lock a file that others lock for moments only, as long as it is `wanted`: who has fetched it, or deletes it."""
     deadline = time.monotonic() + ROOM
     while not try_lock(file, kind):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or not wanted():
             return False
         time.sleep(_POLL)
     return True

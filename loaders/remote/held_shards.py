@@ -26,12 +26,16 @@ class HeldShard:
         status = os.fstat(self.file)
         return status.st_mtime_ns == self._written and status.st_nlink > 0
 
+    def whole(self) -> bool:
+        """Whether all that was read of it until now is what was verified: the cache has not written over it."""
+        return os.fstat(self.file).st_mtime_ns == self._written
+
 
 class HeldShards:
     """At most HELD open files of numbered shards, each of which one thread reads at a time. Any thread may ask.
 
-    Nothing locks them, so the cache may delete any of them. Its content stays until it is closed, and so does its room
-    on the disk: `sweep` closes what is gone.
+    Nothing locks them, so the cache may delete any of them, or write another shard over it. What was deleted keeps its
+    content until it is closed, and its room on the disk: `sweep` closes what is gone.
     """
 
     def __init__(self) -> None:

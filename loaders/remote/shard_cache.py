@@ -35,7 +35,7 @@ from fastimg.loaders.containers.quick_sums import sum_of_file
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.stopping import check
 
-from .eviction import MARK, SHARDS, delete_oldest, delete_unused
+from .eviction import MARK, SHARDS, delete_unused, free_oldest, take_over
 from .file_locks import ROOM, lock_soon, locked_mark, same_file, try_lock
 from .held_shards import HeldShards
 
@@ -151,9 +151,13 @@ class ShardCache:
         return status.st_nlink > 0 and _verified(status, wanted)
 
     def count_use(self, file: int, wanted: WantedFile) -> None:
-        """Mark an open file as used now: others are deleted first."""
-        with contextlib.suppress(OSError):  # of another user: its uses are not counted
-            os.utime(file, ns=(time.time_ns(), stamp(wanted)))
+        """Mark a file that is open without a lock as used now: others are deleted first."""
+        if try_lock(file, fcntl.LOCK_SH):  # or somebody deletes it, or writes another shard over it
+            try:
+                if self.current(file, wanted):
+                    _mark_used(file, wanted)
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def forget(self, path: Path) -> None:
         """Delete a file, so that it is fetched again. Whoever reads it goes on reading what was there."""
@@ -229,8 +233,12 @@ class ShardCache:
             remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "give another folder with cache_dir="
             raise DataError(f"{path}: {error.strerror}; {remedy}") from error
         try:
-            good = (not locked or lock_soon(file, fcntl.LOCK_SH)) and self.current(file, wanted)
-            if good:
+            good = self.current(file, wanted)
+            if good and locked:
+                good = lock_soon(file, fcntl.LOCK_SH, lambda: self.current(file, wanted)) and self.current(file, wanted)
+                if good:
+                    _mark_used(file, wanted)
+            elif good:
                 self.count_use(file, wanted)
         except BaseException:
             os.close(file)
@@ -288,11 +296,19 @@ class ShardCache:
         return None
 
     def _make_room(self, path: Path, wanted: WantedFile, file: int, bounded: bool) -> None:
-        """Delete what was not used for the longest time, until `file` has the room that it needs, and takes it.
+        """Free what was not used for the longest time, until `file` has the room that it needs, and takes it.
 
-        Unless `bounded`, nothing is deleted before the disk is full.
+        Unless `bounded`, nothing is freed before the disk is full.
         """
         deadline = time.monotonic() + ROOM
+        taken = not path.name.endswith(SHARDS)
+
+        def take(shard: tuple[str, int]) -> int:
+            nonlocal taken
+            size = 0 if taken else take_over(shard, temporary(path), file, stamp(wanted))
+            taken = size > 0
+            return size
+
         while True:
             check()
             with self.alone():
@@ -301,7 +317,7 @@ class ShardCache:
                 if bounded and held + wanted.size > self.limit:
                     others = self._others()
                     while held + wanted.size > self.limit and (idle or others):
-                        held -= delete_oldest(idle, others)
+                        held -= free_oldest(idle, others, take)
                 fits = not bounded or held + wanted.size <= self.limit
                 while fits:
                     try:
@@ -314,8 +330,9 @@ class ShardCache:
                         others = self._others() if others is None else others
                         if not idle and not others:
                             raise
-                        held -= delete_oldest(idle, others)
+                        held -= free_oldest(idle, others, lambda shard: 0)
                         self._close_held()  # or the disk keeps what was deleted
+            os.ftruncate(file, 0)  # of a shard that was taken: it is not counted twice
             if time.monotonic() > deadline:
                 raise DataError(
                     f"{self.root}: no room for {path.name} ({in_words(wanted.size)}): the cache holds {in_words(held)} "
@@ -421,8 +438,9 @@ def _same_content(path: Path, wanted: WantedFile) -> bool:
     if _flushed(wanted):
         return False
     with contextlib.suppress(OSError), path.open("rb") as file:  # not there, or of another user
-        size = os.fstat(file.fileno()).st_size
-        if size != wanted.size or not _has_sum(path, wanted):
+        if not try_lock(file.fileno(), fcntl.LOCK_SH) or not same_file(path, file.fileno()):
+            return False
+        if os.fstat(file.fileno()).st_size != wanted.size or not _has_sum(path, wanted):
             return False
         os.utime(file.fileno(), ns=(time.time_ns(), stamp(wanted)))
         return True
@@ -434,6 +452,11 @@ def _has_sum(path: Path, wanted: WantedFile) -> bool:
         return sum_of_file(path) == wanted.quick
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
+
+
+def _mark_used(file: int, wanted: WantedFile) -> None:
+    with contextlib.suppress(OSError):  # of another user: its uses are not counted
+        os.utime(file, ns=(time.time_ns(), stamp(wanted)))
 
 
 def _verified(status: os.stat_result, wanted: WantedFile) -> bool:
