@@ -1,5 +1,6 @@
 """Whether the head of a Ray cluster is there: without it, Ray itself waits, and ends the process after a minute."""
 
+import math
 import socket
 import time
 from typing import Any
@@ -22,16 +23,20 @@ class ClusterHead:
         self._flags = flags
         self._goes_on = goes_on
         self._lost: float | None = None  # since when
+        self._looked = -math.inf
 
     @property
     def there(self) -> bool:
         """Whether it answered when it was asked last."""
         return self._lost is None
 
-    def answers(self) -> bool:
-        """Whether it is there. Raises ClusterLost where it has not been for too long."""
-        host, _, port = self._address.rpartition(":")
+    def answers(self, within: float = 0.0) -> bool:
+        """Whether it is there, or was `within` seconds. Raises ClusterLost where it has not been for too long."""
         now = time.monotonic()
+        if now - self._looked < within:
+            return self.there
+        self._looked = now
+        host, _, port = self._address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), _ANSWER).close()
         except OSError as error:

@@ -28,7 +28,7 @@ from fastimg.convert.image_preparation import Prepared, prepared_in_order
 from fastimg.convert.journal import Finished
 from fastimg.convert.plan import Shard
 from fastimg.convert.sources.folders import waiting_mapped
-from fastimg.convert.sources.samples import Entries, Source, SourceReader, WrappingReader
+from fastimg.convert.sources.samples import Source, SourceReader, WrappingReader
 from fastimg.convert.sources.streams import SpoolReader
 from fastimg.convert.stored.stand_ins import is_stand_in
 from fastimg.convert.writers import TarStore
@@ -96,7 +96,7 @@ class ShardTasks:
         """Write these shards. Yields the line of each once it is in its place, in any order."""
         listed = replace(work.source, splits={}, ignored=Ignored(), remarks=())
         common = NodeWork(shards=replace(work, source=listed), place=self._place)
-        items = (replace(shard, entries=Entries(shard.entries)) for shard in todo)  # without the entries of others
+        items = (replace(shard, entries=shard.entries.compact()) for shard in todo)
         written = self._tasks.results(
             _write_on_node,
             common,

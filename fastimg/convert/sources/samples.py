@@ -168,6 +168,22 @@ class Entries(Sequence[SourceEntry]):
         other._chosen = indices if self._chosen is None else self._chosen[indices]
         return other
 
+    def compact(self) -> "Entries":
+        """The same entries with memory of their own, without that of others."""
+        if self._chosen is None:
+            return self
+        columns, other = self._columns, Entries()
+        ends = np.frombuffer(columns.ends, np.int64)
+        begins, middles, stops = ends[2 * self._chosen], ends[2 * self._chosen + 1], ends[2 * self._chosen + 2]
+        for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True):
+            other._columns.text += columns.text[begin:stop]
+        starts = np.cumsum(stops - begins) - (stops - begins)
+        own = np.stack([starts + middles - begins, starts + stops - begins], axis=1)
+        other._columns.ends.frombytes(own.astype(np.int64).tobytes())
+        numbers = np.frombuffer(columns.numbers, np.int64).reshape(-1, 5)[self._chosen]
+        other._columns.numbers.frombytes(numbers.tobytes())
+        return other
+
     def sorted(self, key: Callable[[SourceEntry], Any]) -> "Entries":
         """Select all entries, sorted by `key`."""
         return self.select(np.array(sorted(range(len(self)), key=lambda i: key(self[i])), np.int64))

@@ -3,7 +3,6 @@
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from fastimg.cluster.connection import alive, check_installed, joined, room, usual
+from fastimg.cluster.head import ClusterHead
 from fastimg.cluster.shared_places import SharedPlaces, shared_places
 from fastimg.config.commands import Train
 from fastimg.config.values.trial_resources import parse, parse_range, written
@@ -37,8 +37,6 @@ _ROOM = 600.0  # seconds to wait for the cluster to have room
 _ENDING = 30.0  # seconds in which a group ends of which a rank has failed
 _LOOK = 0.2  # seconds between looks at what the ranks say
 _HEAD_LOOK = 1.0  # seconds between looks at the cluster's head
-HEAD_SECONDS = 15.0  # seconds for which it may be away: Ray ends this process after 60
-_ANSWER = 5.0  # seconds in which the head accepts a connection
 
 
 class _Attempt:
@@ -95,9 +93,7 @@ class _Launch:
         self._places = places
         self._folder = folder
         self._amounts = _amounts(config, alive(ray))
-        self._head: str = ray.get_runtime_context().gcs_address
-        self._head_seen = self._head_looked = time.monotonic()
-        self._head_there = True
+        self._head = ClusterHead(ray, "train --backend ray", f"when there is one again, {_GOES_ON}")
         node = ray.get_runtime_context().get_node_id()
         self._near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         self._board = ray.remote(RankBoard).options(num_cpus=0, scheduling_strategy=self._near).remote()
@@ -148,7 +144,7 @@ class _Launch:
         try:
             while True:
                 self._stop_if_asked(interrupt)
-                there = min(count, room(alive(self._ray), self._amounts)) if self._head_answers() else 0
+                there = min(count, room(alive(self._ray), self._amounts)) if self._head.answers(_HEAD_LOOK) else 0
                 for number in range(there, fewest - 1, -1):
                     if run is None or _shares_evenly(run, self._config, number):
                         return number
@@ -163,7 +159,7 @@ class _Launch:
                     say(self._console, f"ray         waiting for room for {plural(fewest, 'rank')}")
                 time.sleep(_LOOK)
         finally:
-            if asked and self._head_there:
+            if asked and self._head.there:
                 _ask_for([])
 
     def _run_here(self) -> Path | None:
@@ -202,14 +198,14 @@ class _Launch:
             self._raise_fault()
             return attempt.end()
         finally:
-            if self._head_there:  # without it this would wait; the actor ends with the connection
+            if self._head.there:  # without it this would wait; the actor ends with the connection
                 attempt.stop()
 
     def _watch(self, attempt: _Attempt, interrupt: Interrupt) -> None:
         """Print what rank 0 says, and pass a signal on to it, until the worker group has ended."""
         told = 0
         while not attempt.ended(_LOOK):
-            self._head_answers()
+            self._head.answers(_HEAD_LOOK)
             self._print()
             if interrupt.signal and self._ray.get(self._board.run.remote()) is None:
                 self._stop_if_asked(interrupt)  # no rank trains yet: there is nothing to save
@@ -238,26 +234,6 @@ class _Launch:
         fault = self._ray.get(self._board.fault.remote())
         if fault is not None:
             raise (UsageError if fault.exit_code == UsageError.exit_code else UserError)(fault.words)
-
-    def _head_answers(self) -> bool:
-        """Whether the cluster's head is there: without it Ray would wait. Raises UserError where it is lost."""
-        now = time.monotonic()
-        if now - self._head_looked < _HEAD_LOOK:
-            return self._head_there
-        self._head_looked = now
-        host, _, port = self._head.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), _ANSWER).close()
-        except OSError as error:
-            self._head_there = False
-            if now - self._head_seen > HEAD_SECONDS:
-                raise UserError(
-                    f"train --backend ray: the head of the cluster, {self._head}, is lost ({reason_of(error)}); when "
-                    f"there is one again, {_GOES_ON}"
-                ) from error
-        else:
-            self._head_there, self._head_seen = True, now
-        return self._head_there
 
 
 def _ask_for(bundles: list[dict[str, float]]) -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("pandas", reason="Ray Train is not installed: the extra ray 
 
 from rich.console import Console
 
+from fastimg.cluster import head
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.train.checkpoints.stored_runs import fetch_run
@@ -62,7 +63,7 @@ def test_a_lost_head_and_a_new_one_end_with_the_weights_of_torchrun(
 ):
     """On the cluster the data comes from an object store, under torchrun from a folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(head, "HEAD_SECONDS", 0.5)
     data = server.folder / "D"
     convert(Convert(src=photos, dst=data, shard_size="20KB"), Console(quiet=True))
     url = ("s3://bucket/D", "--cache-dir", tmp_path / "cache", "--storage-option", *options_of(server))
