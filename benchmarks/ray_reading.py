@@ -1,12 +1,13 @@
-"""Batches of 224 x 224 pixels from the same tars, with one core: ray.data.read_webdataset against the loader.
+"""Batches of 224 x 224 pixels from the same tars, with one core: ray.data.read_webdataset, ray_dataset, the loader.
 
     build/peers/bin/python -W ignore benchmarks/ray_reading.py [--images 4000] [-n 3]
 
 Draws JPEGs of 320 x 320 pixels and stores them in tars. Ray Data reads them on a cluster of one node of one core, which
-its driver shares; Pillow decodes and resizes there, in tasks. The loader reads them in this process, with one thread,
-on the same core. Each reads a few shards and all of them: the line through both times gives the images per second,
-`rate`, and the time before the first image, `start_up`. `difference` is the mean difference of the pixels, of 255: both
-resize bilinearly. Rounds are interleaved; the table has medians. In the environment with the group `cluster`.
+its driver shares; Pillow decodes and resizes there, in tasks; `ray_dataset` has a loader in its tasks. The loader reads
+them in this process, with one thread, on the same core. Each reads a few shards and all of them: the line through both
+times gives the images per second, `rate`, and the time before the first image, `start_up`. `difference` is the mean
+difference of the pixels, of 255: both resize bilinearly. Rounds are interleaved; the table has medians. In the
+environment with the group `cluster`.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from fastimg.loaders import CenterCrop, Loader
+from fastimg.loaders import CenterCrop, Loader, ray_dataset
 from fastimg.loaders.containers.tars.shards import ShardWriter
 
 _SHARD = 250  # images
@@ -55,18 +56,19 @@ def main() -> int:
     os.sched_setaffinity(0, _CORES[:1])
     environment = measure.environment()
     few = max(args.images // 4 // _SHARD, 1) * _SHARD
-    readers = {"ray.data.read_webdataset": _ray_batches, "Loader": _loader_batches}
+    readers = {"ray.data.read_webdataset": _ray_batches, "ray_dataset": _ray_dataset_batches, "Loader": _loader_batches}
     found: dict[str, list[_Times]] = {name: [] for name in readers}
     with tempfile.TemporaryDirectory(prefix="fastimg-reading-") as name:
-        tars = _draw(Path(name), args.images)
+        tars = _draw(Path(name) / "all", args.images)
+        first = _linked(tars[: few // _SHARD], Path(name) / "few")
         with _cluster():
             for read in readers.values():
-                for part in (tars[: few // _SHARD], tars):
+                for part in (first, tars):
                     _timed(read, part)  # imports, compiles, indexes
             for _ in range(args.repeats):
                 for name, read in readers.items():
-                    first, pixels = _timed(read, tars[: few // _SHARD])
-                    found[name].append(_Times(first, _timed(read, tars)[0], pixels))
+                    seconds, pixels = _timed(read, first)
+                    found[name].append(_Times(seconds, _timed(read, tars)[0], pixels))
     rows = [_row(name, found[name], args.images, few, found["Loader"][0].pixels) for name in readers]
     for row in rows:
         shape = {"benchmark": "cluster", "part": "read", "images": args.images, "few": few, "cores": 1}
@@ -107,9 +109,8 @@ def _timed(read: Any, tars: list[Path]) -> tuple[float, dict[int, Any]]:
 
 def _loader_batches(tars: list[Path]) -> Iterator[tuple[Any, Any]]:
     """Pixels [B, H, W, C] and labels [B]."""
-    pattern = str(tars[0].parent / f"{{{tars[0].stem}..{tars[-1].stem}}}.tar")
     crop = CenterCrop(size=_SIZE, resize=_SIZE)
-    with Loader(pattern, crop=crop, batch_size=_BATCH, order="sequential", workers=1) as loader:
+    with Loader(tars[0].parent, crop=crop, batch_size=_BATCH, order="sequential", workers=1) as loader:
         for batch in loader:
             filled = batch.weight.numpy() > 0
             yield batch.inputs.permute(0, 2, 3, 1).numpy()[filled], batch.targets.numpy()[filled]
@@ -122,6 +123,13 @@ def _ray_batches(tars: list[Path]) -> Iterator[tuple[Any, Any]]:
     rows = ray.data.read_webdataset([str(path) for path in tars], decoder=None).map(_decoded)
     for batch in rows.iter_batches(batch_size=_BATCH, batch_format="numpy"):
         yield batch["image"], batch["label"]
+
+
+def _ray_dataset_batches(tars: list[Path]) -> Iterator[tuple[Any, Any]]:
+    """The same, by a loader in each task of Ray Data."""
+    rows = ray_dataset(tars[0].parent, crop=CenterCrop(size=_SIZE, resize=_SIZE))
+    for batch in rows.iter_batches(batch_size=_BATCH, batch_format="numpy"):
+        yield batch["image"], batch["target"]
 
 
 def _decoded(row: dict[str, Any]) -> dict[str, Any]:
@@ -158,6 +166,7 @@ def _draw(folder: Path, count: int) -> list[Path]:
         buffer = io.BytesIO()
         coarse.resize((320, 320), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
         drawn.append(buffer.getvalue())
+    folder.mkdir()
     tars = []
     for start in range(0, count, _SHARD):
         tars.append(folder / f"{start // _SHARD:05d}.tar")
@@ -165,6 +174,13 @@ def _draw(folder: Path, count: int) -> list[Path]:
             for number in range(start, start + _SHARD):
                 shard.add(f"{number:09d}", {"jpg": drawn[number % len(drawn)], "cls": str(number).encode()})
     return tars
+
+
+def _linked(tars: list[Path], folder: Path) -> list[Path]:
+    folder.mkdir()
+    for tar in tars:
+        (folder / tar.name).hardlink_to(tar)
+    return [folder / tar.name for tar in tars]
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import DataError, ImageError, ShardError, WorkerError
     from .loader import Loader
     from .migration.image_folder import ImageFolderLoader
+    from .migration.ray_data import ray_dataset
     from .order import Sampling
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "WorkerError",
     "list_splits",
     "open_dataset",
+    "ray_dataset",
 ]
 
 # Public name -> the module that defines it, imported at first use: some import torch, which takes seconds.
@@ -75,6 +77,7 @@ _MODULES = {
     "ImageDecoder": "decoders.images",
     "ImageFolderLoader": "migration.image_folder",
     "Loader": "loader",
+    "ray_dataset": "migration.ray_data",
     "Sampling": "order",
 }
 

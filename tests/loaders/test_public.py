@@ -22,7 +22,7 @@ def test_the_loaders_names():
             "RandomResizedCrop",
         ),
         *("Sampling", "ShardError", "View", "ViewDecoder", "WorkerError"),
-        *("list_splits", "open_dataset"),
+        *("list_splits", "open_dataset", "ray_dataset"),
     ]
 
 
