@@ -39,8 +39,13 @@ class _Opening(NamedTuple):
 
     def open(self) -> Dataset:
         options = None if self.storage_options is None else dict(self.storage_options)
-        elsewhere: dict[str, Any] = {"cache_dir": self.cache_dir, "cache_limit": self.cache_limit, "storage_options": options}
-        return open_dataset(self.path, self.split, **elsewhere)
+        return open_dataset(
+            self.path,
+            self.split,
+            cache_dir=self.cache_dir,
+            cache_limit=self.cache_limit,
+            storage_options=options,
+        )
 
 
 class _Reading(NamedTuple):
