@@ -52,6 +52,7 @@ class _Reading(NamedTuple):
     """What each task does with its samples."""
 
     opening: _Opening
+    fingerprint: str  # of the dataset as the program has opened it
     settings: Mapping[str, Any]  # arguments of the Loader
 
 
@@ -113,11 +114,11 @@ def ray_dataset(
     try:
         Loader(dataset, **settings).close()  # refuses what no task could do
         starts, stops = _parts(dataset, whole_shards=url_of(data) is not None)
+        reading = _Reading(opening, dataset.fingerprint, settings)
     finally:
         dataset.close()
     rows = [{"start": start, "stop": stop} for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
     parts = ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
-    reading = _Reading(opening, settings)
     return parts.map_batches(_read, batch_size=1, num_cpus=num_cpus, fn_kwargs={"reading": reading})
 
 
@@ -133,7 +134,7 @@ def _parts(dataset: Dataset, whole_shards: bool) -> tuple[npt.NDArray[np.int64],
 
 def _read(part: dict[str, npt.NDArray[np.int64]], reading: _Reading) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """The task: the rows of its samples."""
-    dataset = _opened(reading.opening)
+    dataset = _opened(reading.opening, reading.fingerprint)
     for start, stop in zip(part["start"].tolist(), part["stop"].tolist(), strict=True):
         with Loader(dataset, indices=np.arange(start, stop), **reading.settings) as loader:
             for batch in loader:
@@ -150,6 +151,10 @@ def _read(part: dict[str, npt.NDArray[np.int64]], reading: _Reading) -> Iterator
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(opening: _Opening) -> Dataset:
-    """A dataset that the tasks of a process share, one after the other."""
-    return opening.open()
+def _opened(opening: _Opening, fingerprint: str) -> Dataset:
+    """A dataset that the tasks of a process share, one after the other. Raises DataError if it is another one here."""
+    dataset = opening.open()
+    if dataset.fingerprint != fingerprint:
+        dataset.close()
+        raise DataError(f"{opening.path}: was replaced, or is another one on this node; call ray_dataset again")
+    return dataset

@@ -95,6 +95,16 @@ def test_images_that_cannot_be_decoded_are_left_out_or_end_it(joined, image_fold
         ray_dataset(image_folder, crop=32, on_error="fail").take_all()
 
 
+def test_data_that_is_replaced_is_not_taken_for_the_other(joined, shards, image_folder):
+    before = ray_dataset(shards, crop=32)
+    assert_same(by_ray(before), by_loader(shards, 32))
+    again = Convert(src=image_folder, dst=shards, val_fraction=0.5, shard_size="20KB", overwrite=True)
+    convert(again, Console(quiet=True))
+    assert_same(by_ray(ray_dataset(shards, crop=32)), by_loader(shards, 32))
+    with pytest.raises(Exception, match=r"was replaced|while it was in use"):
+        before.take_all()
+
+
 def test_what_no_task_could_do_is_refused_at_once(shards, tmp_path):
     with pytest.raises(DataError, match="no such folder"):
         ray_dataset(tmp_path / "nothing", crop=32)
