@@ -27,7 +27,7 @@ from .process import GRACE, WORKER, ProcessEnd
 
 _COMMAND = "search"
 _ANSWER = 5.0  # seconds in which the threads of a process end
-_LOST = 0.1  # the same, without the head, which they may wait for
+_TURN = 0.2  # seconds after which a thread that waits looks whether it is still needed
 _ROOM = 600.0  # seconds to wait for the cluster to have room for one process
 _LOOK = 1.0  # seconds between looks at the cluster's head
 _LAST = 15.0  # seconds that trials have for a checkpoint without the head: Ray ends the search after 60
@@ -71,7 +71,11 @@ def connected(asked: ClusterRequest) -> Iterator["RayHosts"]:
         end_earlier(ray, _COMMAND, prefix)
         data = () if mirror_at(asked.data) else (asked.data,)  # an object store is opened by each node
         with shared_places(_COMMAND, data, asked.folder) as places:
-            yield RayHosts(ray, count, amounts, asked.memory, prefix, places)
+            hosts = RayHosts(ray, count, amounts, asked.memory, prefix, places)
+            try:
+                yield hosts
+            finally:
+                hosts.leave()
 
 
 class RayHosts:
@@ -94,6 +98,7 @@ class RayHosts:
         self._numbers = itertools.count()
         self._head = ClusterHead(ray, "search --backend ray", "the same command goes on when there is one again")
         self._looked = 0.0
+        self._processes: list[RayProcess] = []
 
     @property
     def grace(self) -> float:
@@ -123,7 +128,14 @@ class RayHosts:
         if "memory" in self._amounts:
             options["memory"] = int(self._amounts["memory"])
         actor = self._ray.remote(TrialNode).options(**options).remote(self.arguments, int(cores), self._memory)
-        return RayProcess(self._ray, actor, self._places, self._head)
+        process = RayProcess(self._ray, actor, self._places)
+        self._processes = [each for each in self._processes if not each.over] + [process]
+        return process
+
+    def leave(self) -> None:
+        """End the threads of all processes: Ray ends a program whose threads use it while it is disconnected."""
+        for process in self._processes:
+            process.leave()
 
     def told(self, nodes: Sequence[str]) -> str:
         """How many processes are there, and where."""
@@ -138,12 +150,12 @@ class RayHosts:
 class RayProcess:
     """A process on a node, and its actor. Two threads carry messages between the pool's connection and the actor."""
 
-    def __init__(self, ray: Any, actor: Any, places: SharedPlaces, head: ClusterHead) -> None:
+    def __init__(self, ray: Any, actor: Any, places: SharedPlaces) -> None:
         self.arrived = False
-        self._head = head
         self._ray = ray
         self._actor = actor
         self._end = ProcessEnd(reason="its node was lost, or its actor ended", lost=True)
+        self._leaving = threading.Event()
         ours, self._socket = socket.socketpair()
         self.connection = Connection(ours.detach())
         self._theirs = Connection(os.dup(self._socket.fileno()))
@@ -154,17 +166,28 @@ class RayProcess:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def over(self) -> bool:
+        """Whether none of its threads runs any more."""
+        return not any(thread.is_alive() for thread in self._threads)
+
     def terminate(self) -> None:
         """Ask it to end its trial."""
         self._actor.terminate.remote()
 
     def kill(self) -> None:
         """End it, and wait for that."""
-        self.connection.close()
         self._actor.kill.remote()  # the head, which ends actors, may be lost
         self._ray.kill(self._actor)
+        self.leave()
+
+    def leave(self) -> None:
+        """End the threads, and with them the pool's connection."""
+        self._leaving.set()
+        with contextlib.suppress(OSError):  # it is closed
+            self._socket.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(_ANSWER if self._head.there else _LOST)
+            thread.join(_ANSWER)
 
     def ended(self) -> ProcessEnd:
         """How it ended."""
@@ -174,12 +197,12 @@ class RayProcess:
     def _receive(self, places: SharedPlaces) -> None:
         errors = self._ray.exceptions
         try:
-            message = self._ray.get(self._actor.begin.remote(places))
+            message = self._answer(self._actor.begin.remote(places))
             while not isinstance(message, ProcessEnd):
                 self._theirs.send(message)
-                message = self._ray.get(self._actor.receive.remote())
+                message = self._answer(self._actor.receive.remote())
             self._end = message
-        except errors.RayActorError:
+        except (errors.RayActorError, _LeavingError):
             pass
         except errors.RayError as error:
             words = (
@@ -192,14 +215,24 @@ class RayProcess:
         finally:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)  # the pool reads what is left, then the end
-            with contextlib.suppress(errors.RayError):  # of a search that has disconnected: its actors end, too
-                if self._ray.is_initialized():
-                    self._ray.kill(self._actor)
+            with contextlib.suppress(errors.RayError):
+                self._ray.kill(self._actor)
 
     def _send(self) -> None:
         """Carry what the pool sends, until it closes its end; then nothing is needed any more."""
         with self._socket, self._theirs:
-            with contextlib.suppress(EOFError, OSError, self._ray.exceptions.RayError):
+            with contextlib.suppress(EOFError, OSError, _LeavingError, self._ray.exceptions.RayError):
                 while True:
-                    self._ray.get(self._actor.send.remote(self._theirs.recv()))
+                    self._answer(self._actor.send.remote(self._theirs.recv()))
             self._threads[0].join()
+
+    def _answer(self, call: Any) -> Any:
+        """What a call of the actor returns. Raises _LeavingError when nobody waits for it any more."""
+        while not self._ray.wait([call], timeout=_TURN, fetch_local=False)[0]:
+            if self._leaving.is_set():
+                raise _LeavingError
+        return self._ray.get(call)
+
+
+class _LeavingError(Exception):
+    """The process is not needed any more."""

@@ -21,7 +21,7 @@ _SMALL = {"object_store_memory": 100 << 20}
 NODE = {"num_cpus": 1, "num_gpus": 1, **_SMALL}  # the GPU is one as Ray counts: nothing computes on it
 SOON = {
     "health_check_period_ms": 200,
-    "health_check_timeout_ms": 1000,
+    "health_check_timeout_ms": 5000,  # a node that is killed refuses at once; one that waits for a core is there
     "health_check_failure_threshold": 3,
     "worker_niceness": 0,  # else tasks get what other programs leave of the cores
 }

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from fastimg.cluster import head
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
+from fastimg.search import pool as pool_module
 from fastimg.search.hosts.cluster import ClusterRequest, RayHosts, connected
 from fastimg.search.messages import TrialJob
 from fastimg.search.pool import TrialPool
@@ -119,6 +121,35 @@ def test_processes_stay_and_a_trial_that_kills_its_process_is_no_lost_node(asked
     assert died.reason == "its process was killed, by the system where memory runs out"
     assert {record.settings["here"] for record in records if record is not died} == {str(tmp_path)}
     assert overdue.reason == "the time was over"
+
+
+def carriers():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("fastimg-ray-")]
+
+
+def test_threads_have_ended_when_the_connection_does(asked, fake, tmp_path):
+    """Ray ends the program, with exit code 1 or a fault of the memory, if one of them waits for it at that time."""
+    with pytest.raises(ZeroDivisionError), connected(asked) as hosts:
+        first, _ = hosts.start(0), hosts.start(1)
+        assert first.connection.recv().node  # it has arrived, and waits for a trial
+        assert len(carriers()) == 4
+        raise ZeroDivisionError
+    assert not carriers()
+    with connected(replace(asked, jobs=1)) as hosts, TrialPool(hosts, "top1", lambda _: None) as pool:
+        assert len(list(pool.run(jobs(tmp_path, "report"), never))) == 1
+    assert not carriers()
+
+
+def test_a_trial_that_does_not_end_is_killed(asked, fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool_module, "GRACE", 0.5)
+    with connected(replace(asked, jobs=1)) as hosts, TrialPool(hosts, "top1", lambda _: None) as pool:
+
+        def late():
+            pool.deadline = time.monotonic()
+            yield from jobs(tmp_path, "deaf")
+
+        (overdue,) = pool.run(late(), never)
+    assert overdue.reason == "the time was over, and its process ended before it could tell more"
 
 
 def test_a_part_of_a_gpu(asked, fake, tmp_path):

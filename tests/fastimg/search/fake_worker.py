@@ -1,7 +1,7 @@
 """A process of a pool whose trials do what their settings say, without torch: for tests.
 
-A trial's settings have `act`: report, die, die once, hang, or linger, until the file LOG.go is there; and `log`, a file
-that gets a line when it begins and when it ends.
+A trial's settings have `act`: report, die, die once, hang, hang deaf to SIGTERM, or linger, until the file LOG.go is there;
+and `log`, a file that gets a line when it begins and when it ends.
 """
 
 import os
@@ -43,6 +43,8 @@ def main():
         if act == "die" or (act == "die once" and not os.path.exists(f"{job.settings['log']}.died")):
             open(f"{job.settings['log']}.died", "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
+        while act == "deaf":
+            time.sleep(0.01)
         if act == "hang":
             while not ended.is_set():
                 time.sleep(0.001)
