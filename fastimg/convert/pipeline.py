@@ -144,7 +144,7 @@ def _converted(
         if source.content == "text":
             refuse_image_flags(config)
         if ray:
-            refuse_source(source)
+            refuse_source(source, to_store=store is not None)
         for remark in (*source.remarks, *class_remarks(source)):
             say(console, with_urls(with_flags(remark)))
         _check_apart(source, request.dst)

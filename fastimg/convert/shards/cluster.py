@@ -29,7 +29,7 @@ from fastimg.convert.journal import Finished
 from fastimg.convert.plan import Shard
 from fastimg.convert.sources.folders import waiting_mapped
 from fastimg.convert.sources.samples import Source, SourceReader, WrappingReader
-from fastimg.convert.sources.streams import SpoolReader
+from fastimg.convert.sources.spool import Spool, SpoolReader
 from fastimg.convert.stored.stand_ins import is_stand_in
 from fastimg.convert.writers import TarStore
 from fastimg.errors import UsageError
@@ -61,13 +61,19 @@ class NodeWork:
     place: Path | NodeDelivery
 
 
-def refuse_source(source: Source) -> None:
-    """Raise UsageError for a source that only the process can read which has listed it."""
-    if any(isinstance(_innermost(reader), SpoolReader) for reader in source.readers):
+def refuse_source(source: Source, to_store: bool) -> None:
+    """Raise UsageError for a source that nodes cannot read where they share no folder of the destination."""
+    if to_store and _spools(source):
         raise UsageError(
-            f"--backend ray: {source.src} is read from front to back, once, into a temporary file of this machine; "
-            "leave out --backend ray"
+            f"--backend ray: {source.src} is read from front to back, once, into a temporary file, which nodes read "
+            "from the destination's folder; give one that all nodes share, not a URL, or leave out --backend ray"
         )
+
+
+def _spools(source: Source) -> list[Spool]:
+    """The temporary files of a source that is read from front to back."""
+    found = [reader.spool for reader in map(_innermost, source.readers) if isinstance(reader, SpoolReader)]
+    return list({id(spool): spool for spool in found}.values())
 
 
 def _innermost(reader: SourceReader) -> SourceReader:
@@ -86,14 +92,20 @@ class ShardTasks:
     """Writes shards on a cluster: into `place`, from where `take` brings them to the destination."""
 
     def __init__(
-        self, tasks: ClusterTasks, place: Path | NodeDelivery, take: Callable[[NodeShard | DeliveredShard], object]
+        self,
+        tasks: ClusterTasks,
+        place: Path | NodeDelivery,
+        take: Callable[[NodeShard | DeliveredShard], object],
+        say: Callable[[str], object],
     ) -> None:
         self._tasks = tasks
         self._place = place
         self._take = take
+        self._say = say
 
     def write(self, work: ShardWork, todo: Sequence[Shard], tick: Callable[[int], object]) -> Iterator[Finished]:
         """Write these shards. Yields the line of each once it is in its place, in any order."""
+        self._share(work.source)
         listed = replace(work.source, splits={}, ignored=Ignored(), remarks=())
         common = NodeWork(shards=replace(work, source=listed), place=self._place)
         items = (replace(shard, entries=shard.entries.compact()) for shard in todo)
@@ -109,6 +121,14 @@ class ShardTasks:
         for _, made in written:
             self._take(made)
             yield made.finished
+
+    def _share(self, source: Source) -> None:
+        """Let the nodes read what this process has read of a source into temporary files."""
+        for number, spool in enumerate(_spools(source)):
+            assert isinstance(self._place, Path), "refuse_source"
+            path = self._place / f"source-{number}"
+            if spool.share(path):
+                self._say(f"ray         copied the temporary file of {source.src} to {path}, where nodes read it")
 
 
 @contextmanager
@@ -157,7 +177,7 @@ def shard_tasks(
             f"ray         {plural(using, 'node')}, {plural(tasks.slots, 'shard')} at a time, each by "
             f"{plural(cores, 'core')}"
         )
-        yield ShardTasks(tasks, place, take), cores
+        yield ShardTasks(tasks, place, take, say), cores
 
 
 def attempts_in(folder: Path) -> Path:

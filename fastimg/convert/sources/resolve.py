@@ -65,7 +65,7 @@ def read_source(
         _refuse_separation(columns, src)
         _refuse_fields(columns, f"{src} comes from the Hub without fields; download it and give the folder")
         return read_hub(src, columns, spool)
-    if text.partition(":")[0] in NAMED and not os.path.exists(src):
+    if _is_named(src):
         _refuse_columns(columns, f"{text} has no columns")
         return read_named(text, spool)
     if os.path.isdir(src):
@@ -153,9 +153,13 @@ def _read_directory(src: Path, classes: Level | None, mapped: Mapped) -> Source:
         raise DataError(f"{error}; or store its .npy files as arrays, with --image-field NAME") from error
 
 
+def _is_named(src: Path) -> bool:
+    return str(src).partition(":")[0] in NAMED and not os.path.exists(src)
+
+
 def refuse_absent(src: Path) -> None:
-    """Raises DataError for a source that is not there."""
-    if not os.path.exists(src):
+    """Raises DataError for a source that is not there. A named dataset need not be: it is downloaded."""
+    if not os.path.exists(src) and not _is_named(src):
         raise DataError(f"{src}: no such file or folder, or you have no permission to read it; check the path")
 
 

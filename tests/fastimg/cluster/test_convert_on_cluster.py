@@ -10,21 +10,26 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: this file has the command")
 
 import ray
+from PIL import Image
 from rich.console import Console
 
 from fastimg.cluster import head, tasks
 from fastimg.config.commands import Convert
 from fastimg.convert import pipeline
-from fastimg.convert.sources import folders
+from fastimg.convert.sources import folders, spool
 from fastimg.convert.sources.folders import FilesReader
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
 
+from ..convert.field_samples import png
 from .conftest import NODE, once, press_ctrl_c
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
@@ -150,19 +155,46 @@ def test_an_image_that_cannot_be_stored_ends_it(warm, cluster, image_folder, tmp
     assert not (tmp_path / "there").exists()
 
 
+def test_cores_that_no_node_has(warm, cluster, image_folder, tmp_path):
+    dst = tmp_path / "there"
+    asked = {"src": image_folder, "dst": dst, "backend": "ray", "address": cluster.address}
+    with pytest.raises(UsageError, match="no node of the cluster has cpu=99 for a conversion"):
+        pipeline.convert(Convert(**asked, workers="99"), Console(quiet=True))
+    assert not dst.exists()
+
+
+@pytest.fixture
+def read_once(image_folder, tmp_path):
+    """Sources that are read once, from front to back: parquet files with images and masks, texts, a named dataset."""
+    rows = []
+    for number, path in enumerate(sorted(image_folder.rglob("*.jpg"))):
+        width, height = Image.open(path).size
+        mask = png(np.full((height, width), number % 5, np.uint8))
+        rows.append({"image": path.read_bytes(), "label": path.parent.name, "mask": mask, "age": number})
+    parquet = tmp_path / "photos.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), parquet, row_group_size=7)
+    texts = tmp_path / "texts.csv"
+    texts.write_text("text,label\n" + "".join(f"number {n},{'odd' if n % 2 else 'even'}\n" for n in range(300)))
+    return {"images": parquet, "texts": texts, "named": Path("sklearn:digits")}
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("name", "flags"),
     [
-        ({"workers": "99"}, "no node of the cluster has cpu=99 for a conversion"),
-        ({"src": Path("sklearn:digits")}, "sklearn:digits is read from front to back, once"),
+        ("images", {"field": ("mask:mask", "age:number")}),
+        ("texts", {"shard_size": "2KB"}),
+        ("named", {"shard_size": "1MB", "no_shuffle": False}),
     ],
 )
-def test_what_cannot_be(warm, cluster, image_folder, tmp_path, change, words):
-    dst = tmp_path / "there"
-    asked = {"src": image_folder, "dst": dst, "backend": "ray", "address": cluster.address, **change}
-    with pytest.raises(UsageError, match=words):
-        pipeline.convert(Convert(**asked), Console(quiet=True))
-    assert not dst.exists()
+def test_nodes_read_what_was_read_once(warm, cluster, read_once, tmp_path, monkeypatch, said, name, flags):
+    monkeypatch.setattr(spool, "_linked", lambda *_: False) if name == "texts" else None
+    here = made(read_once[name], tmp_path / "here", **flags)
+    assert len([file for file in here if file.endswith(".tar")]) > 2
+    said.clear()
+    assert made(read_once[name], tmp_path / "there", cluster, **flags) == here
+    copied = [words for words in said if "copied the temporary file" in words]
+    assert len(copied) == (name == "texts")
+    assert not (tmp_path / "there" / ".attempts").exists()
 
 
 def test_a_lost_node_costs_its_unfinished_shards(warm, cluster, waiting, image_folder, tmp_path, said):

@@ -15,6 +15,7 @@ from rich.console import Console
 from fastimg.config.commands import Convert
 from fastimg.convert.delivery.shard_delivery import NotDelivered, staging_of
 from fastimg.convert.pipeline import convert
+from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
 
 from .conftest import options_of
@@ -76,3 +77,12 @@ def test_an_image_that_cannot_be_stored_leaves_nothing_in_the_store(warm, flags,
     with pytest.raises(DataError, match=r"bad\.jpg: not an image"):
         run(replace(flags, on_error="fail", backend="ray", address=cluster.address))
     assert contents(server.folder / "D") == {}
+
+
+def test_what_is_read_once_goes_there_from_one_machine_alone(warm, flags, cluster, server, tmp_path):
+    flags = replace(flags, src=Path("sklearn:digits"), val_fraction=0.0, shard_size="1MB")
+    with pytest.raises(UsageError, match=r"sklearn:digits is read .*, not a URL, or leave out --backend ray"):
+        run(replace(flags, backend="ray", address=cluster.address))
+    assert contents(server.folder / "D") == {}
+    run(flags)
+    assert contents(server.folder / "D") == here(flags, tmp_path / "here")

@@ -123,11 +123,12 @@ def test_bytes_of_masks_beside_paths_of_images_are_named(tmp_path: Path, encode:
     assert of(tmp_path / "D")["a.jpg"]["mask"] == MASKS[0].tolist()
 
 
-def test_only_this_machine_can_read_them(table: Path, tmp_path: Path) -> None:
+def test_nodes_cannot_read_them_without_a_folder_that_they_share(table: Path, tmp_path: Path) -> None:
     columns = Columns(fields=(AskedField("age", "number"),))
     source = read_parquets(table, {"train": [table]}, columns, tmp_path)
     beside = tuple(TextBesideReader(reader, "caption") for reader in source.readers)
     for each in (source, replace(source, readers=beside)):
-        with pytest.raises(UsageError, match=r"--backend ray: .* a temporary file of this machine"):
-            refuse_source(each)
+        refuse_source(each, to_store=False)
+        with pytest.raises(UsageError, match=r"--backend ray: .* a temporary file, .*; give one that all nodes share"):
+            refuse_source(each, to_store=True)
     source.close()

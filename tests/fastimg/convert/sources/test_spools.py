@@ -1,9 +1,13 @@
 """Reading a spooled source: in any order, from any thread, in bounded memory, with nothing left on the disk."""
 
+import contextlib
 import errno
+import multiprocessing
 import os
+import pickle
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +16,8 @@ import pytest
 
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.samples import SourceEntry
-from fastimg.convert.sources.streams import Spool, SpoolReader, read_parquets
+from fastimg.convert.sources.spool import Spool, SpoolReader
+from fastimg.convert.sources.streams import read_parquets
 from fastimg.loaders.errors import DataError
 
 from .parquets import IMAGE, contents, pictures, write, write_pets
@@ -77,6 +82,34 @@ def test_spool_leaves_no_file(tmp_path, monkeypatch, nameless):
         spool.read(places[2], 5000)
     spool.close()
     spool.close()
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+def test_another_process_reads_a_spool_that_is_shared(tmp_path, monkeypatch, nameless):
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE")
+        monkeypatch.setattr("fastimg.convert.sources.spool._COPIED_BYTES", 1000)
+    spool = Spool(tmp_path)
+    images = [os.urandom(size) for size in (1, 4000, 70)]
+    reader = SpoolReader(spool, "set")
+    entries = [reader.add(SourceEntry(f"{n}.jpg", 0, 0), image, {"n": n}, {}) for n, image in enumerate(images)]
+    spool.flush()
+    (tmp_path / "shared").write_bytes(b"of a conversion that was killed")
+    assert spool.share(tmp_path / "shared") is not nameless
+    sent = pickle.dumps(reader)
+    assert len(sent) < 500
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        there = list(pool.map(partial(read_there, sent), entries))
+    assert [original.image for original in there] == images
+    assert there == [reader.read(entry) for entry in entries]
+    assert list(tmp_path.iterdir()) == [tmp_path / "shared"]
+    spool.close()
+
+
+def read_there(sent, entry):
+    reader = pickle.loads(sent)
+    with contextlib.closing(reader):
+        return reader.read(entry)
 
 
 def test_full_disk_is_raised_and_leaves_nothing_open(tmp_path, jpegs, monkeypatch, read):
