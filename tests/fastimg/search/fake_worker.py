@@ -1,7 +1,7 @@
 """A process of a pool whose trials do what their settings say, without torch: for tests.
 
-A trial's settings have `act`: report, die, die once, hang, deaf (to SIGTERM), or linger, until the file LOG.go is there; and
-`log`, a file that gets a line when it begins and when it ends.
+A trial's settings have `act`: report, die, die once, hang, deaf to SIGTERM, or linger, until the file LOG.go is there;
+and `log`, a file that gets a line when it begins and when it ends.
 """
 
 import os
