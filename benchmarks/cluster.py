@@ -89,10 +89,27 @@ def _round(part: str, nodes: int, sources: list[Path], out: Path, weights: Path 
     try:
         with _cluster(nodes) as address:
             more = ["--backend", "ray", "--address", address] if nodes else ["--workers", "1"]
+            _quiet()  # else the few images take longer by what the cluster before, or this one, still does
             (few, first), (many, second) = (_timed(part, source, out, more, weights) for source in sources)
     finally:
         _pin(_CORES)
     return _Times(few, many, (first, second))
+
+
+def _quiet() -> None:
+    """Wait until the machine has been idle for a second, or a minute at most."""
+    for _ in range(60):
+        busy = _busy()
+        time.sleep(1)
+        if _busy() - busy < 0.1:
+            return
+    print("the machine was not idle for a minute", file=sys.stderr)
+
+
+def _busy() -> float:
+    """Seconds for which the machine's cores have worked."""
+    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _row(nodes: int, times: list[_Times], alone: list[_Times], images: int, few: int) -> dict[str, Any]:

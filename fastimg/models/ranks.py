@@ -100,6 +100,12 @@ class Ranks:
         self.barrier()
 
 
+def compute_here(threads: int) -> None:
+    """Compute with so many threads of this process, and without a GPU."""
+    torch.set_num_threads(threads)
+    keep_freed()
+
+
 _ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torchrun, even for a single rank
 
 
@@ -131,8 +137,7 @@ def start(device: str, numa_binding: Literal["auto", "off"] = "off") -> Iterator
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     else:
-        torch.set_num_threads(ranks.cpus)
-        keep_freed()
+        compute_here(ranks.cpus)
     if backend is not None:
         ranks = replace(ranks, exchange=_join(ranks, backend))
     try:

@@ -47,7 +47,7 @@ from fastimg.loaders.remote.stores import url_of
 from fastimg.models.input_size import check_input
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
-from fastimg.models.ranks import Ranks, choose_device, start
+from fastimg.models.ranks import Ranks, choose_device, compute_here, start
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, parse_kwargs
 from fastimg.system.rank_failures import first_rank
 from fastimg.system.terminal import print_table, say
@@ -189,7 +189,10 @@ def _open_on_node(config: Embed, stated: Stated, device: str, cores: int, split:
     """A split and its encoder, with as many threads as a task has cores."""
     config = with_local_data(with_local_models(config))
     ranks = Ranks(0, 1, 1, choose_device(device), None)
-    torch.set_num_threads(cores)
+    if ranks.device.type == "cpu":
+        compute_here(cores)
+    else:
+        torch.set_num_threads(cores)
     set_backends(ranks.device)
     dataset = open_dataset(config.data, split, config.classes)
     model, preprocessing = _model(config, dataset, stated)

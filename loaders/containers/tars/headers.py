@@ -29,25 +29,37 @@ class TarMember(NamedTuple):
     sparse: bool  # the data is a map and the pieces between holes
 
 
+def _header_of_all() -> bytearray:
+    """The header of a regular file, without its name and its size, and with spaces in place of the checksum."""
+    header = bytearray(BLOCK)
+    for at, field in (
+        (100, b"0000644\0"),  # mode
+        (108, b"0000000\0"),  # uid
+        (116, b"0000000\0"),  # gid
+        (136, b"%011o\0" % 0),  # mtime
+        (148, b" " * 8),
+        (156, b"0"),  # a regular file
+        (257, b"ustar\x0000"),
+    ):
+        header[at : at + len(field)] = field
+    return header
+
+
+_HEADER = _header_of_all()
+_HEADER_SUM = sum(_HEADER)
+_SIZE, _SUM = slice(124, 136), slice(148, 156)
+
+
 def member_header(name: str, size: int) -> bytes:
     """A ustar header of 512 bytes, which depends only on the name and size."""
     encoded = name.encode()
     if len(encoded) > 100 or size >= _MAX_OCTAL_SIZE:
         raise ValueError(f"{name}: a ustar member has a name of at most 100 bytes and a size under 8 GiB")
-    header = bytearray(BLOCK)
-    for at, field in (
-        (0, encoded),
-        (100, b"0000644\0"),  # mode
-        (108, b"0000000\0"),  # uid
-        (116, b"0000000\0"),  # gid
-        (124, b"%011o\0" % size),
-        (136, b"%011o\0" % 0),  # mtime
-        (148, b" " * 8),  # spaces in place of the checksum while it is computed
-        (156, b"0"),  # a regular file
-        (257, b"ustar\x0000"),
-    ):
-        header[at : at + len(field)] = field
-    header[148:156] = b"%06o\0 " % sum(header)
+    octal = b"%011o\0" % size
+    header = _HEADER.copy()
+    header[: len(encoded)] = encoded
+    header[_SIZE] = octal
+    header[_SUM] = b"%06o\0 " % (_HEADER_SUM + sum(encoded) + sum(octal))
     return bytes(header)
 
 

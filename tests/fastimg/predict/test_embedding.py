@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -290,3 +292,24 @@ def test_invalid_arguments_are_refused(cli, words, shards, trained, tmp_path):
 def test_an_encoder_needs_weights(cli, shards, tmp_path):
     ran = cli("embed", shards, tmp_path / "out", "--arch", "test_resnet")
     assert ran.code == 2 and "an encoder needs weights; add --pretrained, or --weights FILE" in ran.err
+
+
+def test_a_node_of_a_cluster_keeps_the_memory_of_activations(shards, trained, tmp_path):
+    """As this machine does: else activations are mapped anew for each batch, page by page."""
+    code = (
+        "import resource, sys\n"
+        "import torch\n"
+        "from pathlib import Path\n"
+        "from fastimg.config.commands import Embed\n"
+        "from fastimg.predict.embedding import _open_on_node\n"
+        "from fastimg.train.choices.stated_weights import adopted\n"
+        "config, stated, _ = adopted(Embed(data=Path(sys.argv[1]), dst=Path('out'), weights=Path(sys.argv[2])))\n"
+        "_open_on_node(config, stated, 'cpu', 1, 'train')\n"
+        "for _ in range(2):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.ones(1 << 26, dtype=torch.uint8)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    command = [sys.executable, "-c", code, shards, trained.run]
+    faults = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert int(faults) < 1000  # 64 MiB have 16,384 pages

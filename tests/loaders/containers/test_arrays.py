@@ -87,6 +87,24 @@ def test_npy_round_trip(dtype, shape):
     assert len(data) == 128 + array.nbytes
 
 
+def test_npy_files_of_others_and_broken_ones_are_read_as_numpy_does():
+    array = np.arange(12, dtype=">i2").reshape(3, 4)
+    for other in (np.asfortranarray(array), array[:, ::2], array):
+        for version in ((1, 0), (2, 0)):
+            buffer = io.BytesIO()
+            np.lib.format.write_array(buffer, other, version)
+            for _ in range(2):  # the second time its header is known
+                back = npy_array(buffer.getvalue() + b"and more")
+                assert back.dtype == other.dtype and back.flags.writeable and np.array_equal(back, other)
+    data = npy_bytes(array)
+    for broken in (b"", data[:7], data[:9], data[:100], data[:-1], data.replace(b"(3, 4)", b"(3,-4)"), b"x" * 200):
+        for _ in range(2):
+            with pytest.raises((ValueError, EOFError)) as theirs:
+                np.load(io.BytesIO(broken))
+            with pytest.raises(theirs.type):
+                npy_array(broken)
+
+
 def test_npy_of_objects_is_refused():
     with pytest.raises(ValueError, match="pickle"):
         npy_bytes(np.array([{}], object))
