@@ -29,7 +29,7 @@ from fastimg.convert.journal import Finished
 from fastimg.convert.plan import Shard
 from fastimg.convert.sources.folders import waiting_mapped
 from fastimg.convert.sources.samples import Source, SourceReader, WrappingReader
-from fastimg.convert.sources.spool import Spool, SpoolReader
+from fastimg.convert.sources.streams import Spool, SpoolReader
 from fastimg.convert.stored.stand_ins import is_stand_in
 from fastimg.convert.writers import TarStore
 from fastimg.errors import UsageError

@@ -24,7 +24,7 @@ from rich.console import Console
 from fastimg.cluster import head, tasks
 from fastimg.config.commands import Convert
 from fastimg.convert import pipeline
-from fastimg.convert.sources import folders, spool
+from fastimg.convert.sources import folders, streams
 from fastimg.convert.sources.folders import FilesReader
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
@@ -187,7 +187,7 @@ def read_once(image_folder, tmp_path):
     ],
 )
 def test_nodes_read_what_was_read_once(warm, cluster, read_once, tmp_path, monkeypatch, said, name, flags):
-    monkeypatch.setattr(spool, "_linked", lambda *_: False) if name == "texts" else None
+    monkeypatch.setattr(streams, "_linked", lambda *_: False) if name == "texts" else None
     here = made(read_once[name], tmp_path / "here", **flags)
     assert len([file for file in here if file.endswith(".tar")]) > 2
     said.clear()

@@ -1,13 +1,13 @@
 """Reading a spooled source: in any order, from any thread, in bounded memory, with nothing left on the disk."""
 
-import contextlib
 import errno
-import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import tracemalloc
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import PIPE
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,7 @@ import pytest
 
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.samples import SourceEntry
-from fastimg.convert.sources.spool import Spool, SpoolReader
-from fastimg.convert.sources.streams import read_parquets
+from fastimg.convert.sources.streams import Spool, SpoolReader, read_parquets
 from fastimg.loaders.errors import DataError
 
 from .parquets import IMAGE, contents, pictures, write, write_pets
@@ -88,7 +87,7 @@ def test_spool_leaves_no_file(tmp_path, monkeypatch, nameless):
 def test_another_process_reads_a_spool_that_is_shared(tmp_path, monkeypatch, nameless):
     if not nameless:
         monkeypatch.delattr(os, "O_TMPFILE")
-        monkeypatch.setattr("fastimg.convert.sources.spool._COPIED_BYTES", 1000)
+        monkeypatch.setattr("fastimg.convert.sources.streams._COPIED_BYTES", 1000)
     spool = Spool(tmp_path)
     images = [os.urandom(size) for size in (1, 4000, 70)]
     reader = SpoolReader(spool, "set")
@@ -96,20 +95,15 @@ def test_another_process_reads_a_spool_that_is_shared(tmp_path, monkeypatch, nam
     spool.flush()
     (tmp_path / "shared").write_bytes(b"of a conversion that was killed")
     assert spool.share(tmp_path / "shared") is not nameless
-    sent = pickle.dumps(reader)
-    assert len(sent) < 500
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        there = list(pool.map(partial(read_there, sent), entries))
+    assert len(pickle.dumps(reader)) < 500
+    read = "reader, entries = load(stdin.buffer); stdout.buffer.write(dumps([reader.read(each) for each in entries]))"
+    code = f"from pickle import dumps, load; from sys import stdin, stdout; {read}"
+    sent = pickle.dumps((reader, entries))
+    there = pickle.loads(subprocess.run([sys.executable, "-c", code], input=sent, stdout=PIPE, check=True).stdout)
     assert [original.image for original in there] == images
     assert there == [reader.read(entry) for entry in entries]
     assert list(tmp_path.iterdir()) == [tmp_path / "shared"]
     spool.close()
-
-
-def read_there(sent, entry):
-    reader = pickle.loads(sent)
-    with contextlib.closing(reader):
-        return reader.read(entry)
 
 
 def test_full_disk_is_raised_and_leaves_nothing_open(tmp_path, jpegs, monkeypatch, read):
