@@ -33,6 +33,8 @@ def start_cluster() -> Iterator[Callable[[int], Any]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # nodes start Python, not uv
         patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as will be the default: Ray warns of the other
+        # Else a thread of Ray Data's looks for statistics every 10 seconds: without a cluster, that can end pytest.
+        patched.setenv("RAY_DATA_USAGE_DISABLED", "1")
         from ray.cluster_utils import Cluster
 
         started = []
