@@ -190,8 +190,8 @@ class ShardCache:
                 self._bring(path, wanted, fetch, bounded)
                 return
             except OSError as error:
-                if isinstance(error, FileNotFoundError) and attempt + 1 < _ROUNDS:  # the cache was deleted meanwhile
-                    continue
+                if isinstance(error, FileNotFoundError | FileExistsError) and attempt + 1 < _ROUNDS:
+                    continue  # the cache was deleted meanwhile; mkdir() says of a folder that vanishes that it exists
                 raise DataError(
                     f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
                 ) from error
@@ -215,6 +215,8 @@ class ShardCache:
             os.utime(file, ns=(time.time_ns(), stamp(wanted)))
             if _flushed(wanted):
                 os.fsync(file)
+            if not same_file(temporary(path), file):  # deleted meanwhile, and its name is another's by now
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             temporary(path).replace(path)
         if _flushed(wanted):
             sync_folder(path.parent)

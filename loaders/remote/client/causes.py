@@ -78,7 +78,7 @@ _KNOWN: tuple[tuple[str, Cause], ...] = (
         Cause("its host has no address; check the URL, the network and storage_options=", passes=True),
     ),
     (
-        r"certificate|TLS|tls handshake|CorruptMessage|InvalidContentType",
+        r"[cC]ertificate|TLS|tls handshake|CorruptMessage|InvalidContentType",
         Cause(
             "no secure connection could be made, as its certificate is not accepted or it does not speak TLS; check "
             "the address, and root_certificate with storage_options="

@@ -84,6 +84,13 @@ class TestRefusals:
         cause = cause_of(chain)
         assert cause is not None and cause.passes and "its host has no address" in cause.says
 
+    def test_a_certificate_that_nobody_vouches_for(self):
+        error = OSError(
+            "HTTP error: error sending request\n\nDebug source:\n    error: InvalidCertificate(UnknownIssuer)"
+        )
+        cause = cause_of(error)
+        assert cause is not None and not cause.passes and "its certificate is not accepted" in cause.says
+
     @pytest.mark.parametrize(
         ("kind", "sentence"),
         [

@@ -206,6 +206,23 @@ def test_one_that_fetches_from_a_silent_store_is_waited_for(cache, monkeypatch):
     assert not any(thread.name == "fastimg-fetching" for thread in threading.enumerate())
 
 
+def test_the_unfinished_file_of_another_is_not_taken_for_the_own_one(cache):
+    path = cache.root / "data" / "a.tar"
+    part = path.parent / ".a.tar.part"
+    calls = []
+
+    def fetch(file):
+        calls.append(path.exists())
+        if len(calls) == 1:  # the cache is deleted, and another begins to fetch the same shard
+            part.unlink()
+            part.write_bytes(b"unfinished")
+        os.pwrite(file, content("a.tar"), 0)
+
+    file = cache.open(path, wanted("a.tar"), fetch)
+    assert os.pread(file, SIZE, 0) == content("a.tar") and calls == [False, False]
+    os.close(file)
+
+
 def test_what_lies_beside_the_shards_of_datasets_that_nobody_has_open_makes_room(tmp_path):
     for version in range(4):
         earlier = ShardCache(tmp_path / "cache", 2 * SIZE + OVERHEAD)

@@ -96,19 +96,20 @@ class TestTwoProcesses:
 
 class TestADeletedCache:
     def test_under_threads_that_read(self, stored, server, cache_dir):
-        """It is deleted again and again, each time when some more samples have been read."""
+        """It is deleted again and again, each time when some more samples have been read, and others are being read."""
         from fastimg.loaders import open_dataset
 
         dataset = open_dataset("s3://bucket/E", cache_dir=cache_dir, storage_options=server.options)
-        threads, rounds, deletions = 4, 3, 20
+        threads, rounds, deletions = 4, 5, 10  # four shards are fetched between two: a read fails if it meets five
         wrong: list[object] = []
-        read = threading.Semaphore(0)
+        allowed, read = threading.Semaphore(threads), threading.Semaphore(0)
 
         def work(seed):
             scratch = Scratch()
             try:
                 for number in range(rounds):
                     for sample in by_shards(seed + number):
+                        assert allowed.acquire(timeout=120)
                         if bytes(dataset.read(sample, scratch)) != stored[sample]:
                             wrong.append(sample)
                         read.release()
@@ -120,10 +121,13 @@ class TestADeletedCache:
         working = [threading.Thread(target=work, args=(10 * place,), daemon=True) for place in range(threads)]
         for thread in working:
             thread.start()
+        more = threads * rounds * SHARDS * PER_SHARD // deletions
         for _ in range(deletions):
-            for _ in range(threads * rounds * SHARDS * PER_SHARD // deletions):
+            allowed.release(more)
+            for _ in range(more):
                 assert read.acquire(timeout=120)
             shutil.rmtree(cache_dir, ignore_errors=True)
+        allowed.release(threads * rounds * SHARDS * PER_SHARD)
         for thread in working:
             thread.join(120)
             assert not thread.is_alive()
