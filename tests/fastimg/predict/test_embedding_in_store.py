@@ -1,10 +1,13 @@
 """`fastimg embed` into an object store: the files of a folder, and never a description of what is not there."""
 
 import json
-import shutil
 
 import pytest
+from rich.console import Console
 
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders.containers import quick_sums
 from fastimg.loaders.remote import fetching
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
@@ -83,8 +86,9 @@ class TestData:
 
     @pytest.fixture
     def data(self, trained, server, monkeypatch):
-        monkeypatch.setattr(fetching, "RANGE", 500)  # many requests
-        shutil.copytree(trained.shards, server.folder / "D")
+        monkeypatch.setattr(fetching, "RANGE", 1000)  # many requests
+        monkeypatch.setattr(quick_sums, "BLOCK", 1000)
+        convert(Convert(src=trained.images, dst=server.folder / "D", shard_size="12KB"), Console(quiet=True))
         return "s3://bucket/D"
 
     @staticmethod
@@ -98,7 +102,7 @@ class TestData:
         server.rates = dict.fromkeys(("busy", "cut", "flip"), 0.05)
         embed(URL, data=data)
         assert set(server.met) == {"busy", "cut", "flip"}
-        embed(tmp_path / "here")
+        embed(tmp_path / "here", data=server.folder / "D")
         self.assert_same(server.folder / "E", tmp_path / "here")
 
     @pytest.mark.parametrize(
@@ -109,10 +113,10 @@ class TestData:
         server.before = lambda name: fault if name.endswith("train-00000.tar") else ""
         said = " ".join(embed(URL, data=data, code=1).err.split())
         assert f"{data}/train-00000.tar: {sentence}" in said and "Traceback" not in said
-        assert "embeddings.json" not in contents(server.folder / "E" if (server.folder / "E").exists() else tmp_path)
+        assert not (server.folder / "E/embeddings.json").exists()
         server.before = lambda name: ""
         embed(URL, data=data)
-        embed(tmp_path / "here")
+        embed(tmp_path / "here", data=server.folder / "D")
         self.assert_same(server.folder / "E", tmp_path / "here")
 
 
