@@ -27,8 +27,10 @@ from fastimg.data.elsewhere import as_given, with_local_data
 from fastimg.errors import UsageError
 from fastimg.loaders import ImageDecoder
 from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.stores import shown
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks, start
+from fastimg.predict.result_places import result_place
 from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import Spread, environment
 from fastimg.system.memory import available
@@ -63,6 +65,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
     """Measure, and print tables on `console`, or JSON. Raises UsageError, UserError and DataError."""
     check(settings)
     with ExitStack() as stack:
+        place = stack.enter_context(result_place("--plot", settings.plot, settings))
         stack.enter_context(sigterm_exits())
         ranks = stack.enter_context(start(settings.device))
         request = understand(settings, ranks.device.type)
@@ -71,7 +74,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
         if ranks.world_size > 1:
             raise UsageError("bench measures a single process; start it without torchrun")
         refusals.check_device(_config(request, ranks, ""), ranks.device.type)
-        here = with_local_data(settings)
+        here = replace(with_local_data(settings), plot=place.path)
         request = replace(request, settings=here)
         images = open_images(here.data, settings.split, settings.seed)
         for lease in images.leases:
@@ -84,6 +87,8 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
         record = _measure(request, images, ranks, scratch, console, progress)
     if settings.json:
         print(json.dumps(record, allow_nan=False))
+    elif settings.plot is not None:
+        say(console, f"drawn in {shown(settings.plot)}")
 
 
 def _config(request: BenchRequest, ranks: Ranks, arch: str) -> Train:
@@ -251,7 +256,6 @@ def _compare_all(
     if settings.plot is not None:
         scaling = [{"name": rig.config.loader, **row} for row in record.get("scaling", [])]
         plot_loaders(records or scaling, settings.plot)
-        say(out, f"drawn in {settings.plot}")
     if settings.tune:
         with effort.timetable.measuring("tuning"):
             best = tuning.tune(rig, images, count, effort.timetable.progress)

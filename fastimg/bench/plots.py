@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastimg.bench.peers.pipelines import BASE
 from fastimg.errors import UsageError
+from fastimg.loaders.remote.stores import shown, url_of
 from fastimg.train.reporting.plots import blank
 from fastimg.wording import plural, several
 
@@ -19,8 +20,8 @@ _FAR = 1.5  # times the fastest of the others
 def check_file(file: Path) -> None:
     """Check the file before measuring. Raises UsageError if no picture can be written there."""
     if file.suffix.lower() != ".png":
-        raise UsageError(f"--plot {file}: give a file name that ends in .png")
-    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise UsageError(f"--plot {shown(file)}: give a file name that ends in .png")
+    if url_of(file) is None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise UsageError(f"--plot {file}: {'a folder' if file.is_dir() else 'its folder does not exist'}; give a file")
 
 

@@ -68,7 +68,7 @@ class Measuring:  # more than 12 fields: a flag each
     seed: int = 0
     """Seed of the order, the crops and augmentation."""
     plot: Path | None = None
-    """Plot bars of --loaders, and curves over --threads, to this PNG file."""
+    """Plot bars of --loaders, and curves over --threads, to this PNG file, or to its URL in an object store."""
     json: bool = False
     """Print the result as JSON."""
 

@@ -212,8 +212,9 @@ class Eval:  # more than 12 fields: a flag each
     """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
     are taken from the environment."""
     plot: Path | None = None
-    """Write the plot of the confusion matrix to this file. Default: confusion-SPLIT.png next to the checkpoint.
-    mistakes-SPLIT.csv and mistakes-SPLIT.png, the most confident mistakes, are written to the same folder."""
+    """Write the plot of the confusion matrix to this file, or to its URL in an object store. Default:
+    confusion-SPLIT.png next to the checkpoint. mistakes-SPLIT.csv and mistakes-SPLIT.png, the most confident mistakes,
+    are written to the same folder."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -259,7 +260,7 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     json: bool = False
     """Print one JSON object per line instead of a table."""
     csv: Path | None = None
-    """Write the result to this csv file; - stands for standard output."""
+    """Write the result to this csv file, or to its URL in an object store; - stands for standard output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +356,8 @@ class Inspect(FromStore, Augmenting):  # more than 12 fields: a flag each
     config: Path | None = None
     """Show the augmentation of this YAML file, such as the config.yaml of a run. Flags override it."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FOLDER")] = None
-    """Folder to write pictures to. Default: inspect-NAME, where NAME is that of the data."""
+    """Folder to write pictures to, or its URL in an object store. Default: inspect-NAME, where NAME is that of the
+    data."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that read and decode, or auto for one per core."""
     max_pixels: int = MAX_PIXELS

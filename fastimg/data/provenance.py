@@ -313,12 +313,13 @@ def _name_digest(dataset: Dataset, index: int) -> str:
 
 
 def _sample_digest(dataset: Dataset, index: int, scratch: Scratch) -> str:
-    """Of the encoded sample; an unreadable one, which the loader will report, has the digest of no bytes."""
+    """Of the encoded sample; an unreadable one, which the loader will report, has the digest of no bytes.
+
+    Raises DataError where an object store does not give it: that is no fault of the sample, and meets all others.
+    """
+    if fetched_files(dataset) is not None and isinstance(dataset, TarDataset):  # its shards are not fetched for this
+        return hashlib.sha256(dataset.glance(index)).hexdigest()
     try:
-        if fetched_files(dataset) is not None and isinstance(
-            dataset, TarDataset
-        ):  # its shards are not fetched for this
-            return hashlib.sha256(dataset.glance(index)).hexdigest()
         return hashlib.sha256(dataset.read(index, scratch)).hexdigest()
     except (DataError, OSError):
         return hashlib.sha256().hexdigest()

@@ -33,6 +33,7 @@ from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.datasets import large_photographs
 from fastimg.loaders.crop import CropRule, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.predict.result_places import ResultPlace, result_place
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural, with_flags
 
@@ -123,6 +124,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
     order = sorted(splits_of_data, key=lambda name: (name != "train", name))  # leaks are from the training split
     folder = config.output or Path(f"inspect-{display_name(config.data)}")
     with ExitStack() as stack:
+        place = stack.enter_context(result_place("--output", folder, config, "samples.png"))
         names = [config.split] if config.split else order
         datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
         for dataset in datasets.values():
@@ -138,7 +140,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
             return inspect_texts(config, datasets, workers, out, err)
         kornia = _kornia(shown, crop)
         if not config.no_pictures:
-            _make_folder(folder, stack)
+            _make_folder(place, stack)
         splits = []
         missing: Counter[str] = Counter()
         for name, dataset in datasets.items():
@@ -149,7 +151,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
             splits.append(facts)
         pictures = None
         if not config.no_pictures:
-            pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
+            pictures = _draw(config, place, shown, crop, kornia, splits[0], err)
         recompressed = stated_recompression(config.data)
         result = replace(_result(config, splits, pictures), missing=dict(missing) or None, recompressed=recompressed)
     if config.json:
@@ -198,8 +200,10 @@ def _kornia(shown: Train, crop: CropRule) -> "KorniaPass | None":
     return kornia_pass.build(shown.kornia, shape_of(crop)[0], torch.device("cpu"))
 
 
-def _make_folder(folder: Path, stack: ExitStack) -> None:
+def _make_folder(place: ResultPlace, stack: ExitStack) -> None:
     """Create the folder for pictures before the long read; it is removed at the end if it stayed empty."""
+    folder = place.path
+    assert folder is not None  # one is chosen where none is given
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +219,7 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 
 def _draw(
     config: Inspect,
-    folder: Path,
+    place: ResultPlace,
     shown: Train,
     crop: CropRule,
     kornia: "KorniaPass | None",
@@ -236,8 +240,8 @@ def _draw(
         draw_trivial,
     )
 
-    assert shown.mean is not None and shown.std is not None
-    samples, trivial, augmented = (folder / f"{name}.png" for name in ("samples", "trivial", "augmented"))
+    assert shown.mean is not None and shown.std is not None and place.path is not None
+    samples, trivial, augmented = (place.path / f"{name}.png" for name in ("samples", "trivial", "augmented"))
     rows = ids[:_ROWS]  # neighbours, which may be mixed, are of different classes
     policy = None if shown.no_aug else augmentation.policy_of(shown, shown.mean, shown.std)
     epochs = 1 if policy is None else _EPOCHS
@@ -255,10 +259,10 @@ def _draw(
             )
             remarks = list(dict.fromkeys([*remarks, *fewer]))
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _unwritable(place.path, error) from error
     for remark in remarks:
-        say(err, f"{folder}: {remark}")
-    return [str(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
+        say(err, f"{place.url or place.path}: {remark}")
+    return [place.address(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
 
 
 def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | None) -> Inspection:

@@ -35,7 +35,8 @@ from fastimg.wording import plural, with_flags
 
 from . import inference
 from .evaluated_part import EvaluatedPart, opened, report_unreadable, stated
-from .mistakes import MistakeFiles, Predictions, write_mistakes
+from .mistakes import Predictions, write_mistakes
+from .result_places import result_place
 from .target_evaluation import TargetEvaluation, evaluate_targets
 
 
@@ -74,7 +75,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
     asked, config = config, replace(config, data=local_folder(config.data, config, partial(say, err)))
     backend = chosen_backend(config.loader)
     check_backend(backend)
-    with start(config.device) as ranks:
+    with result_place("--plot", config.plot, config) as place, start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
         check_classes(config.data, config.classes)
@@ -91,17 +92,19 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
                 return evaluate_targets(config, file, engine, tasks, selection, loader, ranks, out, err)
             found = _predictions(engine, loader, err)
             report_unreadable(config, dataset, loader, len(found.truth), err)
-            plot = config.plot or file.parent / f"confusion-{selection.split}.png"
+            plot = place.path or file.parent / f"confusion-{selection.split}.png"
             names = engine.card.classes
             matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
             remarks = _draw(matrix, names, selection.origin, plot)
             mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent)
+    sheet = None if mistakes.sheet is None else place.address(mistakes.sheet)
     part = stated(asked, file, selection, loader, len(found.truth))
-    result = _result(part, names, found, matrix, plot, mistakes)
+    part |= {"plot": place.address(plot), "mistakes": place.address(mistakes.table), "mistakes_sheet": sheet}
+    result = _result(part, names, found, matrix)
     for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
         say(err, f"{result.plot}: {remark}")
     if mistakes.undecodable:
-        say(err, f"{mistakes.sheet}: {plural(mistakes.undecodable, 'image')} could not be decoded again, and are grey")
+        say(err, f"{sheet}: {plural(mistakes.undecodable, 'image')} could not be decoded again, and are grey")
     if config.json:
         print(json.dumps(asdict(result)))
     else:
@@ -114,8 +117,6 @@ def _result(
     names: tuple[str, ...],
     found: Predictions,
     matrix: npt.NDArray[np.int64],
-    plot: Path,
-    mistakes: MistakeFiles,
 ) -> Evaluation:
     """The scores of what was predicted of `part`."""
     truth, predicted = found.truth, found.predicted
@@ -133,9 +134,6 @@ def _result(
             for name, p, r, n in zip(names, scores[0], scores[1], scores[3], strict=True)
         ],
         confusion=matrix.tolist(),
-        plot=str(plot),
-        mistakes=str(mistakes.table),
-        mistakes_sheet=None if mistakes.sheet is None else str(mistakes.sheet),
     )
 
 

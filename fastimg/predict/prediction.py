@@ -47,6 +47,7 @@ from fastimg.train.tasks.task import Task
 from fastimg.wording import plural, shortened
 
 from . import inference
+from .result_places import result_place
 
 Named = tuple[Dataset, Sequence[str], TextRows | None]  # samples, their names, and the texts beside images
 
@@ -141,13 +142,14 @@ def predict(config: Predict, out: Console, err: Console) -> int:
     """Classify and print. Returns the exit code: 1 where no file could be read. Raises UsageError and UserError."""
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
-    answers = classify(config, err)
+    with result_place("--csv", config.csv, config) as place:
+        answers = classify(config, err)
+        if place.path is not None:
+            _write_csv(answers, place.path)
     if config.json:
         for answer in answers:
             print(printable(json.dumps(answer.as_dict(), ensure_ascii=False)))
-    elif config.csv is not None:
-        _write_csv(answers, config.csv)
-    else:
+    elif config.csv is None:
         _print(answers, out)
     failed = sum(answer.error is not None for answer in answers)
     if failed:

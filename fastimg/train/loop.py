@@ -284,8 +284,9 @@ def _end_of_epoch(run: Run, display: Display | None) -> AnyScore | None:
     save(run, best=is_best, may_wait=progress.epoch < setup.epochs and not run.out_of_patience)
     if accounting.log is not None:
         spent = {"train": accounting.epoch_seconds, "val": evaluated - ended, "save": time.perf_counter() - evaluated}
-        seconds = {f"{name}_seconds": round(value, 4) for name, value in spent.items()}
-        accounting.log.add("epoch", epoch=progress.epoch, step=progress.step, **seconds)
+        values = {f"{name}_seconds": round(value, 4) for name, value in spent.items()}
+        values |= accounting.account.read_between().counts()
+        accounting.log.add("epoch", epoch=progress.epoch, step=progress.step, **values)
     accounting.epoch_seconds = 0.0
     return score
 

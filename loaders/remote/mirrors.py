@@ -66,6 +66,7 @@ class Mirror:
                 self.cache.mark(self.folder)
 
     def _description(self) -> bytes | None:
+        """What dataset.json says now. Each process asks for it: to ask whether it has changed is a request as well."""
         try:
             return self._remote.read(_DESCRIPTION)
         except DeniedError:

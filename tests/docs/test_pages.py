@@ -114,5 +114,5 @@ def test_flags_in_the_text_exist():
 THEIRS = {
     *("--help", "--help-all", "--print-completion"),
     *("--max-restarts", "--numa-binding", "--nproc-per-node", "--version", "--stages", "--gil", "--promise"),
-    *("--memory", "--real", "--out", "--second", "--plan", "--check", "--device", "--shared-core"),
+    *("--memory", "--real", "--out", "--second", "--plan", "--check", "--device", "--shared-core", "--store"),
 }

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fastimg.bench import benchmark
+from fastimg.predict import inference
 from fastimg.predict.exporting import graph
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
@@ -19,15 +21,14 @@ HERE = "is on this machine alone; give a path here"
     ("command", "flag", "words"),
     [
         (("demo",), ("--output", URL), f"--output {URL}: give a folder {REMEDY}"),
-        (("inspect", "IMAGES"), ("--output", URL), f"--output {URL}: give a folder {REMEDY}"),
         (("suggest", "IMAGES"), ("--output", f"{URL}.yaml"), f"--output {URL}.yaml: give a file {REMEDY}"),
         (("suggest", "IMAGES", "--weights", "w"), ("-o", f"{URL}.yaml"), f"--output {URL}.yaml: give a file {REMEDY}"),
         (("search", "IMAGES", "--trials", "1"), ("--output", URL), f"--output {URL}: give a folder {REMEDY}"),
-        (("bench", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: {HERE}"),
+        (("bench", "IMAGES", "--threads", "1"), ("--plot", f"{URL}.jpg"), f"--plot {URL}.jpg: give a file name that"),
         (("bench", "IMAGES"), ("--scratch", URL), f"--scratch {URL}: {HERE}"),
-        (("eval", "RUN", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: {HERE}"),
-        (("eval", "RUN", "RUN", "IMAGES"), ("--plot", f"{URL}.png"), f"--plot {URL}.png: {HERE}"),
-        (("predict", "RUN", "IMAGES"), ("--csv", f"{URL}.csv"), f"--csv {URL}.csv: give a file {REMEDY}"),
+        (("eval", "RUN", "IMAGES"), ("--plot", "s3://a.png"), "--plot s3://a.png: names no file; give a URL that ends"),
+        (("eval", "RUN", "RUN", "IMAGES"), ("--plot", f"{URL}.png"), "--plot has no effect with several runs"),
+        (("predict", "RUN", "IMAGES"), ("--csv", "http://h/x.csv"), "http://h: a web server is only read; give a URL"),
         (("train", "IMAGES"), ("--output", URL), "a run in an object store has a name that you give; add --name"),
         (("export", "RUN", "--format", "onnx"), ("--output", URL), f"--output {URL}: give a URL that ends in a name"),
         (("export", "RUN"), ("--output", "s3://a.onnx"), "--output s3://a.onnx: give a URL that ends in a name"),
@@ -55,6 +56,90 @@ def test_what_is_not_written_to_a_url_is_refused(
     assert ran.code in (1, 2)
     assert words in " ".join(ran.err.split())
     assert not any(name.startswith("s3:") for name in os.listdir(tmp_path / "here"))
+
+
+class TestResults:
+    """Of `predict --csv`, `eval --plot`, `inspect --output` and `bench --plot`: the files of a folder, in the store."""
+
+    @pytest.fixture(autouse=True)
+    def store(self, named_server, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        yield
+        assert not Path("s3:").exists()
+
+    def staged(self, tmp_path: Path) -> list[str]:
+        return [path.name for path in (tmp_path / "home/fastimg/staging").glob("*")]
+
+    def test_a_csv(self, cli, trained, server, tmp_path):
+        source = trained.images / "val"
+        assert cli("predict", trained.run, source, "--csv", tmp_path / "here.csv").code == 0
+        ran = cli("predict", trained.run, source, "--csv", "s3://bucket/a/there.csv")
+        assert ran.code == 0, ran.err
+        assert (server.folder / "a/there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+        assert self.staged(tmp_path) == []
+
+    def test_a_csv_by_options_and_a_folder_for_what_is_on_its_way(self, cli, trained, server, tmp_path, monkeypatch):
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+        option = f"endpoint={server.options['endpoint']}"
+        flags = ("--csv", "s3://bucket/x.csv", "--storage-option", option, "--cache-dir", tmp_path / "cache")
+        assert cli("predict", trained.run, trained.images / "val", *flags).code == 0
+        assert (server.folder / "x.csv").stat().st_size > 0
+        assert not (tmp_path / "home").exists() and list((tmp_path / "cache/staging").iterdir()) == []
+
+    def test_a_plot_and_the_mistakes_beside_it(self, cli, trained, server, tmp_path):
+        ran = cli("eval", trained.run, trained.images, "--plot", "s3://bucket/e/c.png", "--json")
+        assert ran.code == 0, ran.err
+        told = json.loads(ran.out)
+        names = {"plot": "c.png", "mistakes": "mistakes-val.csv", "mistakes_sheet": "mistakes-val.png"}
+        assert {name: told[name] for name in names} == {k: f"s3://bucket/e/{name}" for k, name in names.items()}
+        assert sorted(path.name for path in (server.folder / "e").iterdir()) == sorted(names.values())
+        assert (server.folder / "e/c.png").read_bytes().startswith(b"\x89PNG")
+        assert server.writes.written[-1] == "e/c.png"  # the others are there before it
+        assert self.staged(tmp_path) == []
+
+    def test_pictures(self, cli, trained, server, tmp_path):
+        ran = cli("inspect", trained.images, "--samples", "2", "--no-aug", "--output", "s3://bucket/p", "--json")
+        assert ran.code == 0, ran.err
+        assert json.loads(ran.out)["pictures"] == [f"s3://bucket/p/{name}.png" for name in ("samples", "augmented")]
+        assert sorted(path.name for path in (server.folder / "p").iterdir()) == ["augmented.png", "samples.png"]
+        assert self.staged(tmp_path) == []
+
+    def test_a_plot_of_bench(self, cli, trained, server, monkeypatch):
+        def measured(request, *_):
+            request.settings.plot.write_bytes(b"a plot")
+            return {}
+
+        monkeypatch.setattr(benchmark, "_measure", measured)
+        ran = cli("bench", trained.shards, "--threads", "1", "--plot", "s3://bucket/b.png")
+        assert ran.code == 0, ran.err
+        assert (server.folder / "b.png").read_bytes() == b"a plot" and "drawn in s3://bucket/b.png" in ran.out
+
+    def test_what_the_store_refuses_is_kept_here(self, cli, trained, server, tmp_path):
+        server.faults = [("PUT x.csv", "denied")]
+        ran = cli("predict", trained.run, trained.images / "val", "--csv", "s3://bucket/x.csv")
+        said = " ".join(ran.err.split())
+        assert ran.code == 1 and "s3://bucket/x.csv: access denied" in said
+        (kept,) = (tmp_path / "home/fastimg/staging").iterdir()
+        assert f"--csv was written to {kept}: copy it from there, or run the same again" in said
+        assert (kept / "x.csv").read_text().startswith("file,error,class1") and not (server.folder / "x.csv").exists()
+
+    def test_what_passes_is_tried_again(self, cli, trained, server):
+        server.faults = [("PUT x.csv", "busy"), ("PUT x.csv", "flip")]
+        assert cli("predict", trained.run, trained.images / "val", "--csv", "s3://bucket/x.csv").code == 0
+        assert (server.folder / "x.csv").read_text().startswith("file,error,class1")
+
+    def test_a_store_that_refuses_says_so_at_once(self, cli, trained, server, tmp_path, monkeypatch):
+        monkeypatch.setattr(inference, "load", None)
+        server.rates = {"denied": 1.0}
+        ran = cli("eval", trained.run, trained.images, "--plot", "s3://bucket/c.png")
+        assert ran.code == 1 and "s3://bucket/c.png: access denied" in ran.err
+        assert self.staged(tmp_path) == []
+
+    def test_what_fails_leaves_nothing(self, cli, trained, server, tmp_path):
+        ran = cli("eval", trained.run, trained.images, "--plot", "s3://bucket/c.xyz")
+        said = " ".join(ran.err.split())
+        assert ran.code == 2 and "--plot s3://bucket/c.xyz: " in said and "give a name that ends in .png" in said
+        assert self.staged(tmp_path) == [] and list(server.folder.iterdir()) == []
 
 
 class TestExport:

@@ -275,4 +275,4 @@ def test_export_and_push_take_options_of_the_store(server, trained, tmp_path, ca
     assert cli.run(["push", url, "hub://me/x", "--dry-run", *store]) == 0
     assert "dry run" in capsys.readouterr().out
     assert cli.run(["push", str(trained), "hub://me/x", "--dry-run", *store]) == 2
-    assert "a URL as DATA or run" in " ".join(capsys.readouterr().err.split())
+    assert "a URL as DATA, run or result" in " ".join(capsys.readouterr().err.split())

@@ -2,14 +2,24 @@
 
 from typing import Any
 
-from fastimg.config.benchmarking import Doctor
-from fastimg.config.commands import Convert, Embed, Eval, Export, Predict
+from fastimg.config.benchmarking import Bench, Doctor
+from fastimg.config.commands import Convert, Embed, Eval, Export, Inspect, Predict
 from fastimg.config.rules import Check, Needs, Range, Rule
 from fastimg.config.training import Train
 from fastimg.config.url_arguments import HUB, refuse_options
 from fastimg.loaders.remote.origins import origin_of
 from fastimg.loaders.remote.shard_cache import parse_size
 from fastimg.loaders.remote.stores import url_of
+
+# The settings that name what a command writes, where that may be a URL; a run's are apart.
+_RESULTS: dict[type, str] = {
+    Embed: "dst",
+    Export: "output",
+    Predict: "csv",
+    Eval: "plot",
+    Inspect: "output",
+    Bench: "plot",
+}
 
 
 def _is_elsewhere(config: Any) -> bool:
@@ -35,7 +45,7 @@ def _has_run_elsewhere(config: Any) -> bool:
 
 
 def uses_store(config: Any) -> bool:
-    written = config.dst if isinstance(config, Embed) else config.output if isinstance(config, Export) else None
+    written = getattr(config, _RESULTS.get(type(config), ""), None)
     writes = written is not None and url_of(written) is not None
     return writes or _is_elsewhere(config) or _has_run_elsewhere(config)
 
@@ -123,20 +133,22 @@ def written_here(field: str, what: str = "folder") -> Range:
     return Range(field, _is_here, f"a {what} on this machine; what is written there can be copied to a store")
 
 
+_A_URL = "a URL as DATA, run or result"
+
 ELSEWHERE: tuple[Rule, ...] = (  # data in an object store
     Needs("cache_limit", _is_elsewhere, "a URL as DATA"),
-    Needs("storage_option", uses_store, "a URL as DATA or run"),
+    Needs("storage_option", uses_store, _A_URL),
     Check("cache_limit", check_cache_limit),
     Check("storage_option", check_storage_option),
 )
 
 LOADER_ELSEWHERE = Check("loader", _loader_elsewhere)
 
-_CACHE_ELSEWHERE = Needs("cache_dir", uses_store, "a URL as DATA or run")
+_CACHE_ELSEWHERE = Needs("cache_dir", uses_store, _A_URL)
 
 RUN_FROM_STORE: tuple[Rule, ...] = (  # of commands that read a run, and no data
     _CACHE_ELSEWHERE,
-    Needs("storage_option", uses_store, "a URL as DATA or run"),
+    Needs("storage_option", uses_store, _A_URL),
     Check("storage_option", check_storage_option),
 )
 

@@ -31,7 +31,6 @@ EVAL: tuple[Rule, ...] = (
 )
 
 PREDICT: tuple[Rule, ...] = (
-    written_here("csv", "file"),
     Range("topk", at_least(1), "1 or more"),
     Range("threshold", is_share, "a probability from 0 to 1"),
     *FROM_STORE,
@@ -58,7 +57,6 @@ PUSH: tuple[Rule, ...] = RUN_FROM_STORE
 DOCTOR: tuple[Rule, ...] = FROM_STORE
 
 INSPECT: tuple[Rule, ...] = (
-    written_here("output"),
     *FROM_STORE,
     Range("samples", lambda count: 1 <= count <= 400, "1 to 400"),
     Range("max_pixels", at_least(1), "1 or more"),

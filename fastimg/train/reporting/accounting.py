@@ -1,6 +1,7 @@
 """Where the time of training goes: waiting for data, copying it, computing; and what the loader's threads do.
 
     begin() ... add(samples) per batch ... read() -> TrainingTime per progress line; overall(records) -> the whole run
+    read_between() -> what was fetched by a validation
 
 Always on: it only sums the seconds that the loader counts (`BatchSource.spent`), and reads the clock once per line.
 """
@@ -36,7 +37,7 @@ class TrainingTime:
     threads: float = 0.0  # seconds x threads
     batches: int = 0
     network: float | None = None  # of reading, waiting for an object store, summed over threads; None: none is read
-    fetched: int | None = None  # bytes from the store, by this process, since the line before
+    fetched: int | None = None  # bytes from the store, by this process, since the record before
     again: int | None = None  # of these, bytes of shards that were deleted before they were done with
 
     def __add__(self, other: "TrainingTime") -> "TrainingTime":
@@ -100,18 +101,24 @@ class TrainingTime:
             "loader_read_share": self.read_share,
             "loader_network_share": self.network_share,
         }
+        return {name: round(value, 4) for name, value in values.items() if value is not None} | self.counts()
+
+    def counts(self) -> dict[str, int]:
+        """For metrics.jsonl: what was fetched from an object store; empty where nothing is read from one."""
         counts = {"fetched_bytes": self.fetched, "fetched_again_bytes": self.again}
-        return {name: round(value, 4) for name, value in {**values, **counts}.items() if value is not None}
+        return {name: value for name, value in counts.items() if value is not None}
 
 
 def overall(records: Iterable[Mapping[str, Any]]) -> TrainingTime:
-    """The sum of the "train" records of a run's metrics.jsonl, including those from before a --resume.
+    """The sum of "train" records of a run's metrics.jsonl, including those from before a --resume.
 
-    It counts one thread and no samples.
+    It counts one thread and no samples. Of "epoch" records it has what was fetched.
     """
     total = TrainingTime()
     for record in records:
-        if "seconds" not in record:  # an older version wrote it
+        fetched, again = record.get("fetched_bytes"), record.get("fetched_again_bytes")
+        if "seconds" not in record:  # of a validation, or an older version wrote it
+            total += TrainingTime(fetched=fetched, again=again)
             continue
         seconds = record["seconds"]
         wait = record["wait_share"]
@@ -120,8 +127,7 @@ def overall(records: Iterable[Mapping[str, Any]]) -> TrainingTime:
             for name in ("copy_share", "loader_busy_share", "loader_read_share")
         )
         network = record["loader_network_share"] * seconds if "loader_network_share" in record else None
-        counts = (record.get(name) for name in ("fetched_bytes", "fetched_again_bytes"))
-        total += TrainingTime(seconds, 0, wait * seconds, copy, read, busy, seconds, 0, network, *counts)
+        total += TrainingTime(seconds, 0, wait * seconds, copy, read, busy, seconds, 0, network, fetched, again)
     return total
 
 
@@ -150,7 +156,7 @@ class Account:
         self._samples = self._batches = self._filling = 0
         self._last = self._since = self._mark()  # where the window started, and where its steady part did
         self._unseen = TrainingTime()  # steady time that `evidence` has not returned yet
-        self._told: LoaderTimes | None = None  # what the last line has counted of bytes: none are discarded
+        self._told: LoaderTimes | None = None  # what the last record has counted of bytes: none are discarded
 
     def begin(self) -> None:
         """An epoch starts or continues here. Discards the time since the last window."""
@@ -183,9 +189,16 @@ class Account:
             self.steady = self.steady + steady
             self._unseen = self._unseen + steady
         self._last = self._since = now
-        told, self._told = self._told or LoaderTimes(0.0, None, None, None), now.spent
-        fetched, again = _more(now.spent.fetched, told.fetched), _more(now.spent.again, told.again)
-        return replace(window, fetched=fetched, again=again)
+        told = self._tell(now.spent)
+        return replace(window, fetched=told.fetched, again=told.again)
+
+    def read_between(self) -> TrainingTime:
+        """The bytes since the last window, and no time: of a validation, which is no training."""
+        return self._tell(self._spent())
+
+    def _tell(self, spent: LoaderTimes) -> TrainingTime:
+        told, self._told = self._told or LoaderTimes(0.0, None, None, None), spent
+        return TrainingTime(fetched=_more(spent.fetched, told.fetched), again=_more(spent.again, told.again))
 
     def evidence(self) -> TrainingTime | None:
         """The steady time since the last call, once it is long enough to judge by; None until then."""

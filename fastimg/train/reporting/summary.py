@@ -114,7 +114,8 @@ def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, st
         whole = overall(windows)
         yield "time", _time(whole, setup.ranks)
         if whole.network is not None:
-            yield "object store", _network(whole)
+            validated = (record for record in records if record["kind"] == "epoch")
+            yield "object store", _network(overall([*windows, *validated]))
 
 
 def _files(run: Run, verdict: str | None) -> Iterator[tuple[str, str]]:

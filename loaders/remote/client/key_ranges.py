@@ -3,11 +3,15 @@
 A store gives names in their order, a thousand a request, and each request says where the next one begins. From any
 name on it gives those behind it, so ranges of names are listed side by side: whatever the folders are, that costs a
 request more for each range, and two for each folder that is looked into.
+
+Azure gives names from the first one on alone, five thousand a request, of everything or of a folder. There large
+folders are listed side by side. Each costs a request, so small ones are listed one after the other, together.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,15 +19,22 @@ if TYPE_CHECKING:
 
 PAGE = 1000  # names that a store gives at once
 RANGES = 16  # that are listed side by side
-_DIVIDED = ("s3:", "gs:")  # others give names from the first one on alone
+_DIVIDED = ("s3:", "gs:")
+_BY_FOLDERS = ("az:",)
 _FEW = 4 * RANGES  # folders: with fewer, those in them are looked for
 _LEVELS = 2
+AZURE_PAGE = 5000  # names that Azure gives at once
+_LARGE = AZURE_PAGE // 8  # files of a folder, about: with fewer in each, folders are not listed by themselves
+_MOST = 10_000  # folders in a folder that is divided
 
 Add = Callable[[str, int], None]
 
 
 def list_names(store: "ObjectStore", url: str, add: Add) -> None:
     """Call `add`, one call at a time, with the path and the size of each file; raises what obstore raises."""
+    if url.startswith(_BY_FOLDERS):
+        _list_folders(store, add)
+        return
     pages = _pages(store)
     first = next(pages, [])
     if len(first) < PAGE or not url.startswith(_DIVIDED):
@@ -49,9 +60,41 @@ def list_names(store: "ObjectStore", url: str, add: Add) -> None:
             pass
 
 
-def _pages(store: "ObjectStore", start: str = "", below: str | None = None) -> Iterator[list[Any]]:
+def _list_folders(store: "ObjectStore", add: Add) -> None:
+    lock = threading.Lock()
+
+    def listed(folder: str, divisible: bool) -> list[str]:
+        """List a folder, or what lies directly in it; then the folders in it are returned."""
+        pages = _pages(store, below=folder or None, size=AZURE_PAGE)
+        page = next(pages, [])
+        if divisible and len(page) == AZURE_PAGE and _has_large_folders(page, folder):
+            found = store.list_with_delimiter(folder or None)
+            if len(found["common_prefixes"]) <= _MOST:
+                with lock:
+                    _add_all(list(found["objects"]), add)
+                return [name.rstrip("/") for name in found["common_prefixes"]]
+        while page:
+            with lock:
+                _add_all(page, add)
+            page = next(pages, [])
+        return []
+
+    level = [""]
+    with ThreadPoolExecutor(RANGES, "fastimg-list") as pool:
+        for depth in range(_LEVELS + 1):
+            divided = pool.map(partial(listed, divisible=depth < _LEVELS), level)
+            level = [name for names in divided for name in names]
+
+
+def _has_large_folders(page: list[Any], folder: str) -> bool:
+    """Whether a full page of what is below a folder reaches into few folders in it, so that they are large."""
+    names = (each["path"][len(folder) + 1 if folder else 0 :] for each in page)
+    return 0 < len({name.partition("/")[0] for name in names if "/" in name}) <= AZURE_PAGE // _LARGE
+
+
+def _pages(store: "ObjectStore", start: str = "", below: str | None = None, size: int = PAGE) -> Iterator[list[Any]]:
     """The objects behind the name `start`, by pages."""
-    for page in store.list(below, offset=start or None, chunk_size=PAGE):
+    for page in store.list(below, offset=start or None, chunk_size=size):
         yield list(page)
 
 

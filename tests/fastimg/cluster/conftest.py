@@ -19,6 +19,7 @@ from ...loaders.remote.object_server import ObjectServer
 
 _SMALL = {"object_store_memory": 100 << 20}
 NODE = {"num_cpus": 1, "num_gpus": 1, **_SMALL}  # the GPU is one as Ray counts: nothing computes on it
+FAULTS = dict.fromkeys(("busy", "cut", "flip"), 0.05)  # shares of a store's requests
 SOON = {
     "health_check_period_ms": 200,
     "health_check_timeout_ms": 5000,  # a node that is killed refuses at once; one that waits for a core is there

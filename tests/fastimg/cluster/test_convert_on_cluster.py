@@ -7,6 +7,7 @@ build/peers/bin/python -m pytest -n 0 tests/fastimg/cluster
 import os
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
 
 from ..convert.field_samples import png
-from .conftest import NODE, once, press_ctrl_c
+from .conftest import NODE, once, options_of, press_ctrl_c
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
@@ -197,14 +198,33 @@ def test_nodes_read_what_was_read_once(warm, cluster, read_once, tmp_path, monke
     assert not (tmp_path / "there" / ".attempts").exists()
 
 
-def test_a_lost_node_costs_its_unfinished_shards(warm, cluster, waiting, image_folder, tmp_path, said):
+@contextmanager
+def a_lost_node(cluster, folder, said):
+    """In the block, a node is lost once both read images; they are read when a shard is said to be done again."""
     node = next(iter(cluster.worker_nodes))
-    both = partial(began, tmp_path, 2)
-    losing = once(both, lambda: cluster.remove_node(node, allow_graceful=False))
-    going = once(lambda: any("is done again" in words for words in said), (tmp_path / "go").touch)
-    there = made(image_folder, tmp_path / "there", cluster)
+    losing = once(partial(began, folder, 2), lambda: cluster.remove_node(node, allow_graceful=False))
+    going = once(lambda: any("is done again" in words for words in said), (folder / "go").touch)
+    yield
     losing.join()
     going.join()
     cluster.add_node(**NODE)
     assert any(words.endswith(".tar: its node was lost, or its process killed; it is done again") for words in said)
+
+
+def test_a_lost_node_that_uploads_costs_its_unfinished_shards(
+    warm, cluster, waiting, server, image_folder, tmp_path, said
+):
+    store = {"cache_dir": tmp_path / "cache", "storage_option": options_of(server), "shard_size": "25KB"}
+    ray = {"backend": "ray", "address": cluster.address}
+    flags = Convert(src=image_folder, dst=Path("s3://bucket/D"), no_shuffle=True, **store, **ray)
+    with a_lost_node(cluster, tmp_path, said):
+        pipeline.convert(flags, Console(quiet=True))
+    there = {path.name: path.read_bytes() for path in (server.folder / "D").iterdir()}
+    assert there == made(image_folder, tmp_path / "here")
+    assert server.writes.written[-1] == "D/dataset.json"
+
+
+def test_a_lost_node_costs_its_unfinished_shards(warm, cluster, waiting, image_folder, tmp_path, said):
+    with a_lost_node(cluster, tmp_path, said):
+        there = made(image_folder, tmp_path / "there", cluster)
     assert there == made(image_folder, tmp_path / "here")

@@ -22,7 +22,7 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.embeddings import nodes, store
 
-from .conftest import NODE, once, options_of
+from .conftest import FAULTS, NODE, once, options_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
@@ -50,6 +50,7 @@ def test_embeddings_of_a_url_are_those_of_one_machine(
     data = server.folder / "D"
     convert(Convert(src=image_folder, dst=data, val_fraction=0.25, shard_size="25KB"), Console(quiet=True))
     shutil.copy(weights, server.folder / "w.safetensors")
+    server.rates = FAULTS
     for place in (("local",), ("ray", "--address", cluster.address)):
         named = weights if place == ("local",) else "s3://bucket/w.safetensors"
         asked = ("--arch", "test_resnet", "--weights", named, "--img-size", 32, "--device", "cpu")
@@ -57,6 +58,7 @@ def test_embeddings_of_a_url_are_those_of_one_machine(
         ran = cli("embed", "s3://bucket/D", tmp_path / place[0], *asked, *caches, "--backend", *place)
         assert ran.code == 0, ran.err
     assert "with test_resnet, once, on the cluster" in ran.err
+    assert server.met
     assert kept(tmp_path / "local") == kept(tmp_path / "ray")
     embedded = kept(tmp_path / "kept-local" / "embeddings")
     assert len(embedded) > 6 and kept(tmp_path / "kept-ray" / "embeddings") == embedded

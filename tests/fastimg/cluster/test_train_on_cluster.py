@@ -25,7 +25,7 @@ from fastimg.convert.pipeline import convert
 from fastimg.train.checkpoints.stored_runs import fetch_run
 from fastimg.train.nodes import launch
 
-from .conftest import NODE, once, options_of, press_ctrl_c
+from .conftest import FAULTS, NODE, once, options_of, press_ctrl_c
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
@@ -61,7 +61,7 @@ def once_saved(run, act):
 def test_a_lost_head_and_a_new_one_end_with_the_weights_of_torchrun(
     cli, python, start_cluster, cluster, server, photos, tmp_path, monkeypatch
 ):
-    """On the cluster the data comes from an object store, under torchrun from a folder."""
+    """On the cluster the data comes from an object store that fails now and then, under torchrun from a folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(head, "HEAD_SECONDS", 0.5)
     data = server.folder / "D"
@@ -69,6 +69,7 @@ def test_a_lost_head_and_a_new_one_end_with_the_weights_of_torchrun(
     url = ("s3://bucket/D", "--cache-dir", tmp_path / "cache", "--storage-option", *options_of(server))
     fixed = (*RUN, "--order", "random")  # of a URL, the default is another
     first = start_cluster(2)
+    server.rates = FAULTS
     losing = once_saved(tmp_path / "ray" / "r", lambda: first.head_node.kill_all_processes(allow_graceful=False))
     ray = ("--backend", "ray", "--num-workers", 2, "-o", "ray")
     lost = cli("train", *url, *fixed, *ray, "--address", first.address)
@@ -79,6 +80,7 @@ def test_a_lost_head_and_a_new_one_end_with_the_weights_of_torchrun(
     done = cli("train", *url, *fixed, *ray, "--address", cluster.address, "--resume", "auto")
     assert done.code == 0, done.err
     assert "ray         2 ranks, each with cpu=1" in done.out
+    assert server.met
     assert f"of {STEPS}" in done.out  # resuming ray/r after step N of 12
 
     launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fastimg"]

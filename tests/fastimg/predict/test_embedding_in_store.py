@@ -3,6 +3,12 @@
 import json
 
 import pytest
+from rich.console import Console
+
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders.containers import quick_sums
+from fastimg.loaders.remote import fetching
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -13,11 +19,13 @@ URL = "s3://bucket/E"
 def embed(cli, trained, server, tmp_path):
     """`embed(out, *flags)`: embeddings from the trunk of the trained run."""
 
-    def run(out, *flags, code=0):
+    def run(out, *flags, code=0, data=trained.shards):
         options = [f"{name}={value}" for name, value in server.options.items()]
-        stored = [word for option in options for word in ("--storage-option", option)] if "://" in str(out) else []
+        stored = (
+            [word for option in options for word in ("--storage-option", option)] if "://" in f"{out}{data}" else []
+        )
         encoder = ("--arch", "test_resnet", "--weights", trained.run, "--img-size", "32", "--no-amp", "-j", "1")
-        ran = cli("embed", trained.shards, out, *encoder, "--cache-dir", tmp_path / "cache", *stored, *flags)
+        ran = cli("embed", data, out, *encoder, "--cache-dir", tmp_path / "cache", *stored, *flags)
         assert ran.code == code, ran.out + ran.err
         return ran
 
@@ -71,6 +79,45 @@ def test_a_refusal_leaves_no_description(embed, server):
     assert "embeddings.json" not in contents(server.folder / "E")
     embed(URL, "--split", "train")
     assert json.loads(contents(server.folder / "E")["embeddings.json"])["splits"].keys() == {"train", "val"}
+
+
+class TestData:
+    """In the store as well."""
+
+    @pytest.fixture
+    def data(self, trained, server, monkeypatch):
+        monkeypatch.setattr(fetching, "RANGE", 1000)  # many requests
+        monkeypatch.setattr(quick_sums, "BLOCK", 1000)
+        convert(Convert(src=trained.images, dst=server.folder / "D", shard_size="12KB"), Console(quiet=True))
+        return "s3://bucket/D"
+
+    @staticmethod
+    def assert_same(there, here):
+        there, here = (
+            {name: file for name, file in contents(each).items() if name[0] == "t"} for each in (there, here)
+        )
+        assert there == here and "train-00000.tar" in here
+
+    def test_five_requests_in_a_hundred_of_each_kind_fail(self, embed, data, server, tmp_path):
+        server.rates = dict.fromkeys(("busy", "cut", "flip"), 0.05)
+        embed(URL, data=data)
+        assert set(server.met) == {"busy", "cut", "flip"}
+        embed(tmp_path / "here", data=server.folder / "D")
+        self.assert_same(server.folder / "E", tmp_path / "here")
+
+    @pytest.mark.parametrize(
+        ("fault", "sentence"),
+        [("expired", "the credentials have expired; renew them"), ("bucket", "not found: no such file or bucket")],
+    )
+    def test_what_ends_it_is_said_and_the_same_command_goes_on(self, embed, data, server, tmp_path, fault, sentence):
+        server.before = lambda name: fault if name.endswith("train-00000.tar") else ""
+        said = " ".join(embed(URL, data=data, code=1).err.split())
+        assert f"{data}/train-00000.tar: {sentence}" in said and "Traceback" not in said
+        assert not (server.folder / "E/embeddings.json").exists()
+        server.before = lambda name: ""
+        embed(URL, data=data)
+        embed(tmp_path / "here", data=server.folder / "D")
+        self.assert_same(server.folder / "E", tmp_path / "here")
 
 
 def test_a_folder_of_others_is_refused(embed, server):

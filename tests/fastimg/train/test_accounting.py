@@ -144,6 +144,21 @@ def test_bytes_from_a_store_are_counted_between_lines_and_none_is_left_out(clock
     assert "fetched_bytes" not in TrainingTime(seconds=1.0).record() and overall([]).fetched is None
 
 
+def test_bytes_of_a_validation_are_of_its_epoch_and_add_up(clock):
+    account = Account(lambda: clock.spent, 2, clock)
+    records = []
+    for fetched, validated in ((100, 130), (250, 300)):
+        account.begin()
+        clock.now += 1.0
+        clock.spent = replace(clock.spent, network=1.0, fetched=fetched, again=0)
+        records.append(account.read().record())
+        clock.spent = replace(clock.spent, fetched=validated)
+        records.append({"train_seconds": 1.0, **account.read_between().counts()})
+    assert [each["fetched_bytes"] for each in records] == [100, 30, 120, 50]
+    whole = overall(records)
+    assert (whole.fetched, whole.seconds) == (300, 2.0)
+
+
 def test_records_add_up_to_the_run_over_a_resume(clock):
     """Weighted by the length of windows, also over several processes; records of older versions have no windows."""
     records, whole = [{"kind": "train", "wait_share": 1.0}], TrainingTime()

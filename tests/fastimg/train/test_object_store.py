@@ -15,6 +15,7 @@ from fastimg.convert.pipeline import convert
 from fastimg.loaders import open_dataset
 from fastimg.loaders.remote import present_shards
 from fastimg.loaders.remote.mirrors import open_mirror
+from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.reporting import first_shards as reporting
@@ -49,10 +50,16 @@ def test_a_run_is_that_of_the_folder_to_the_bit(shards, tmp_path, capsys):
     here, there = (load_file(runs / name / "last/model.safetensors") for name in ("here", "there"))
     assert all(torch.equal(here[name], there[name]) for name in here)
     assert "order: sequential" in (runs / "there/config.yaml").read_text()
-    records = [record for record in rundir.read_log(runs / "there") if record["kind"] == "train"]
+    log = rundir.read_log(runs / "there")
+    records = [record for record in log if record["kind"] == "train"]
     assert all(record["loader_network_share"] >= 0 for record in records)
     assert sum(record["fetched_bytes"] for record in records) >= sum(tars)
-    assert all(record["fetched_again_bytes"] == 0 for record in records)
+    (epoch,) = (record for record in log if record["kind"] == "epoch")
+    assert epoch["fetched_bytes"] >= sum(tar.stat().st_size for tar in shards.glob("val-*.tar")) > 0
+    assert all(record["fetched_again_bytes"] == 0 for record in [*records, epoch])
+    fetched = in_words(sum(record["fetched_bytes"] for record in [*records, epoch]))
+    assert f"{fetched} fetched; " in said
+    assert not any("fetched_bytes" in record for record in rundir.read_log(runs / "here"))
     results = []
     for data, more in ((str(shards), ()), (url, cache)):
         assert cli.run(["eval", str(runs / "there"), data, "--workers", "1", "--json", *more]) == 0

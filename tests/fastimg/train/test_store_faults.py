@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
+from fastimg.data import provenance
 from fastimg.loaders import DataError
 from fastimg.loaders.containers import quick_sums
 from fastimg.loaders.remote import fetching
@@ -109,6 +110,37 @@ class TestTraining:
         ran = trained(URL, "there", "--cache-dir", tmp_path / "cache", "--cache-limit", limit)
         assert ran.code == 1
         assert f"{URL}/train-00001.tar: " in ran.err and sentence in ran.err and "Traceback" not in ran.err
+
+    def test_a_cache_that_is_deleted_under_it_and_latencies_of_a_second(
+        self, trained, server, data, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(provenance, "_PROBES", 2)  # samples that are asked for one after the other
+        cache, deleted = tmp_path / "cache", []
+
+        def delete(name: str) -> str:
+            if name.endswith(("train-00001.tar", "val-00000.tar")) and deleted.count(name) < 2:
+                deleted.append(name)
+                shutil.rmtree(cache)
+            return ""
+
+        server.before, server.latency = delete, 1.0
+        ran = trained(URL, "there", "--cache-dir", cache, "--epochs", 2)
+        assert ran.code == 0, ran.err
+        assert len(deleted) == 4  # each of them was fetched again
+        assert trained(data, "here", "--epochs", 2).code == 0
+        assert_same_weights("here", "there")
+
+    def test_a_silent_server_is_asked_again_and_one_that_stays_silent_ends_it(self, trained, server, data, tmp_path):
+        store = ("--cache-dir", tmp_path / "cache", "--storage-option")
+        server.faults = [("train-00001.tar", "stall"), ("val-00000.tar", "stall")]
+        ran = trained(URL, "there", *store, "read_timeout=1s", "--epochs", 1)
+        assert ran.code == 0 and server.faults == [], ran.err
+        shutil.rmtree(tmp_path / "cache")
+        server.before = lambda name: "stall" if name.endswith(".tar") else ""
+        lost = trained(URL, "lost", *store, "read_timeout=200ms")
+        said = " ".join(lost.err.split())
+        assert lost.code == 1 and "Traceback" not in said
+        assert ".tar: tried 9 times: no answer in time; check the network, and read_timeout with" in said
 
 
 class TestUploadsOfRuns:

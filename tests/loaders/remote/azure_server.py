@@ -15,8 +15,10 @@ _WRITTEN = "Mon, 01 Jan 2024 00:00:00 GMT"
 class AzureServer(ObjectServer):
     """See ObjectServer: `az://bucket` with its options. Faults of writes are "flip" and those of REFUSALS.
 
-    As at Azure, ETags have quotes in headers and none in lists.
+    As at Azure, ETags have quotes in headers and none in lists. `page` names are given at once.
     """
+
+    page = 5000
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -67,19 +69,27 @@ class AzureServer(ObjectServer):
             self._send(request, 201, b"", {"ETag": self.tag(body), "Last-Modified": _WRITTEN})
 
     def _blobs(self, query: dict[str, list[str]]) -> bytes:
+        """What is below a prefix, by pages; with a delimiter, files and folders directly below it."""
         prefix = query.get("prefix", [""])[0]
-        files = (self.folder / prefix).glob("*" if "delimiter" in query else "**/*")
+        found = (self.folder / prefix).glob("*" if "delimiter" in query else "**/*")
+        named = ((file.relative_to(self.folder).as_posix(), file.is_dir()) for file in found)
+        keys = (f"{name}/" if folder else name for name, folder in named if "delimiter" in query or not folder)
+        after = query.get("marker", [""])[0]
+        names = sorted((key for key in keys if key > after), key=str.encode)
+        marker = escape(names[self.page - 1]) if len(names) > self.page else ""
+        names = names[: self.page]
+        folders = "".join(f"<BlobPrefix><Name>{escape(key)}</Name></BlobPrefix>" for key in names if key[-1] == "/")
+        files = [self.folder / key for key in names if key[-1] != "/"]
         entries = "".join(
             f"<Blob><Name>{escape(file.relative_to(self.folder).as_posix())}</Name><Properties>"
             f"<Last-Modified>{_WRITTEN}</Last-Modified><Content-Length>{file.stat().st_size}</Content-Length>"
             f"<Content-Type>x/y</Content-Type><Etag>{self.tag(file.read_bytes())[1:-1]}</Etag>"
             "</Properties></Blob>"
-            for file in sorted(files)
-            if file.is_file()
+            for file in files
         )
         return (
             '<?xml version="1.0" encoding="utf-8"?><EnumerationResults ServiceEndpoint="x" ContainerName="bucket">'
-            f"<Blobs>{entries}</Blobs><NextMarker /></EnumerationResults>"
+            f"<Blobs>{entries}{folders}</Blobs><NextMarker>{marker}</NextMarker></EnumerationResults>"
         ).encode()
 
     def _deleted(self, body: bytes) -> tuple[bytes, dict[str, str]]:

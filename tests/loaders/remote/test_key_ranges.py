@@ -1,5 +1,7 @@
-"""Listings by ranges of names side by side: every file once, whatever the folders are, and few requests more."""
+"""Listings by ranges of names, or by folders, side by side: every file once, and few requests more."""
 
+import threading
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from fastimg.loaders.remote import stores
 from fastimg.loaders.remote.client import key_ranges
 from fastimg.loaders.remote.trees import StoredFiles
 
+from .azure_server import AzureServer
 from .object_server import ObjectServer
 
 
@@ -29,10 +32,10 @@ def fill(server: ObjectServer, names: list[str]) -> None:
         path.write_bytes(b"x" * (len(name) % 3))
 
 
-def listed(server: ObjectServer) -> list[tuple[str, int]]:
+def listed(server: ObjectServer, scheme: str = "s3") -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     server.requests.clear()
-    StoredFiles("s3://bucket/p", server.options).list_all(lambda name, size: found.append((name, size)))
+    StoredFiles(f"{scheme}://bucket/p", server.options).list_all(lambda name, size: found.append((name, size)))
     return sorted(found)
 
 
@@ -77,3 +80,72 @@ def test_a_range_that_fails_fails_the_listing(served, monkeypatch):
     served.faults = [("start-after=", "denied")]
     with pytest.raises(DataError, match="access denied"):
         listed(served)
+
+
+class ContainerServer(AzureServer):
+    """Answers requests for the names in folders called c..., if `together` is set, as many at a time as it says.
+
+    `delimited` counts requests with a delimiter; those that contain `refused` are refused.
+    """
+
+    together: threading.Barrier | None = None
+    delimited = 0
+    refused = ""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.delimited += "delimiter" in request.path
+        if self.together is not None and "%2Fc" in request.path:
+            self.together.wait()
+        if self.refused and self.refused in request.path:
+            self._send(request, 403, b"<Error><Code>AuthorizationFailure</Code></Error>", {})
+            return
+        super().answer(request)
+
+
+@pytest.fixture
+def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A container of Azure's; what fills 100 names is many, and 12 files of a folder are."""
+    monkeypatch.setattr(key_ranges, "AZURE_PAGE", 100)
+    monkeypatch.setattr(key_ranges, "_LARGE", 100 // 8)
+    monkeypatch.setattr(AzureServer, "page", 100)
+    (tmp_path / "bucket/p").mkdir(parents=True)
+    server = ContainerServer(tmp_path / "bucket")
+    yield server
+    server.close()
+
+
+class TestAzure:
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_every_file_is_listed_once(self, azure, shape):
+        names = SHAPES[shape]
+        fill(azure, names)
+        assert listed(azure, "az") == sorted((name, len(name) % 3) for name in names)
+
+    def test_large_folders_are_listed_side_by_side(self, azure):
+        names = [f"{split}/c{c}/{i:03d}.jpg" for split in ("train", "val") for c in range(10) for i in range(30)]
+        fill(azure, [*names, "train/readme.txt", "zzz.txt"])
+        azure.together = threading.Barrier(4, timeout=60)
+        assert len(listed(azure, "az")) == 602
+        assert len(azure.requests) == 2 + 2 * 2 + 20  # each folder's first page, and what is in the three divided ones
+        assert azure.delimited == 3
+
+    @pytest.mark.parametrize("most", [10_000, 3])
+    def test_small_folders_are_listed_together(self, azure, monkeypatch, most):
+        """Those that a first page shows to be small, and those that are too many."""
+        monkeypatch.setattr(key_ranges, "_MOST", most)
+        files = 6 if most > 3 else 50
+        names = [f"c{c:02d}/{i:03d}.jpg" for c in range(300 // files) for i in range(files)]
+        fill(azure, names)
+        assert len(listed(azure, "az")) == 300
+        assert len(azure.requests) == 3 + (most == 3)
+
+    def test_few_files_cost_one_request(self, azure):
+        fill(azure, [f"c{c}/{i}.jpg" for c in range(5) for i in range(10)])
+        assert len(listed(azure, "az")) == 50 and len(azure.requests) == 1
+
+    def test_a_folder_that_fails_fails_the_listing(self, azure, monkeypatch):
+        monkeypatch.setattr(stores, "PAUSE", 0.0)
+        fill(azure, [f"c{c}/{i:03d}.jpg" for c in range(4) for i in range(40)])
+        azure.refused = "prefix=p%2Fc2"
+        with pytest.raises(DataError, match="access denied"):
+            listed(azure, "az")

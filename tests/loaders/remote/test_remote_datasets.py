@@ -328,6 +328,7 @@ class TestCache:
         assert [each.communicate(timeout=60)[0] for each in processes] == [f"{SAMPLES}\n"] * 2
         size = (bucket / "D/train.fidx").stat().st_size
         assert server.contents_asked("D/train.fidx") == -(-size // 200) > 1
+        assert server.requests.count("D/dataset.json") == 2  # each process asks whether it is still the same
         assert not any(name.endswith(".tar") for name in server.requests)
 
     def test_a_damaged_index_is_fetched_again_and_no_shard_is_read(self, opened, server, bucket):
