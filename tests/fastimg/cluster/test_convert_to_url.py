@@ -103,7 +103,8 @@ def test_nodes_read_in_the_store_what_was_read_once(warm, flags, cluster, server
     assert not any(path.is_file() for path in staging_of(URL, flags.cache_dir).rglob("*"))
 
 
-def test_a_store_that_refuses_leaves_nothing_that_was_for_a_while(warm, flags, cluster, server, tmp_path):
+@pytest.mark.parametrize("backend", ["ray", "local"])
+def test_a_store_that_refuses_leaves_nothing_that_was_for_a_while(warm, flags, cluster, server, tmp_path, backend):
     flags = replace(flags, src=read_once(flags.src, tmp_path)["images"], backend="ray", address=cluster.address)
     server.faults = [("PUT D/train-00001.tar", "denied")]
     with pytest.raises(NotDelivered, match=r"train-00001\.tar: access denied.*go on with"):
@@ -112,7 +113,7 @@ def test_a_store_that_refuses_leaves_nothing_that_was_for_a_while(warm, flags, c
     assert "D/source-0.spool" in server.writes.written
     assert "convert.json" in there and not there.keys() & {"dataset.json", "source-0.spool"}
     (server.folder / "D/source-0.spool").write_bytes(b"of a conversion that was killed")
-    run(replace(flags, resume=True))
+    run(replace(flags, resume=True, backend=backend, address=cluster.address if backend == "ray" else None))
     assert contents(server.folder / "D") == here(flags, tmp_path / "here")
 
 
