@@ -20,7 +20,7 @@ from .shared_places import SharedPlaces, unseen
 
 Work = Callable[[Any, list[Any]], Iterator[Any]]  # see `ClusterTasks.results`
 
-_MOST = 16  # pieces of work of a task: they may wait for a slow node
+MOST = 16  # pieces of work of a task: they may wait for a slow node
 LOSSES = 3  # how often a piece of work may be lost with its node
 _LOOK = 1.0  # seconds between looks at the cluster
 _REFRESH = 5.0  # seconds for which the number of nodes is taken as known
@@ -73,10 +73,11 @@ class ClusterTasks:
         total: int,
         size: Callable[[Any], int] = lambda item: 0,
         tick: Callable[[int], object] = lambda count: None,
+        most: int = MOST,
     ) -> Iterator[tuple[Any, Any]]:
         """Each of `total` items with its result, in the order in which they are ready.
 
-        A task takes several items in a row, and fewer towards the end. On a node, `work(common, part)` yields the
+        A task takes up to `most` items in a row, and fewer towards the end. On a node, `work(common, part)` yields the
         result of each item of its part as soon as that is made, and before it, now and then, how much has been done of
         it, a number; `tick` is told, and of the rest of an item's `size` when its result is there. `name` calls an item
         in messages. Whatever `work` raises is raised; ClusterLost where the cluster is lost.
@@ -89,9 +90,9 @@ class ClusterTasks:
         running: dict[Any, _Part] = {}
         try:
             while True:
-                while len(running) < (most := 2 * self._slots()):  # so that no node waits for this process
+                while len(running) < (tasks := 2 * self._slots()):  # so that no node waits for this process
                     if not again:
-                        again.append(_Part(deque(islice(waiting, max(1, min(_MOST, total // most))))))
+                        again.append(_Part(deque(islice(waiting, max(1, min(most, total // tasks))))))
                         total -= len(again[0].items)
                     part = again.popleft()
                     if not part.items:

@@ -34,7 +34,8 @@ JOURNAL_FORMAT = "fastimg conversion"
 SPLIT = "(?:train|val|test)"
 _DERIVED = "fidx|fcol|ffld|ftil|fdci"
 _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:{_DERIVED}|beton))|dataset\.json|convert\.json)"
-_MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
+_TEMPORARY = re.compile(rf"source-\d+\.spool|{SPLIT}-\d{{5,}}-[0-9a-f]{{16}}\.prepared")
+_MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part|{_TEMPORARY.pattern}")
 
 
 class DestinationState(Enum):
@@ -195,6 +196,11 @@ def conversion_of(line: bytes) -> dict[str, Any] | None:
 def is_made(name: str) -> bool:
     """Whether a file has a name that a conversion gives."""
     return _MADE.fullmatch(name) is not None
+
+
+def is_temporary(name: str) -> bool:
+    """Whether an object has a name of those that a conversion on a cluster has in a store while it lasts."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def shards_in(folder: Path) -> set[str]:

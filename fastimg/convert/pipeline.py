@@ -28,7 +28,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -67,9 +66,11 @@ from .journal import DestinationState, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
 from .request import Request, as_before, check_paths, read_request, refuse_image_flags, refuse_on_cluster
-from .shards.cluster import attempts_in, listing, move_into, refuse_source, shard_tasks
+from .shards.betons import prepared_on_nodes, requirements
+from .shards.cluster import listing, shard_tasks
+from .shards.exchange import Exchange, FolderExchange, StoreExchange
 from .shards.writing import ShardWork, failure, write_shard
-from .survey import Schema, survey
+from .survey import Requirements, Schema, look_at, schema_of
 from .writers import BetonStore, Store, TarStore
 
 
@@ -143,8 +144,6 @@ def _converted(
     try:
         if source.content == "text":
             refuse_image_flags(config)
-        if ray:
-            refuse_source(source, to_store=store is not None)
         for remark in (*source.remarks, *class_remarks(source)):
             say(console, with_urls(with_flags(remark)))
         _check_apart(source, request.dst)
@@ -356,44 +355,76 @@ def _write_here(job: _Job, todo: list[Shard], journal: Journal, progress: Progre
     betons = _betons(job, console)
     with warnings.catch_warnings(), ThreadPoolExecutor(workers, "prepare") as pool:
         warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
-        schema = _schema(job, pool, progress, betons)
+        schema = None
+        if job.request.treatment.container == "beton":
+            every = job.source.announced(entry for shard in job.plan for entry in shard.entries)
+            with _headers_bar(job, progress) as seen:
+                found = look_at(job.source, every, job.request.treatment, pool, workers * 2, seen)
+                schema = _schema(job, found, betons)
         work = _work(job, workers)
         entries = job.source.announced(entry for shard in todo for entry in shard.entries)
         prepared = prepared_in_order(pool, work.prepare(), entries, workers, job.request.treatment.container)
-        task = _samples_bar(job, todo, progress)
+        tick = partial(_samples_bar(job, todo, progress), 1)
         with _store(job, schema, journal, betons) as store:
             for shard in todo:
-                journal.add(write_shard(work, shard, prepared, store, lambda: progress.advance(task)))
-            for split in sorted({shard.split for shard in job.plan}):
-                store.finish(split)
+                journal.add(write_shard(work, shard, prepared, store, tick))
+            _finish(job, store)
     return schema
 
 
-def _write_on_cluster(job: _Job, todo: list[Shard], journal: Journal, progress: Progress, console: Console) -> None:
-    """Write shards on the nodes of a Ray cluster."""
-    if not todo:
-        return
+def _write_on_cluster(
+    job: _Job, todo: list[Shard], journal: Journal, progress: Progress, console: Console
+) -> Schema | None:
+    """Write shards on the nodes of a Ray cluster, a .beton here. Returns the schema of a .beton."""
+    beton = job.request.treatment.container == "beton"
+    if not todo and not beton:
+        return None
     config = job.request.flags
     asked = None if config.workers == "auto" else job.request.workers
     sources = [*job.request.sources, *([config.images] if config.images else [])]
-    folder, store = job.request.dst, job.store
-    place = store.for_nodes(job.source.content, _notes(job)) if store else attempts_in(folder)
-    take: Callable[[Any], object] = store.take if store else partial(move_into, folder)
-    say_line = partial(say, console)
-    with shard_tasks(job.ray, sources, place, take, asked, len(todo), say_line) as (tasks, threads):
-        bar = _samples_bar(job, todo, progress)
-        for finished in tasks.write(_work(job, threads), todo, lambda count: progress.advance(bar, count)):
-            journal.add(finished)
+    exchange: Exchange = FolderExchange(job.request.dst)
+    if job.store:
+        exchange = StoreExchange(job.store, job.source.content, _notes(job))
+    betons = _betons(job, console)
+    shards = job.plan if beton else todo
+    with shard_tasks(job.ray, sources, exchange, partial(_work, job), asked, shards, partial(say, console)) as tasks:
+        if not beton:
+            with contextlib.closing(tasks.write(todo, _samples_bar(job, todo, progress))) as written:
+                for finished in written:
+                    journal.add(finished)
+            return None
+        with _headers_bar(job, progress) as seen:
+            schema = _schema(job, requirements(tasks, shards, seen), betons)
+        made = prepared_on_nodes(tasks, todo, _samples_bar(job, todo, progress))
+        with _store(job, schema, journal, betons) as store, contextlib.closing(made):
+            for shard, samples in made:
+                journal.add(write_shard(_work(job, 1), shard, samples, store, lambda: None))
+            _finish(job, store)
+    return schema
+
+
+def _finish(job: _Job, store: Store) -> None:
+    for split in sorted({shard.split for shard in job.plan}):
+        store.finish(split)
 
 
 def _work(job: _Job, workers: int) -> ShardWork:
     return ShardWork(job.source, job.request.treatment, job.request.flags.on_error, workers)
 
 
-def _samples_bar(job: _Job, todo: list[Shard], progress: Progress) -> TaskID:
+def _samples_bar(job: _Job, todo: list[Shard], progress: Progress) -> Callable[[int], None]:
+    """A bar for the samples; what is returned counts them."""
     what = samples_of(job.source.content)
     total = sum(len(shard.entries) for shard in todo)
-    return progress.add_task(what, total=total, unit="img" if what == "images" else what)
+    return partial(progress.advance, progress.add_task(what, total=total, unit="img" if what == "images" else what))
+
+
+@contextlib.contextmanager
+def _headers_bar(job: _Job, progress: Progress) -> Iterator[Callable[[int], None]]:
+    """A bar for the samples that are looked at."""
+    task = progress.add_task("headers", total=sum(len(shard.entries) for shard in job.plan))
+    yield partial(progress.advance, task)
+    progress.remove_task(task)
 
 
 def _betons(job: _Job, console: Console) -> Mapping[str, Path]:
@@ -405,21 +436,13 @@ def _betons(job: _Job, console: Console) -> Mapping[str, Path]:
     return job.store.bring_betons({shard.split for shard in job.plan}, _notes(job), partial(say, console))
 
 
-def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress, betons: Mapping[str, Path]) -> Schema | None:
-    """The fields of a .beton; None for tars, which need no schema."""
-    treatment = job.request.treatment
-    if treatment.container == "tar":
-        return None
-    entries = job.source.announced(entry for shard in job.plan for entry in shard.entries)
-    task = progress.add_task("headers", total=sum(len(shard.entries) for shard in job.plan))
-    schema = survey(
-        job.source, entries, treatment, pool, job.request.workers * 2, lambda count: progress.advance(task, count)
-    )
+def _schema(job: _Job, found: Iterable[Requirements], betons: Mapping[str, Path]) -> Schema:
+    """The fields of a .beton."""
+    schema = schema_of(job.source, found)
     if job.source.stored_fields:
         schema = schema.with_fields(job.source.stored_fields, job.base.field_names if job.base else {})
     if job.source.targets:
         schema = schema.with_targets(job.source.targets, job.base.target_fields if job.base else {})
-    progress.remove_task(task)
     return job.base.accept(schema, betons.values()) if job.base else schema
 
 

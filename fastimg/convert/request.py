@@ -80,8 +80,6 @@ def read_request(config: Convert, container: str | None = None) -> Request:
     if container and config.format not in (None, container):
         raise UsageError(f"--format {config.format}: {config.dst} is in {container}; leave it out, or --merge the two")
     refuse(config, CLUSTER)
-    if config.backend == "ray" and container == "beton":
-        raise _no_beton()
     shard_size = parse_size(config.shard_size)
     workers = parse_workers(config.workers, available_cpus())
     tile_px = _tile_px(config.tile)
@@ -146,15 +144,6 @@ def refuse_on_cluster(config: Convert) -> None:
     """Raise UserError or UsageError where the flags alone show that a conversion cannot be one on a cluster."""
     refuse(config, CLUSTER)
     check_installed("convert")
-    if config.format == "beton":
-        raise _no_beton()
-
-
-def _no_beton() -> UsageError:
-    return UsageError(
-        "--backend ray writes tars: a .beton has all samples of a split in one file, which one process writes; leave "
-        "out --backend ray, or convert to --format tar"
-    )
 
 
 def refuse_image_flags(config: Convert) -> None:

@@ -7,13 +7,13 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -176,46 +176,57 @@ def _main(fields: dict[str, BetonField]) -> str:
     return "image" if "image" in fields and fields["image"].kind == "rgb" else "txt"
 
 
-class _Seen(NamedTuple):
-    """What a sample requires."""
+@dataclass
+class Requirements:
+    """What samples require of a .beton, in whatever order they are looked at."""
 
-    nbytes: int  # upper bound of its size in a page
-    original: bool
-    fields: dict[str, BetonField]
+    largest: int = 0  # upper bound of a sample's size in a page
+    original: bool = False
+    members: dict[str, BetonField] = dataclass_field(default_factory=dict)  # by the extension that they have in a tar
+
+    def join(self, other: "Requirements") -> None:
+        """Require what other samples do, too."""
+        self.largest = max(self.largest, other.largest)
+        self.original = self.original or other.original
+        for ext, field in other.members.items():
+            if self.members.setdefault(ext, field) != field:
+                self.members[ext] = BetonField("bytes")  # several types or shapes
 
 
-def survey(
+def look_at(
     source: Source,
     entries: Iterator[SourceEntry],
     treatment: Treatment,
     pool: ThreadPoolExecutor,
     ahead: int,
-    tick: Callable[[int], None],
-) -> Schema:
-    """Look at every entry, calling `tick` with the progress. Raises DataError for what a .beton cannot hold."""
-    largest = 0
-    original = False
+    tick: Callable[[int], object],
+) -> Iterator[Requirements]:
+    """Look at every entry: what some at a time require. `tick` is told their number."""
     declared = {field.member for field in source.stored_fields}
-    members: dict[str, BetonField] = {}
 
-    def look_at(chunk: list[SourceEntry]) -> list[_Seen]:
-        return [seen for entry in chunk if (seen := _look(source, entry, treatment))]
+    def look(chunk: list[SourceEntry]) -> Requirements:
+        every = Requirements()
+        for entry in chunk:
+            if found := _look(source, entry, treatment, declared):
+                every.join(found)
+        tick(len(chunk))
+        return every
 
     chunks = iter(lambda: list(islice(entries, _CHUNK)), [])
-    for seen in in_order(pool, look_at, chunks, ahead):
-        for sample in seen:
-            largest = max(largest, sample.nbytes)
-            original = original or sample.original
-            for ext, field in sample.fields.items():
-                if ext not in declared and members.setdefault(ext, field) != field:
-                    members[ext] = BetonField("bytes")  # several types or shapes
-        tick(_CHUNK)
+    yield from in_order(pool, look, chunks, ahead)
+
+
+def schema_of(source: Source, found: Iterable[Requirements]) -> Schema:
+    """The fields for all samples of a source. Raises DataError for what a .beton cannot hold."""
+    every = Requirements()
+    for each in found:
+        every.join(each)
     main = {"image": BetonField("rgb")} if source.content == "images" else {"txt": BetonField("bytes")}
     fields = {**main, "label": BetonField("int"), "json": BetonField("json")}
-    if original:
+    if every.original:
         fields[ORIGINAL] = BetonField("bytes")
     places = {}
-    for ext, field in sorted(members.items()):
+    for ext, field in sorted(every.members.items()):
         name = ext if field.kind == "bytes" or "." not in ext else ext.rpartition(".")[0]
         if name in (*fields, ORIGINAL) or len(name) > 16:
             raise DataError(
@@ -224,12 +235,12 @@ def survey(
             )
         fields[name] = field
         places[ext] = name
-    page_size = next((size for size in PAGE_SIZES if size >= max(largest, _PAGE)), PAGE_SIZES[-1])
+    page_size = next((size for size in PAGE_SIZES if size >= max(every.largest, _PAGE)), PAGE_SIZES[-1])
     return Schema(fields, places, page_size)
 
 
-def _look(source: Source, entry: SourceEntry, treatment: Treatment) -> _Seen | None:
-    """What a sample requires; None for one that will be skipped or refused when it is stored."""
+def _look(source: Source, entry: SourceEntry, treatment: Treatment, declared: Collection[str]) -> Requirements | None:
+    """What a sample requires beside `declared` members; None for one that will be skipped or refused later."""
     if source.problem(entry):
         return None
     try:
@@ -249,9 +260,9 @@ def _look(source: Source, entry: SourceEntry, treatment: Treatment) -> _Seen | N
     except (ImageError, OSError, *DECODERS_OWN):
         return None
     keeps = not fits and treatment.originals == "keep"
-    fields = {ext: _field(ext, content) for ext, content in original.fields.items()}
+    members = {ext: _field(ext, content) for ext, content in original.fields.items() if ext not in declared}
     nbytes = max(pixels, encoded + encoded // 8) + _SLACK + encoded * keeps + len(original.note)
-    return _Seen(nbytes + sum(map(len, original.fields.values())), keeps, fields)
+    return Requirements(nbytes + sum(map(len, original.fields.values())), keeps, members)
 
 
 def _field(ext: str, content: bytes) -> BetonField:

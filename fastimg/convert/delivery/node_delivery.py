@@ -1,4 +1,4 @@
-"""A shard that is made on a node of a cluster goes from there to the store."""
+"""A shard, or its samples, made on a node of a cluster, goes from there to the store."""
 
 import contextlib
 import fcntl
@@ -17,6 +17,7 @@ from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.writable import WritableFolder
 
 from .shard_delivery import DeliveredFile, NotDelivered, ShardFacts, deliver, staging_of
+from .temporary_objects import HandedFile, hand_over
 
 
 class DeliveredShard(NamedTuple):
@@ -73,6 +74,13 @@ class NodeDelivery:
         except DataError as error:
             raise NotDelivered(f"{error}; {self.remedy}") from error
         return DeliveredShard(finished, files, {file.name: file.read_bytes() for file in kept.iterdir()})
+
+    def hand_over(self, file: Path) -> HandedFile:
+        """Upload what the machine that converts takes from the store again. Raises NotDelivered."""
+        try:
+            return hand_over(file, WritableFolder(self.url, self.options))
+        except DataError as error:
+            raise NotDelivered(f"{error}; {self.remedy}") from error
 
 
 def _locked_folder(every: Path, prefix: str) -> tuple[Path, int]:

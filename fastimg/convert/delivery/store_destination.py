@@ -38,6 +38,7 @@ from fastimg.loaders.remote.writable import WritableFolder
 from .node_delivery import DeliveredShard, NodeDelivery
 from .shard_delivery import DeliveredFile, NotDelivered, ShardFacts, deliver, staging_of
 from .stored_base import StoredBase
+from .temporary_objects import TemporaryObjects
 from .uploads import Ledger, ShardUploads
 
 _MARK = "convert.json"
@@ -211,6 +212,10 @@ class StoreDestination:
             notes=notes,
             remedy=self._remedy,
         )
+
+    def temporary(self) -> TemporaryObjects:
+        """What nodes exchange with this machine by way of the store."""
+        return TemporaryObjects(self.url, self._options, self.folder, self._remedy)
 
     def take(self, shard: DeliveredShard) -> None:
         """Remember a shard that a node has uploaded."""

@@ -205,6 +205,21 @@ class Entries(Sequence[SourceEntry]):
         known = labels >= 0
         labels[known] = table[labels[known]]
 
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """Where the readers find them [N], as a copy."""
+        return self._number(3)
+
+    @property
+    def readers(self) -> npt.NDArray[np.int64]:
+        """The numbers of their readers [N], as a copy."""
+        return self._number(4)
+
+    def move(self, places: npt.NDArray[np.int64]) -> None:
+        """Give every entry another place [N]. Not for selections."""
+        assert self._chosen is None
+        np.frombuffer(self._columns.numbers, np.int64).reshape(-1, 5)[:, 3] = places
+
     def _number(self, column: int) -> npt.NDArray[np.int64]:
         numbers = np.frombuffer(self._columns.numbers, np.int64).reshape(-1, 5)[:, column]
         return numbers.copy() if self._chosen is None else numbers[self._chosen]

@@ -13,15 +13,18 @@ import os
 import struct
 import tempfile
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fastimg.convert.annotations.cells import FieldCells
 from fastimg.convert.annotations.reader import GIVEN, FieldsReader
+from fastimg.convert.stored.spools import StoredSpool
 from fastimg.loaders.containers.targets import Target
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
@@ -56,6 +59,7 @@ class Spool:
         """If `folder` does not exist, the nearest existing parent holds the file."""
         self._file = _nameless(next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir()))
         self._pending = bytearray()
+        self._starts = array("q")
         self._end = 0
         self._shared: Path | None = None
 
@@ -67,11 +71,13 @@ class Spool:
         self._file = os.open(shared, os.O_RDONLY | os.O_CLOEXEC)
         self._shared = shared
         self._pending = bytearray()
+        self._starts = array("q")
         self._end = os.fstat(self._file).st_size
 
     def add(self, image: bytes, extra: Row, fields: Mapping[str, bytes]) -> tuple[int, int]:
         """Append a record. Returns its offset and its CRC-32."""
         place = self._end
+        self._starts.append(place)
         crc = 0
         head = json.dumps({"extra": extra, "fields": {name: len(data) for name, data in fields.items()}}).encode()
         for part in (image, _HEAD.pack(len(head)), head, *fields.values()):
@@ -89,6 +95,11 @@ class Spool:
             while done < len(left):
                 done += os.write(self._file, left[done:])
         self._pending = bytearray()
+
+    def extents(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where the records begin [N], and their sizes [N], in the order in which this process has added them."""
+        starts = np.array(self._starts, np.int64)
+        return starts, np.diff(starts, append=self._end)
 
     def share(self, path: Path) -> bool:
         """Give the file this name, so that other machines can open it. Returns whether it had to be copied.
@@ -152,7 +163,7 @@ class SpoolReader:
 
     def __init__(self, spool: Spool, where: str) -> None:
         self.fields: set[str] = set()  # of any sample
-        self.spool = spool
+        self.spool: Spool | StoredSpool = spool
         self.where = where
         self._extensions = image_extensions()
 
@@ -161,6 +172,7 @@ class SpoolReader:
         if not image:
             return entry._replace(size=-1)
         self.fields.update(fields)
+        assert isinstance(self.spool, Spool)
         place, crc = self.spool.add(image, extra, fields)
         return entry._replace(size=len(image), place=place, extra={"crc32": crc})
 

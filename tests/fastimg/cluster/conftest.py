@@ -11,11 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from fastimg.cluster.connection import namespace_of
 
 from ...loaders.remote.object_server import ObjectServer
+from ..convert.field_samples import png
 
 _SMALL = {"object_store_memory": 100 << 20}
 NODE = {"num_cpus": 1, "num_gpus": 1, **_SMALL}  # the GPU is one as Ray counts: nothing computes on it
@@ -119,6 +124,21 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectSe
 def options_of(server: ObjectServer) -> tuple[str, ...]:
     """What --storage-option gets for the store."""
     return tuple(f"{name}={value}" for name, value in server.options.items())
+
+
+def read_once(images: Path, folder: Path) -> dict[str, Path]:
+    """Sources that are read once, from front to back: parquet files with images and masks, texts, a named dataset."""
+    rows = []
+    for number, path in enumerate(sorted(images.rglob("*.jpg"))):
+        width, height = Image.open(path).size
+        mask = png(np.full((height, width), number % 5, np.uint8))
+        rows.append({"image": path.read_bytes(), "label": path.parent.name, "mask": mask, "age": number})
+    parquet = folder / "photos.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), parquet, row_group_size=7)
+    texts = folder / "texts.csv"
+    lines = [f"number {number},{'odd' if number % 2 else 'even'}" for number in range(300)]
+    texts.write_text("\n".join(["text,label", *lines[:7], ",odd", *lines[7:]]))
+    return {"images": parquet, "texts": texts, "named": Path("sklearn:digits")}
 
 
 def once(condition: Callable[[], object], act: Callable[[], object]) -> threading.Thread:

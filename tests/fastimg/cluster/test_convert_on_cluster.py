@@ -11,15 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: this file has the command")
 
 import ray
-from PIL import Image
 from rich.console import Console
 
 from fastimg.cluster import head, tasks
@@ -30,25 +26,35 @@ from fastimg.convert.sources.folders import FilesReader
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
 
-from ..convert.field_samples import png
-from .conftest import NODE, once, options_of, press_ctrl_c
+from .conftest import NODE, once, options_of, press_ctrl_c, read_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
 
 class WaitingReader(FilesReader):
-    """Waits for the file `go` before it reads an image of the class red, and says on which node it waits."""
+    """Waits for the file `go` before it reads an image of the class red, and says on which node it waits.
+
+    passes: how many times an image is read before that; for a .beton each is looked at first.
+    """
+
+    passes = 0
 
     def __init__(self, root):
         super().__init__(root)
         self._places = root.parent
 
     def read(self, entry):
-        if "red" in entry.path:
+        reads = self._reads_before(entry)
+        if "red" in entry.path and reads >= self.passes:
             (self._places / f"began-{os.getppid()}").touch()  # the node's own process
             while not (self._places / "go").exists():
                 time.sleep(0.01)
         return super().read(entry)
+
+    def _reads_before(self, entry):
+        with (self._places / f"reads-{entry.path.replace('/', '-')}").open("a") as file:
+            file.write("x")
+            return file.tell() - 1
 
 
 @pytest.fixture
@@ -82,11 +88,14 @@ def began(folder, nodes):
     return len(list(folder.glob("began-*"))) >= nodes
 
 
-def test_the_bytes_are_those_of_one_machine(cluster, image_folder, tmp_path, said):
+@pytest.mark.parametrize(
+    ("more", "least"), [({}, 5), ({"format": "beton", "raw_fraction": 0.2}, 2)], ids=["tar", "beton"]
+)
+def test_the_bytes_are_those_of_one_machine(cluster, image_folder, tmp_path, said, more, least):
     (image_folder / "blue" / "bad.jpg").write_bytes(b"no image")
-    flags = {"val_fraction": 0.2, "no_shuffle": False}
+    flags = {"val_fraction": 0.2, "no_shuffle": False, **more}
     here = made(image_folder, tmp_path / "here", **flags)
-    assert len([name for name in here if name.endswith(".tar")]) > 4
+    assert len([name for name in here if name.endswith((".tar", ".beton"))]) >= least
     said.clear()
     assert made(image_folder, tmp_path / "there", cluster, **flags) == here
     assert said[0] == "ray         2 nodes, 2 shards at a time, each by 1 core"
@@ -106,6 +115,29 @@ def test_ctrl_c_ends_it_and_resume_goes_on(cli, cluster, waiting, image_folder, 
     there = made(image_folder, dst, resume=True)
     assert (dst / "train-00000.tar").stat().st_mtime_ns == before
     assert there == made(image_folder, tmp_path / "here")
+
+
+def test_a_beton_goes_on_after_ctrl_c(cli, cluster, waiting, image_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(WaitingReader, "passes", 1)
+    dst = tmp_path / "there"
+
+    def lines():
+        return (dst / "convert.json").read_bytes().splitlines() if (dst / "convert.json").exists() else []
+
+    pressing = once(lambda: len(lines()) > 1 and began(tmp_path, 2), press_ctrl_c)
+    asked = ("convert", image_folder, dst, "--shard-size", "25KB", "--no-shuffle", "--backend", "ray")
+    ran = cli(*asked, "--format", "beton", "--address", cluster.address)
+    pressing.join()
+    assert ran.code == 130
+    before = lines()
+    assert not (dst / ".attempts").exists() and not (dst / "dataset.json").exists()
+    first = min(tmp_path.glob("reads-blue-*"))
+    assert first.read_text() == "xx"
+    (tmp_path / "go").touch()
+    there = made(image_folder, dst, cluster, resume=True, format="beton")
+    assert len(before) > 1
+    assert first.read_text() == "xxx"  # looked at again, and not prepared
+    assert there == made(image_folder, tmp_path / "here", format="beton")
 
 
 def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image_folder, tmp_path, said, monkeypatch):
@@ -128,17 +160,10 @@ def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image
     assert there == made(image_folder, tmp_path / "here")
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"address": "127.0.0.1:1"}, UserError, "--address 127.0.0.1:1: no Ray cluster can be reached there"),
-        ({"format": "beton"}, UsageError, "--backend ray writes tars"),
-    ],
-)
-def test_what_the_flags_alone_show(image_folder, tmp_path, change, error, words):
+def test_an_address_without_a_cluster(image_folder, tmp_path):
     dst = tmp_path / "there"
-    with pytest.raises(error, match=words):
-        pipeline.convert(Convert(src=image_folder, dst=dst, backend="ray", **change), Console(quiet=True))
+    with pytest.raises(UserError, match=r"--address 127\.0\.0\.1:1: no Ray cluster can be reached there"):
+        pipeline.convert(Convert(src=image_folder, dst=dst, backend="ray", address="127.0.0.1:1"), Console(quiet=True))
     assert not dst.exists()
 
 
@@ -149,10 +174,11 @@ def test_readers_of_shards_open_them_on_the_nodes(warm, cluster, image_folder, t
     assert made(sources, tmp_path / "there", cluster) == made(sources, tmp_path / "here")
 
 
-def test_an_image_that_cannot_be_stored_ends_it(warm, cluster, image_folder, tmp_path):
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_an_image_that_cannot_be_stored_ends_it(warm, cluster, image_folder, tmp_path, container):
     (image_folder / "blue" / "bad.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"bad\.jpg: not an image .*; repair or remove it, or skip it with --on-error"):
-        made(image_folder, tmp_path / "there", cluster, on_error="fail")
+        made(image_folder, tmp_path / "there", cluster, on_error="fail", format=container)
     assert not (tmp_path / "there").exists()
 
 
@@ -164,21 +190,6 @@ def test_cores_that_no_node_has(warm, cluster, image_folder, tmp_path):
     assert not dst.exists()
 
 
-@pytest.fixture
-def read_once(image_folder, tmp_path):
-    """Sources that are read once, from front to back: parquet files with images and masks, texts, a named dataset."""
-    rows = []
-    for number, path in enumerate(sorted(image_folder.rglob("*.jpg"))):
-        width, height = Image.open(path).size
-        mask = png(np.full((height, width), number % 5, np.uint8))
-        rows.append({"image": path.read_bytes(), "label": path.parent.name, "mask": mask, "age": number})
-    parquet = tmp_path / "photos.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), parquet, row_group_size=7)
-    texts = tmp_path / "texts.csv"
-    texts.write_text("text,label\n" + "".join(f"number {n},{'odd' if n % 2 else 'even'}\n" for n in range(300)))
-    return {"images": parquet, "texts": texts, "named": Path("sklearn:digits")}
-
-
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
@@ -187,19 +198,20 @@ def read_once(image_folder, tmp_path):
         ("named", {"shard_size": "1MB", "no_shuffle": False}),
     ],
 )
-def test_nodes_read_what_was_read_once(warm, cluster, read_once, tmp_path, monkeypatch, said, name, flags):
+def test_nodes_read_what_was_read_once(warm, cluster, image_folder, tmp_path, monkeypatch, said, name, flags):
+    src = read_once(image_folder, tmp_path)[name]
     monkeypatch.setattr(streams, "_linked", lambda *_: False) if name == "texts" else None
-    here = made(read_once[name], tmp_path / "here", **flags)
+    here = made(src, tmp_path / "here", **flags)
     assert len([file for file in here if file.endswith(".tar")]) > 2
     said.clear()
-    assert made(read_once[name], tmp_path / "there", cluster, **flags) == here
+    assert made(src, tmp_path / "there", cluster, **flags) == here
     copied = [words for words in said if "copied the temporary file" in words]
     assert len(copied) == (name == "texts")
     assert not (tmp_path / "there" / ".attempts").exists()
 
 
 @contextmanager
-def a_lost_node(cluster, folder, said):
+def a_lost_node(cluster, folder, said, container="tar"):
     """In the block, a node is lost once both read images; they are read when a shard is said to be done again."""
     node = next(iter(cluster.worker_nodes))
     losing = once(partial(began, folder, 2), lambda: cluster.remove_node(node, allow_graceful=False))
@@ -208,7 +220,8 @@ def a_lost_node(cluster, folder, said):
     losing.join()
     going.join()
     cluster.add_node(**NODE)
-    assert any(words.endswith(".tar: its node was lost, or its process killed; it is done again") for words in said)
+    lost = f".{container}: its node was lost, or its process killed; it is done again"
+    assert any(words.endswith(lost) for words in said)
 
 
 def test_a_lost_node_that_uploads_costs_its_unfinished_shards(
@@ -224,7 +237,11 @@ def test_a_lost_node_that_uploads_costs_its_unfinished_shards(
     assert server.writes.written[-1] == "D/dataset.json"
 
 
-def test_a_lost_node_costs_its_unfinished_shards(warm, cluster, waiting, image_folder, tmp_path, said):
-    with a_lost_node(cluster, tmp_path, said):
-        there = made(image_folder, tmp_path / "there", cluster)
-    assert there == made(image_folder, tmp_path / "here")
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_a_lost_node_costs_its_unfinished_shards(
+    warm, cluster, waiting, image_folder, tmp_path, said, monkeypatch, container
+):
+    monkeypatch.setattr(WaitingReader, "passes", int(container == "beton"))
+    with a_lost_node(cluster, tmp_path, said, container):
+        there = made(image_folder, tmp_path / "there", cluster, format=container)
+    assert there == made(image_folder, tmp_path / "here", format=container)

@@ -3,6 +3,8 @@
 Skipped where Ray is not installed: `test_convert_on_cluster.py` has the commands.
 """
 
+import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +15,12 @@ pytest.importorskip("ray", reason="Ray is not installed: test_convert_on_cluster
 from rich.console import Console
 
 from fastimg.config.commands import Convert
+from fastimg.convert import pipeline
 from fastimg.convert.delivery.shard_delivery import NotDelivered, staging_of
 from fastimg.convert.pipeline import convert
-from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
 
-from .conftest import options_of
+from .conftest import NODE, options_of, read_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
@@ -79,10 +81,88 @@ def test_an_image_that_cannot_be_stored_leaves_nothing_in_the_store(warm, flags,
     assert contents(server.folder / "D") == {}
 
 
-def test_what_is_read_once_goes_there_from_one_machine_alone(warm, flags, cluster, server, tmp_path):
-    flags = replace(flags, src=Path("sklearn:digits"), val_fraction=0.0, shard_size="1MB")
-    with pytest.raises(UsageError, match=r"sklearn:digits is read .*, not a URL, or leave out --backend ray"):
-        run(replace(flags, backend="ray", address=cluster.address))
-    assert contents(server.folder / "D") == {}
-    run(flags)
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("images", {"field": ("mask:mask", "age:number"), "no_shuffle": True}),
+        ("images", {"field": ("mask:mask", "age:number"), "format": "beton"}),
+        ("texts", {"shard_size": "200KB"}),
+        ("named", {"shard_size": "1MB", "val_fraction": 0.0}),
+    ],
+)
+def test_nodes_read_in_the_store_what_was_read_once(warm, flags, cluster, server, tmp_path, name, more):
+    """Its first block arrives damaged once, and nothing of it stays."""
+    flags = replace(flags, src=read_once(flags.src, tmp_path)[name], **more)
+    damages = iter(["", "flip"])
+    server.before = lambda asked: next(damages, "") if asked == "D/source-0.spool" else ""
+    run(replace(flags, backend="ray", address=cluster.address))
+    assert next(damages, None) is None and "D/source-0.spool" in server.writes.written
+    expected = here(flags, tmp_path / "here")
+    assert len([name for name in expected if name.endswith((".tar", ".beton"))]) > 1
+    assert contents(server.folder / "D") == expected
+    assert not any(path.is_file() for path in staging_of(URL, flags.cache_dir).rglob("*"))
+
+
+@pytest.mark.parametrize("backend", ["ray", "local"])
+def test_a_store_that_refuses_leaves_nothing_that_was_for_a_while(warm, flags, cluster, server, tmp_path, backend):
+    flags = replace(flags, src=read_once(flags.src, tmp_path)["images"], backend="ray", address=cluster.address)
+    server.faults = [("PUT D/train-00001.tar", "denied")]
+    with pytest.raises(NotDelivered, match=r"train-00001\.tar: access denied.*go on with"):
+        run(flags)
+    there = contents(server.folder / "D")
+    assert "D/source-0.spool" in server.writes.written
+    assert "convert.json" in there and not there.keys() & {"dataset.json", "source-0.spool"}
+    (server.folder / "D/source-0.spool").write_bytes(b"of a conversion that was killed")
+    run(replace(flags, resume=True, backend=backend, address=cluster.address if backend == "ray" else None))
+    assert contents(server.folder / "D") == here(flags, tmp_path / "here")
+
+
+def test_a_beton_is_written_here_of_what_nodes_leave_in_the_store(warm, flags, cluster, server, tmp_path):
+    """One file of samples arrives damaged, and one is refused; then a part is added."""
+    first = replace(flags, format="beton", backend="ray", address=cluster.address)
+    reads = Counter()
+
+    def damaged(name):
+        reads[name] += name.endswith(".prepared")
+        return "flip" if reads[name] == 2 else ""  # HEAD comes first
+
+    server.before = damaged
+    server.faults = [("PUT D/train-00002-", "denied")]
+    with pytest.raises(NotDelivered, match=r"train-00002-\w+\.prepared: access denied.*go on with"):
+        run(first)
+    assert contents(server.folder / "D").keys() == {"convert.json"}
+    run(replace(first, resume=True))
+    assert max(reads.values()) > 2
+    assert contents(server.folder / "D") == here(first, tmp_path / "here")
+    (tmp_path / "more").mkdir()
+    (flags.src / "red").rename(tmp_path / "more" / "red")
+    added = replace(first, src=tmp_path / "more", append=True, format=None, val_fraction=0.0)
+    run(added)
+    assert contents(server.folder / "D") == here(added, tmp_path / "here")
+
+
+def test_of_a_lost_node_nothing_stays_in_the_store(warm, flags, cluster, server, tmp_path, monkeypatch):
+    """It is lost when both nodes have uploaded samples, and wait for the store's answer."""
+    said, uploading, lost = [], set(), threading.Event()
+    node = next(iter(cluster.worker_nodes))
+
+    def say(_, words):
+        said.append(words)
+        if "is done again" in words:
+            lost.set()
+
+    def losing(name):
+        if name.endswith(".prepared") and not lost.is_set():
+            uploading.add(name)
+            if len(uploading) == 2:
+                cluster.remove_node(node, allow_graceful=False)
+            lost.wait(20)
+        return ""
+
+    monkeypatch.setattr(pipeline, "say", say)
+    server.before = losing
+    flags = replace(flags, src=read_once(flags.src, tmp_path)["images"], format="beton")
+    run(replace(flags, backend="ray", address=cluster.address))
+    cluster.add_node(**NODE)
+    assert any(words.endswith(".beton: its node was lost, or its process killed; it is done again") for words in said)
     assert contents(server.folder / "D") == here(flags, tmp_path / "here")

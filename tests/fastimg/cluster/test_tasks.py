@@ -68,3 +68,15 @@ def test_the_piece_that_ends_its_process_every_time_is_named(cluster_tasks, tmp_
     (tmp_path / "ends-1").write_text("always")
     with pytest.raises(ClusterLost, match=f"number 1: .*, {LOSSES + 1} times; go on"):
         list(tasks.results(numbered, tmp_path, range(12), "number {}".format, total=12))
+
+
+def lengths(_, part):
+    for _ in part:
+        yield f"one of {len(part)}"
+
+
+def test_a_task_takes_as_many_items_as_it_may(cluster_tasks):
+    tasks, _ = cluster_tasks
+    for most in (1, 3):
+        found = {result for _, result in tasks.results(lengths, None, range(40), str, total=40, most=most)}
+        assert f"one of {most}" in found and not found & {f"one of {more}" for more in range(most + 1, 41)}

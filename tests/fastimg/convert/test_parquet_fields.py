@@ -2,7 +2,6 @@
 
 import json
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastimg.config.commands import Verify
-from fastimg.convert.hub.sources import TextBesideReader
-from fastimg.convert.shards.cluster import refuse_source
-from fastimg.convert.sources.columns import AskedField, Columns
-from fastimg.convert.sources.streams import read_parquets
 from fastimg.convert.verify import verify
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.datasets import open_dataset
@@ -121,14 +116,3 @@ def test_bytes_of_masks_beside_paths_of_images_are_named(tmp_path: Path, encode:
     pq.write_table(pa.table({"path": ["a.jpg"], "label": ["x"], "mask": struct}), tmp_path / "t.parquet")
     run(tmp_path / "t.parquet", tmp_path / "D", "mask:mask", on_error="fail")
     assert of(tmp_path / "D")["a.jpg"]["mask"] == MASKS[0].tolist()
-
-
-def test_nodes_cannot_read_them_without_a_folder_that_they_share(table: Path, tmp_path: Path) -> None:
-    columns = Columns(fields=(AskedField("age", "number"),))
-    source = read_parquets(table, {"train": [table]}, columns, tmp_path)
-    beside = tuple(TextBesideReader(reader, "caption") for reader in source.readers)
-    for each in (source, replace(source, readers=beside)):
-        refuse_source(each, to_store=False)
-        with pytest.raises(UsageError, match=r"--backend ray: .* a temporary file, .*; give one that all nodes share"):
-            refuse_source(each, to_store=True)
-    source.close()
