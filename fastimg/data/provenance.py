@@ -6,6 +6,7 @@ A checkpoint stores digests, not paths: they identify a dataset wherever it is, 
 import hashlib
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from . import folds
 from .datasets import DatasetPart
 from .splits import share_of_split, stratified_split
 
+_AT_ONCE = 8  # requests to an object store
 _PROBES = 16  # samples, spread over a split, whose content tells it from another with the same labels
 
 
@@ -51,33 +53,34 @@ class Identity:
     @classmethod
     def of(cls, dataset: Dataset) -> "Identity":
         """The identity of an open split. Reads a few samples."""
+        probes = _probes(dataset)
         return cls(
             samples=len(dataset),
             labels=_labels_digest(dataset),
             counts=_counts_digest(dataset.labels),
-            content=_content_digest(dataset),
+            content=_content_digest(dataset, probes),
             folder=isinstance(dataset, FilesDataset),
-            probes=_probes(dataset),
+            probes=probes,
         )
 
     def fits(self, dataset: Dataset) -> bool:
         """Whether `dataset` is this split."""
         if len(dataset) != self.samples or _labels_digest(dataset) != self.labels:
             return False
-        return _content_digest(dataset) == self.content
+        return _content_digest(dataset, _probes(dataset)) == self.content
 
     def shared(self, dataset: Dataset) -> int:
         """How many of the probes `dataset` holds: by file name in a plain folder, by position in shards."""
-        scratch = Scratch()
         if self.folder != isinstance(dataset, FilesDataset):
             return 0
         if self.folder:
             names = {probe.name for probe in self.probes}
-            samples = ((_name_digest(dataset, index), index) for index in range(len(dataset)))
-            present = {(name, _sample_digest(dataset, index, scratch)) for name, index in samples if name in names}
+            named = {index: name for index in range(len(dataset)) if (name := _name_digest(dataset, index)) in names}
+            present = set(zip(named.values(), _sample_digests(dataset, list(named)), strict=True))
             return sum((probe.name, probe.content) in present for probe in self.probes)
         inside = [probe for probe in self.probes if probe.index < len(dataset)]
-        return sum(_sample_digest(dataset, probe.index, scratch) == probe.content for probe in inside)
+        found = _sample_digests(dataset, [probe.index for probe in inside])
+        return sum(probe.content == content for probe, content in zip(inside, found, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,29 +285,24 @@ def _counts_digest(labels: npt.NDArray[np.int64]) -> str:
     return hashlib.sha256(np.bincount(labels[labels >= 0]).astype("<i8").tobytes()).hexdigest()
 
 
-def _content_digest(dataset: Dataset) -> str:
+def _content_digest(dataset: Dataset, probes: Sequence[ProbeSample]) -> str:
     """Of samples spread over the split, and in a plain folder of all file names: a renamed file moves others."""
     digest = hashlib.sha256()
     if isinstance(dataset, FilesDataset):
         for index in range(len(dataset)):
             digest.update(os.fsencode(os.path.basename(dataset.sample_key(index))) + b"\n")
-    for probe in _probes(dataset):
+    for probe in probes:
         digest.update(bytes.fromhex(probe.content))
     return digest.hexdigest()
 
 
 def _probes(dataset: Dataset) -> tuple[ProbeSample, ...]:
     """Samples spread over the split."""
-    scratch = Scratch()
     named = isinstance(dataset, FilesDataset)
     indices = np.unique(np.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).astype(np.int64)).tolist()
     return tuple(
-        ProbeSample(
-            index=index,
-            name=_name_digest(dataset, index) if named else "",
-            content=_sample_digest(dataset, index, scratch),
-        )
-        for index in indices
+        ProbeSample(index=index, name=_name_digest(dataset, index) if named else "", content=content)
+        for index, content in zip(indices, _sample_digests(dataset, indices), strict=True)
     )
 
 
@@ -312,13 +310,19 @@ def _name_digest(dataset: Dataset, index: int) -> str:
     return hashlib.sha256(os.fsencode(os.path.basename(dataset.sample_key(index)))).hexdigest()
 
 
-def _sample_digest(dataset: Dataset, index: int, scratch: Scratch) -> str:
-    """Of the encoded sample; an unreadable one, which the loader will report, has the digest of no bytes.
+def _sample_digests(dataset: Dataset, indices: Sequence[int]) -> list[str]:
+    """Of the encoded samples; an unreadable one, which the loader will report, has the digest of no bytes.
 
-    Raises DataError where an object store does not give it: that is no fault of the sample, and meets all others.
+    Raises DataError where an object store does not give one: that is no fault of the sample, and meets all others.
     """
     if fetched_files(dataset) is not None and isinstance(dataset, TarDataset):  # its shards are not fetched for this
-        return hashlib.sha256(dataset.glance(index)).hexdigest()
+        with ThreadPoolExecutor(_AT_ONCE, "fastimg-glance") as pool:
+            return list(pool.map(lambda index: hashlib.sha256(dataset.glance(index)).hexdigest(), indices))
+    scratch = Scratch()
+    return [_sample_digest(dataset, index, scratch) for index in indices]
+
+
+def _sample_digest(dataset: Dataset, index: int, scratch: Scratch) -> str:
     try:
         return hashlib.sha256(dataset.read(index, scratch)).hexdigest()
     except (DataError, OSError):

@@ -85,7 +85,7 @@ class FetchedFiles:
         shard = self._shards[number]
         if not self.mirror.has(shard) and (self.by_ranges or self._peeks[number] < PEEKS):
             self._peeks[number] += 1
-            return self.mirror.read_part(shard, size, offset)
+            return self.mirror.read_alike(shard, size, offset)
         file = self.mirror.open(shard)
         try:
             return os.pread(file, size, offset)

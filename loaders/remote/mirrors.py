@@ -29,6 +29,7 @@ from .trees import named_by_urls
 from .urls import parsed
 
 _DESCRIPTION = "dataset.json"
+_TIMES = 4  # part of a shard is fetched again, unless it comes twice alike
 _PHOTOGRAPHS = 0.25  # of the cache's limit: what is kept of large photographs may take, beside it
 _open: dict[Path, "Mirror"] = {}  # of this process, by folder
 
@@ -183,6 +184,20 @@ class Mirror:
         """At most `size` bytes of a shard, from the store, without a checksum. Raises DataError."""
         stop = min(offset + size, wanted.size)
         return bytes(self._remote.read_range(wanted.name, offset, stop, wanted.tag)) if stop > offset else b""
+
+    def read_alike(self, wanted: WantedFile, size: int, offset: int) -> bytes:
+        """What `read_part` reads, as it is there: by TLS, or twice alike. Raises DataError."""
+        found = self.read_part(wanted, size, offset)
+        if self._remote.guarded:
+            return found
+        for _ in range(_TIMES):
+            before, found = found, self.read_part(wanted, size, offset)
+            if found == before:
+                return found
+        raise DataError(
+            f"{self.address(wanted.name)}: the same part of it differs each of the {_TIMES + 1} times that it is "
+            "fetched; check the network"
+        )
 
     def read_bound(self, wanted: WantedFile, view: memoryview, offset: int) -> None:
         """Fill `view` from the store: without a checksum, but bound to the tag that the shard had at its first use.

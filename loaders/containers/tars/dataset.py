@@ -82,7 +82,7 @@ class TarDataset(WithFields):
         return self._member_data(shard, offset, size, scratch.encoded(BLOCK + size))
 
     def glance(self, index: int) -> bytes:
-        """What `read` gives, for comparing: of a shard that is elsewhere only this, unverified.
+        """What `read` gives, for comparing: of a shard that is elsewhere only this, without the shard's checksum.
 
         Raises OSError and DataError.
         """

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.data import provenance
-from fastimg.loaders import DataError
+from fastimg.loaders import DataError, open_dataset
 from fastimg.loaders.containers import quick_sums
 from fastimg.loaders.remote import fetching
 from fastimg.train.checkpoints.run_uploads import RunUploads
@@ -111,10 +112,7 @@ class TestTraining:
         assert ran.code == 1
         assert f"{URL}/train-00001.tar: " in ran.err and sentence in ran.err and "Traceback" not in ran.err
 
-    def test_a_cache_that_is_deleted_under_it_and_latencies_of_a_second(
-        self, trained, server, data, tmp_path, monkeypatch
-    ):
-        monkeypatch.setattr(provenance, "_PROBES", 2)  # samples that are asked for one after the other
+    def test_a_cache_that_is_deleted_under_it_and_latencies_of_a_second(self, trained, server, data, tmp_path):
         cache, deleted = tmp_path / "cache", []
 
         def delete(name: str) -> str:
@@ -141,6 +139,28 @@ class TestTraining:
         said = " ".join(lost.err.split())
         assert lost.code == 1 and "Traceback" not in said
         assert ".tar: tried 9 times: no answer in time; check the network, and read_timeout with" in said
+
+
+class TestSamplesThatIdentifyData:
+    @pytest.fixture
+    def there(self, server, data, tmp_path):
+        with closing(
+            open_dataset(URL, "train", cache_dir=tmp_path / "cache", storage_options=server.options)
+        ) as dataset:
+            shutil.rmtree(tmp_path / "cache")  # with the shards that its index was made of
+            yield dataset
+
+    def test_are_those_of_the_folder_whatever_is_flipped_on_the_way(self, there, server, data):
+        server.faults = [("train-0", "flip")] * 5
+        found = provenance.Identity.of(there)
+        assert server.faults == []
+        with closing(open_dataset(data, "train")) as here:
+            assert found == provenance.Identity.of(here) and found.fits(there) and found.shared(there) == 16
+
+    def test_that_always_differ_end_it(self, there, server):
+        server.rates = {"flip": 1.0}
+        with pytest.raises(DataError, match=rf"^{URL}/train-0.*: the same part of it differs each of the 5 times that"):
+            provenance.Identity.of(there)
 
 
 class TestUploadsOfRuns:
