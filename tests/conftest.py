@@ -280,13 +280,16 @@ def heic() -> Callable[[int], bytes]:
 
 @pytest.fixture
 def watchdog() -> Iterator[None]:
-    """Fail tests that hang: an alarm after two minutes, repeated in case it is swallowed."""
+    """Fail tests that hang: an alarm after five minutes, repeated in case it is swallowed.
+
+    A test may have to wait while another worker compiles, which takes minutes on a machine that is busy otherwise.
+    """
 
     def ring(signum: int, frame: object) -> None:
         raise TimeoutError("the test hangs")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 120, 1)
+    signal.setitimer(signal.ITIMER_REAL, 300, 1)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

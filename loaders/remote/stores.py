@@ -41,7 +41,7 @@ class NotThereError(DataError):
 
 
 class DeniedError(NotThereError):
-    """The store refuses, for a reason that stays: other credentials are needed, say, or the clock must be set.
+    """The store refuses, for a reason that stays: there is no such bucket, other credentials are needed, and the like.
 
     A store may say so of a file that does not exist.
     """
@@ -217,6 +217,8 @@ class RemoteFolder:
             try:
                 return get()
             except FileNotFoundError as error:
+                if (cause := cause_of(error, self._scheme)) is not None:  # of all files, not of this one
+                    raise DeniedError(f"{self.address(name)}: {cause.says}") from error
                 raise NotThereError(
                     f"{self.address(name)}: not found: no such file or bucket; check the URL and storage_options="
                 ) from error

@@ -95,9 +95,18 @@ class TestFaults:
         assert server.faults == []
         assert contents(server.folder / "D") == here(flags, tmp_path / "here")
 
-    def test_an_upload_that_is_refused_can_go_on(self, flags, run, server, tmp_path):
-        server.faults = [("PUT D/train-00001.tar", "denied")]
-        with pytest.raises(NotDelivered, match=r"train-00001.tar: access denied.*: go on with resume=True$"):
+    @pytest.mark.parametrize(
+        ("fault", "reason"),
+        [
+            ("denied", "access denied"),
+            ("expired", "the credentials have expired"),
+            ("bucket", "no such bucket"),
+            ("skewed", "the clock of this machine differs too much"),
+        ],
+    )
+    def test_an_upload_that_is_refused_can_go_on(self, flags, run, server, tmp_path, fault, reason):
+        server.faults = [("PUT D/train-00001.tar", fault)]
+        with pytest.raises(NotDelivered, match=rf"train-00001.tar: .*{reason}.*: go on with resume=True$"):
             run(flags)
         assert "dataset.json" not in contents(server.folder / "D")
         with pytest.raises(UserError, match="holds an unfinished conversion; continue it with --resume"):

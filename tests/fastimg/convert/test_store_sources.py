@@ -155,9 +155,18 @@ class TestClassFolders:
         reasons = {reason for _, reason in report.skipped}
         assert {"No such file or directory", "changed after the source was listed"} < reasons
 
-    def test_that_are_lost_can_go_on(self, run, here, bucket, server, tmp_path):
-        server.faults = [("photos/red/50", "denied")]
-        with pytest.raises(SourceLostError, match=r"s3://bucket/photos/red/50.*access denied.*go on with resume=True$"):
+    @pytest.mark.parametrize(
+        ("fault", "reason"),
+        [
+            ("denied", "access denied"),
+            ("expired", "the credentials have expired"),
+            ("bucket", "no such bucket"),
+            ("skewed", "the clock of this machine differs too much"),
+        ],
+    )
+    def test_that_are_lost_can_go_on(self, run, here, bucket, server, tmp_path, fault, reason):
+        server.faults = [("photos/red/50", fault)]
+        with pytest.raises(SourceLostError, match=rf"s3://bucket/photos/red/50.*{reason}.*go on with resume=True$"):
             run("s3://bucket/photos", no_shuffle=True)
         assert contents(tmp_path / "D").keys() >= {"convert.json", "train-00000.tar"}
         first = (tmp_path / "D/train-00000.tar").stat().st_mtime_ns

@@ -107,7 +107,7 @@ class TestData:
 
     @pytest.mark.parametrize(
         ("fault", "sentence"),
-        [("expired", "the credentials have expired; renew them"), ("bucket", "not found: no such file or bucket")],
+        [("expired", "the credentials have expired; renew them"), ("bucket", "no such bucket")],
     )
     def test_what_ends_it_is_said_and_the_same_command_goes_on(self, embed, data, server, tmp_path, fault, sentence):
         server.before = lambda name: fault if name.endswith("train-00000.tar") else ""

@@ -72,7 +72,7 @@ class TestTraining:
         ("fault", "sentence"),
         [
             ("expired", ": the credentials have expired; renew them in the environment, and start again with"),
-            ("bucket", ": not found: no such file or bucket; check the URL and"),
+            ("bucket", ": no such bucket; check the URL and"),
         ],
     )
     def test_what_ends_it_is_said_and_resume_goes_on_to_the_same_weights(

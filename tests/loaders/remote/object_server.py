@@ -3,6 +3,7 @@
 import hashlib
 import random
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,14 @@ REFUSALS = {  # status and S3's code
     "region": (400, "AuthorizationHeaderMalformed"),
     "bucket": (404, "NoSuchBucket"),
 }
+
+
+class _Server(ThreadingHTTPServer):
+    """Says nothing of clients that are gone before their answer, at any time, even when the test is over."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class ObjectServer:
@@ -79,7 +88,7 @@ class ObjectServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

@@ -64,7 +64,7 @@ class TestRefusals:
         shutil.rmtree(dataset.files()[0].parent)
         assert len(samples(dataset, range(PER_SHARD))) == PER_SHARD
         server.faults = [("train-00001.tar", "bucket")]
-        with pytest.raises(DataError, match=r"^s3://bucket/D/train-00001.tar: not found: no such file or bucket; che"):
+        with pytest.raises(DataError, match=r"^s3://bucket/D/train-00001.tar: no such bucket; check the URL and sto"):
             samples(dataset, [PER_SHARD])
 
     def test_nobody_answers(self, server, cache_dir):
