@@ -19,6 +19,7 @@ from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.description import QUICK_SUM
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.cache import cache_folder
+from fastimg.loaders.wording import plural
 
 from .fetching import Fetching
 from .held_shards import HeldShard
@@ -195,8 +196,8 @@ class Mirror:
             if found == before:
                 return found
         raise DataError(
-            f"{self.address(wanted.name)}: the same part of it differs each of the {_TIMES + 1} times that it is "
-            "fetched; check the network"
+            f"{self.address(wanted.name)}: a part of it was fetched {plural(_TIMES + 1, 'time')}, with another content "
+            "each time; check the network"
         )
 
     def read_bound(self, wanted: WantedFile, view: memoryview, offset: int) -> None:
