@@ -1,5 +1,6 @@
 """A finished shard file goes to the destination: the one place where this is done."""
 
+import contextlib
 import hashlib
 import json
 import re
@@ -25,6 +26,15 @@ from .photograph_facts import derive_photographs, keep_photographs
 
 class NotDelivered(DataError):
     """The store does not take what was made; it stays, for another attempt."""
+
+
+@contextlib.contextmanager
+def delivering(remedy: str) -> Iterator[None]:
+    """Turn what the store refuses into NotDelivered, whose sentence ends with `remedy`."""
+    try:
+        yield
+    except DataError as error:
+        raise NotDelivered(f"{error}; {remedy}") from error
 
 
 class DeliveredFile(NamedTuple):

@@ -12,7 +12,7 @@ import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from fastimg.loaders.remote.stores import DeniedError, StoredObject
 from fastimg.loaders.remote.writable import WritableFolder
 
 from .node_delivery import DeliveredShard, NodeDelivery
-from .shard_delivery import DeliveredFile, NotDelivered, ShardFacts, deliver, staging_of
+from .shard_delivery import DeliveredFile, ShardFacts, deliver, delivering, staging_of
 from .stored_base import StoredBase
 from .temporary_objects import TemporaryObjects
 from .uploads import Ledger, ShardUploads
@@ -182,7 +182,7 @@ class StoreDestination:
         Shards that were finished and not `delivered` are uploaded first. A kill may have left files of those that
         were; they are deleted.
         """
-        with self._resumable():
+        with delivering(self._remedy):
             self._store.put(_MARK, (self.folder / _MARK).read_bytes().splitlines(keepends=True)[0])
         self._uploads = uploads = ShardUploads(self._store, self._ledger)
 
@@ -190,7 +190,7 @@ class StoreDestination:
             if shard.part is None and shard.name and (self.folder / shard.name).exists():
                 tar = self.folder / shard.name
                 keep = partial(self._facts.keep, tar, shard.index_sha256, content, notes)
-                with self._resumable():
+                with delivering(self._remedy):
                     uploads.add([index_path(tar), tar], keep)
 
         for shard in list(journal.finished.values()):
@@ -233,7 +233,7 @@ class StoreDestination:
         """
         assert self._uploads is not None
         names = Base.of(description).files - {_DESCRIPTION}
-        with self._resumable():
+        with delivering(self._remedy):
             self._uploads.finish()
             if description["container"] == "tar":
                 if self._base is not None:
@@ -251,13 +251,6 @@ class StoreDestination:
         with contextlib.suppress(DataError):
             self.clear()
         shutil.rmtree(self.staging, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _resumable(self) -> Iterator[None]:
-        try:
-            yield
-        except DataError as error:
-            raise NotDelivered(f"{error}; {self._remedy}") from error
 
     def tidy(self, description: dict[str, Any]) -> None:
         """Delete the staging folder, and what is left beside a finished dataset: replaced files, the mark last."""

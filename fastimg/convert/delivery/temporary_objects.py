@@ -4,8 +4,7 @@ Its names are those of `journal.is_temporary`: what a killed conversion leaves i
 begins anew.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import StoredObject
 from fastimg.loaders.remote.writable import WritableFolder
 
-from .shard_delivery import NotDelivered
+from .shard_delivery import delivering
 
 
 class HandedFile(NamedTuple):
@@ -47,14 +46,14 @@ class TemporaryObjects:
 
     def add_spool(self, file: Path) -> SpoolObject:
         """Upload the records of a source."""
-        with self._resumable():
+        with delivering(self._remedy):
             return SpoolObject(self._url, self._options, self._store().send(file.name, file), block_sums(file))
 
     def take(self, handed: HandedFile) -> Path:
         """Fetch a file that a node has uploaded, and delete it there."""
         name, size, _ = handed.stored
         path = self.folder / name
-        with self._resumable():
+        with delivering(self._remedy):
             store = self._store()
             wanted = WantedFile(name, size, "", quick=handed.xxh3)
             with path.open("w+b", buffering=0) as file:
@@ -70,16 +69,9 @@ class TemporaryObjects:
         for path in self.folder.iterdir():
             if is_temporary(path.name):
                 path.unlink()
-        with self._resumable():
+        with delivering(self._remedy):
             store = self._store()
             store.delete([each.name for each in store.contents() if is_temporary(each.name)])
 
     def _store(self) -> WritableFolder:
         return WritableFolder(self._url, self._options)
-
-    @contextlib.contextmanager
-    def _resumable(self) -> Iterator[None]:
-        try:
-            yield
-        except DataError as error:
-            raise NotDelivered(f"{error}; {self._remedy}") from error

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from fastimg.config.commands import Convert
-from fastimg.convert.delivery.store_destination import NotDelivered
+from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UserError
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset

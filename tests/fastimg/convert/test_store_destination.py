@@ -13,13 +13,13 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.delivery.destination_url import staged
-from fastimg.convert.delivery.store_destination import NotDelivered
+from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError, open_dataset
 from fastimg.loaders.remote import writable
 
-from ...loaders.remote.object_server import ObjectServer
+from ...loaders.remote.object_server import LASTING, ObjectServer
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -95,15 +95,7 @@ class TestFaults:
         assert server.faults == []
         assert contents(server.folder / "D") == here(flags, tmp_path / "here")
 
-    @pytest.mark.parametrize(
-        ("fault", "reason"),
-        [
-            ("denied", "access denied"),
-            ("expired", "the credentials have expired"),
-            ("bucket", "no such bucket"),
-            ("skewed", "the clock of this machine differs too much"),
-        ],
-    )
+    @pytest.mark.parametrize(("fault", "reason"), LASTING)
     def test_an_upload_that_is_refused_can_go_on(self, flags, run, server, tmp_path, fault, reason):
         server.faults = [("PUT D/train-00001.tar", fault)]
         with pytest.raises(NotDelivered, match=rf"train-00001.tar: .*{reason}.*: go on with resume=True$"):

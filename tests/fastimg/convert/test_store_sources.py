@@ -30,7 +30,7 @@ from fastimg.loaders import DataError
 from fastimg.loaders.remote import stores
 from fastimg.loaders.remote.trees import StoredFiles, StoredTree
 
-from ...loaders.remote.object_server import ObjectServer
+from ...loaders.remote.object_server import LASTING, ObjectServer
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -155,15 +155,7 @@ class TestClassFolders:
         reasons = {reason for _, reason in report.skipped}
         assert {"No such file or directory", "changed after the source was listed"} < reasons
 
-    @pytest.mark.parametrize(
-        ("fault", "reason"),
-        [
-            ("denied", "access denied"),
-            ("expired", "the credentials have expired"),
-            ("bucket", "no such bucket"),
-            ("skewed", "the clock of this machine differs too much"),
-        ],
-    )
+    @pytest.mark.parametrize(("fault", "reason"), LASTING)
     def test_that_are_lost_can_go_on(self, run, here, bucket, server, tmp_path, fault, reason):
         server.faults = [("photos/red/50", fault)]
         with pytest.raises(SourceLostError, match=rf"s3://bucket/photos/red/50.*{reason}.*go on with resume=True$"):

@@ -24,6 +24,12 @@ REFUSALS = {  # status and S3's code
     "region": (400, "AuthorizationHeaderMalformed"),
     "bucket": (404, "NoSuchBucket"),
 }
+LASTING = (  # refusals that no other attempt changes, and what is said of them
+    ("denied", "access denied"),
+    ("expired", "the credentials have expired"),
+    ("bucket", "no such bucket"),
+    ("skewed", "the clock of this machine differs too much"),
+)
 
 
 class _Server(ThreadingHTTPServer):
