@@ -64,7 +64,7 @@ def listing(store: str, names: int, folders: int, latency: float, repeats: int) 
                 key_ranges._DIVIDED, key_ranges._BY_FOLDERS = divided if way == side_by_side else ((), ())
                 seen: list[str] = []
                 began = time.perf_counter()
-                files.list_all(lambda name, size, seen=seen: seen.append(name))  # type: ignore[misc]
+                files.list_all(lambda name, *_, seen=seen: seen.append(name))  # type: ignore[misc]
                 took = time.perf_counter() - began
                 assert len(seen) == len(set(seen)) == names
                 here.send("count")

@@ -20,6 +20,7 @@ core, too: still with as many decoding threads, so that fetching has a core of i
 """
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -30,10 +31,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 import measure
 import numpy as np
@@ -46,12 +49,16 @@ from fastimg.loaders import Loader
 from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.remote.fetched_files import fetched_files
 
+_PAGE = 1000  # names that a store gives at once
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 Record = dict[str, Any]
 
 
 class FileHandler(BaseHTTPRequestHandler):
-    """Files below the current folder, by ranges, after `latency` seconds."""
+    """Files below the current folder, by ranges, after `latency` seconds; and S3's listings of the folder `bucket`.
+
+    Images have their MD5 as ETag, in both; other files have none.
+    """
 
     protocol_version = "HTTP/1.1"
     latency = 0.0
@@ -61,13 +68,38 @@ class FileHandler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def do_GET(self) -> None:
-        """A file, or a range of it."""
-        self._answer(body=True)
+        """A file, or a range of it, or names."""
+        if "list-type=2" in self.path:
+            self._list(parse_qs(urlsplit(self.path).query))
+        else:
+            self._answer(body=True)
+
+    def _list(self, query: dict[str, list[str]]) -> None:
+        """A page of names below a prefix; with a delimiter those of the files directly below it alone."""
+        time.sleep(self.latency)
+        prefix = query.get("prefix", [""])[0]
+        start = query.get("continuation-token", query.get("start-after", [""]))[0]
+        names = [name for name in _names("bucket") if name.startswith(prefix) and name > start]
+        if "delimiter" in query:
+            names = [name for name in names if "/" not in name.removeprefix(prefix)]
+        page, more = names[:_PAGE], len(names) > _PAGE
+        entries = "".join(
+            f"<Contents><Key>{escape(name)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>{_tag(f'bucket/{name}')}</ETag><Size>{os.stat(f'bucket/{name}').st_size}</Size></Contents>"
+            for name in page
+        )
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        content = f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}</ListBucketResult>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content.encode())))
+        self.end_headers()
+        self.wfile.write(content.encode())
 
     def _answer(self, body: bool) -> None:
         time.sleep(self.latency)
         try:
-            file = os.open(self.path.lstrip("/"), os.O_RDONLY)
+            path = unquote(self.path).lstrip("/")
+            file = os.open(path, os.O_RDONLY)
         except OSError:
             self.send_error(404)
             return
@@ -79,6 +111,8 @@ class FileHandler(BaseHTTPRequestHandler):
             self.send_response(status)
             self.send_header("Content-Length", str(stop - start))
             self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            if tag := _tag(path):
+                self.send_header("ETag", tag)
             if status == 206:
                 self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
             self.end_headers()
@@ -95,6 +129,21 @@ class FileHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+@cache
+def _names(folder: str) -> list[str]:
+    """The files below a folder, in order, from there on."""
+    found = [os.path.join(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names]
+    return sorted(os.path.relpath(path, folder) for path in found)
+
+
+@cache
+def _tag(path: str) -> str:
+    """The ETag of an image; empty for any other file."""
+    if not path.endswith((".jpg", ".jpeg", ".png")):
+        return ""
+    return f'"{hashlib.md5(Path(path).read_bytes(), usedforsecurity=False).hexdigest()}"'
 
 
 def serve(folder: Path, latency: float, core: int) -> None:

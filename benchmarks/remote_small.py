@@ -1,11 +1,12 @@
-"""Small sets and few samples in an object store: whole shards against ranges of bytes (--cache-limit 0).
+"""Small sets and few samples in an object store: whole shards, ranges of them (--cache-limit 0), and class folders.
 
     python benchmarks/remote_small.py --data FOLDER
 
-The store is that of benchmarks/remote.py, with --latency milliseconds before each answer. For sets of several sizes,
-all samples, or --few of them spread over the set, are read by as many threads as a loader would have (--threads);
-nothing is decoded. The time counts from opening the URL, with an empty cache. The two ways take turns. `data`: MB;
-`of the whole`: time by ranges over time by whole shards, per repeat.
+The store is that of benchmarks/remote.py, with --latency milliseconds before each answer; that of class folders also
+lists names, as S3 does, with MD5s as ETags. For sets of several sizes, all samples, or --few of them spread over the
+set, are read by as many threads as a loader would have (--threads); nothing is decoded. `ranges`: one by one from the
+shards; `files`: from the class folder that was converted, which nobody has. The time counts from opening the URL, with
+an empty cache. The ways take turns. `data`: MB; `over whole`: time over that by whole shards, per repeat.
 """
 
 import argparse
@@ -51,35 +52,43 @@ def main() -> None:
         scratch = Path(name)
         for count in args.samples:
             shards = written(args, scratch, count)
-            with served(shards.parent, args.latency, core) as address:
+            with served(shards.parents[1], args.latency, core) as address:
                 for few in (args.few, count):
-                    rows.append(measured(args, f"{address}/{shards.name}", shards, scratch / "cache", few))
+                    rows.append(measured(args, address, shards, scratch / "cache", few))
     measure.show(Console(width=120), f"{args.latency:g} ms, shards of {args.shard_size}", rows)
 
 
 def written(args: argparse.Namespace, scratch: Path, count: int) -> Path:
     """Shards of so many images."""
-    source = scratch / f"source-{count}" / "images"
-    source.mkdir(parents=True)
+    source = scratch / "bucket" / f"S{count}"
     names = list_images(args.data)
     for number in range(count):
         file = args.data / names[number % len(names)]
-        (source / f"{number:06d}{file.suffix}").symlink_to(file.resolve())
-    convert(Convert(src=source.parent, dst=scratch / f"D{count}", shard_size=args.shard_size), Console(quiet=True))
-    return scratch / f"D{count}"
+        folder = source / f"{number % 10}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:06d}{file.suffix}").symlink_to(file.resolve())
+    shards = source.with_name(f"D{count}")
+    convert(Convert(src=source, dst=shards, shard_size=args.shard_size), Console(quiet=True))
+    return shards
 
 
-def measured(args: argparse.Namespace, url: str, shards: Path, cache: Path, few: int) -> dict[str, Any]:
-    """Measure both ways of reading `few` samples in turn, and append the record. Returns the row of the table."""
+def measured(args: argparse.Namespace, address: str, shards: Path, cache: Path, few: int) -> dict[str, Any]:
+    """Measure the ways of reading `few` samples in turn, and append the record. Returns the row of the table."""
+    url, files = f"{address}/bucket/{shards.name}", f"s3://bucket/S{shards.name[1:]}"
+    options = {"endpoint": address, "skip_signature": "true", "region": "us-east-1"}
     ways: dict[str, Callable[[], float]] = {
         "whole": partial(seconds_of, url, cache, None, few, args.threads),
         "ranges": partial(seconds_of, url, cache, 0, few, args.threads),
+        "files": partial(seconds_of, files, cache, None, few, args.threads, options),
     }
     found: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(args.repeats):
         for way, run in ways.items():
             found[way].append(run())
-    ratio = measure.Spread.of([b / a for a, b in zip(found["whole"], found["ranges"], strict=True)])
+    ratios = {
+        way: measure.Spread.of([b / a for a, b in zip(found["whole"], found[way], strict=True)])
+        for way in ("ranges", "files")
+    }
     tars = list(shards.glob("*.tar"))
     nbytes = sum(tar.stat().st_size for tar in tars)
     record = {
@@ -91,7 +100,8 @@ def measured(args: argparse.Namespace, url: str, shards: Path, cache: Path, few:
         "latency_ms": args.latency,
         "threads": args.threads,
         **{f"{way}_seconds": round(float(np.median(times)), 4) for way, times in found.items()},
-        **ratio.fields("ranges_over_whole"),
+        **ratios["ranges"].fields("ranges_over_whole"),
+        **ratios["files"].fields("files_over_whole"),
         "data": args.data.resolve().name,
         "environment": measure.environment(),
     }
@@ -102,15 +112,17 @@ def measured(args: argparse.Namespace, url: str, shards: Path, cache: Path, few:
         "shards": len(tars),
         "read": few,
         **{way: f"{record[f'{way}_seconds']:.3f} s" for way in found},
-        "of the whole": f"{ratio.median:.2f} ({ratio.low:.2f} - {ratio.high:.2f})",
+        **{f"{way} over whole": f"{r.median:.2f} ({r.low:.2f} - {r.high:.2f})" for way, r in ratios.items()},
     }
 
 
-def seconds_of(url: str, cache: Path, limit: int | None, few: int, threads: int) -> float:
+def seconds_of(
+    url: str, cache: Path, limit: int | None, few: int, threads: int, options: dict[str, str] | None = None
+) -> float:
     """Seconds from opening a URL with an empty cache to the last of `few` samples, which are spread over the set."""
     shutil.rmtree(cache, ignore_errors=True)
     began = time.perf_counter()
-    with closing(open_dataset(url, cache_dir=cache, cache_limit=limit)) as dataset:
+    with closing(open_dataset(url, cache_dir=cache, cache_limit=limit, storage_options=options)) as dataset:
         ids = np.linspace(0, len(dataset) - 1, few).astype(int).tolist()
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda index: len(dataset.read(index, Scratch())), ids))

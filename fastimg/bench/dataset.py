@@ -13,6 +13,7 @@ from fastimg.loaders import Dataset, FilesDataset, ImageDecoder, ImageError, ope
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.decode import Header, is_tiled, read_header
+from fastimg.loaders.folders.stored_files import StoredFilesDataset, folder_of, open_unlabelled
 from fastimg.loaders.folders.walk import find_images
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.mirrors import Lease
@@ -113,14 +114,17 @@ def open_images(path: Path, split: str, seed: int) -> Images:
 def _chosen(dataset: Dataset) -> tuple[npt.NDArray[np.int64], Sequence[Lease]]:
     """The samples to measure with, and the leases of their shards."""
     files = fetched_files(dataset)
-    if files is None or files.by_ranges or not isinstance(dataset, TarDataset):
+    if files is None or files.by_ranges or not isinstance(dataset, TarDataset | StoredFilesDataset):
         return np.arange(len(dataset)), ()
     numbers, leases = files.lease(min(_FETCHED, files.mirror.cache.limit // 2))
     return np.flatnonzero(np.isin(dataset.shard_numbers, numbers)), leases
 
 
 def _open(path: Path, split: str) -> Dataset:
-    if path.is_dir() and is_plain_folder(path) and not any(entry.is_dir() for entry in path.iterdir()):
+    folder = folder_of(path)
+    if folder.is_dir() and is_plain_folder(path) and not any(entry.is_dir() for entry in folder.iterdir()):
+        if (stored := open_unlabelled(path, "images")) is not None:
+            return stored
         names, _ = find_images(path)
         if not names:
             raise UserError(f"{path}: no images in it; give shards made by `fastimg convert`, or a folder of images")

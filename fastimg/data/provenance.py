@@ -19,6 +19,7 @@ from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_
 from fastimg.loaders.containers.content import samples_of, singular
 from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.folders.folder import Level
+from fastimg.loaders.folders.stored_files import StoredFilesDataset
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -315,7 +316,9 @@ def _sample_digests(dataset: Dataset, indices: Sequence[int]) -> list[str]:
 
     Raises DataError where an object store does not give one: that is no fault of the sample, and meets all others.
     """
-    if fetched_files(dataset) is not None and isinstance(dataset, TarDataset):  # its shards are not fetched for this
+    if fetched_files(dataset) is not None and isinstance(
+        dataset, TarDataset | StoredFilesDataset
+    ):  # its shards are not fetched for this
         with ThreadPoolExecutor(_AT_ONCE, "fastimg-glance") as pool:
             return list(pool.map(lambda index: hashlib.sha256(dataset.glance(index)).hexdigest(), indices))
     scratch = Scratch()
@@ -333,7 +336,9 @@ def _place_digest(dataset: Dataset) -> str:
     """Of the path of the first shard; in a plain folder, of the folder that holds the split's classes."""
     if not isinstance(dataset, FilesDataset):
         return _path_digest(dataset.files()[0])
-    ends = [os.path.abspath(dataset.sample_name(index)) for index in (0, len(dataset) - 1)]
+    elsewhere = isinstance(dataset, StoredFilesDataset)  # names are URLs, which are in no folder here
+    names = [dataset.sample_name(index) for index in (0, len(dataset) - 1)]
+    ends = [f"/{name}" if elsewhere else os.path.abspath(name) for name in names]
     # Files are sorted by class: the first and the last are of different classes, which share the split's folder alone.
     return _path_digest(Path(os.path.commonpath([os.path.dirname(end) for end in ends])))
 

@@ -34,6 +34,7 @@ from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.bands import is_bands
 from fastimg.loaders.folders.formats import undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
+from fastimg.loaders.folders.stored_files import open_unlabelled
 from fastimg.loaders.folders.walk import find_images, find_texts
 from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.loaders.runtime.scratch import Scratch
@@ -253,9 +254,15 @@ def classify(config: Predict, err: Console) -> list[Answer]:
 
 
 def _datasets(folders: Sequence[Path], engine: inference.Inference, config: Predict, err: Console) -> list[Named]:
-    """All splits of datasets in an object store."""
+    """All splits of datasets in an object store; of folders of files there, all files."""
     found: list[Named] = []
     for folder in folders:
+        plain = open_unlabelled(folder, "images" if engine.model.text is None else "text")
+        if plain is not None:
+            for note in plain.notes:
+                say(err, note)
+            found.append((plain, [plain.sample_name(index) for index in range(len(plain))], None))
+            continue
         for split in list_splits(folder):
             dataset = open_dataset(folder, split)
             inference.check_content(engine, dataset, folder)

@@ -71,6 +71,7 @@ def open_data(
         data, note = (local_folder(config.data, config, tell), "") if config.data else find_dataset()
         if (mirror := mirror_at(data)) is not None:
             tell(mirror.about())
+        files_alone = is_plain_folder(data)
         part, val_part = open_parts(
             data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes, fold(config)
         )
@@ -84,7 +85,7 @@ def open_data(
         stack.callback(dataset.close)
     for remark in dict.fromkeys(remark for dataset in opened for remark in dataset.notes):
         say(console, with_flags(remark), style="yellow")
-    if intent.order(config) == "quasi-random" and is_plain_folder(data):
+    if intent.order(config) == "quasi-random" and files_alone and mirror is None:
         raise UsageError(
             f"--order quasi-random: {data} is a plain folder, whose files are not stored together; leave it out, or "
             f"train on the shards that `fastimg convert {data} DST` makes"
@@ -99,11 +100,12 @@ def open_data(
         )
     if note:
         say(console, note, style="bold yellow")
-    elif is_plain_folder(data):
+    elif files_alone:
+        how = "opened one by one" if mirror is None else "fetched one by one, unless the cache has it"
         say(
             console,
-            f"{data} is a plain folder: {plural(len(part.dataset), 'file', 'is')} opened one by one; `fastimg "
-            f"convert {data} DST` "
+            f"{as_given(data)} is a plain folder: {plural(len(part.dataset), 'file', 'is')} {how}; `fastimg "
+            f"convert {as_given(data)} DST` "
             "checks every image once and stores them in a few large files that disks read fast",
         )
     return part, val_part, data.resolve()

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.errors import DataError, ShardError
-from fastimg.loaders.folders.folder import FilesDataset, Level, is_class_folder, list_folder
+from fastimg.loaders.folders.folder import Level, is_class_folder
+from fastimg.loaders.folders.stored_files import list_files, open_listed
 from fastimg.loaders.remote.fetched_files import FetchedFiles
 from fastimg.loaders.remote.mirrors import Mirror, mirror_at, open_mirror, wanted_indexes, wanted_shards
 from fastimg.loaders.remote.stores import url_of
@@ -127,11 +128,8 @@ def open_dataset(
     if betons := foreign_betons(path):
         refuse_class_folder(path, list(betons.values()))
         return BetonDataset(_pick(path, betons, split))
-    listing = list_folder(path, classes)
-    files = _pick(path, listing.files, split)
-    names = [name for name, _ in files]
-    labels = [label for _, label in files]
-    return FilesDataset(path, names, listing.classes, labels, listing.content, listing.all_notes())
+    listing = list_files(path, classes)
+    return open_listed(path, listing, split, _pick(path, listing.files, split))
 
 
 def _local(
@@ -161,7 +159,7 @@ def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int
     _refuse_unfinished(path)
     if others := foreign_shards(path) or foreign_betons(path):
         return dict.fromkeys(others, -1)
-    return {name: len(files) for name, files in list_folder(path, classes).files.items()}
+    return {name: len(files) for name, files in list_files(path, classes).files.items()}
 
 
 def is_plain_folder(path: Path) -> bool:

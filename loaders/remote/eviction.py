@@ -14,7 +14,8 @@ from pathlib import Path
 from .file_locks import same_file, try_lock
 
 MARK = "has-remote-copy"
-SHARDS = (".tar", ".beton")  # what is deleted to make room
+GROUPS = ".files"  # of files that nobody has converted; see plain/groups
+SHARDS = (".tar", ".beton", GROUPS)  # what is deleted to make room
 BESIDE = (".idx", ".fidx", ".fcol", ".ffld", ".ftil", ".fdci", ".json")  # what stays while the dataset is open
 
 
@@ -43,7 +44,7 @@ def take_over(shard: tuple[str, int], part: Path, file: int, written: int) -> in
     have now. Raises FileNotFoundError if the name is another file's by now: then `part` is no more.
     """
     path, size = shard
-    if not path.endswith(".tar"):  # a .beton is mapped into memory, and its samples may outlive the lock
+    if path.endswith(".beton"):  # a .beton is mapped into memory, and its samples may outlive the lock
         return 0
     try:
         old = os.open(path, os.O_RDWR | os.O_CLOEXEC)

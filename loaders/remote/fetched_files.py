@@ -52,7 +52,7 @@ class FetchedFiles:
         for shard in () if self.by_ranges else shards:
             mirror.cache.check(mirror.folder / shard.name, shard)
         ranges = max((-(-shard.size // RANGE) for shard in shards), default=1)
-        self._at_once = max(AHEAD, AHEAD * STREAMS // min(ranges, STREAMS))
+        self._at_once = AHEAD if mirror.grouped else max(AHEAD, AHEAD * STREAMS // min(ranges, STREAMS))
         self._ahead = _Ahead(lambda number: mirror.bring(shards[number]), self._at_once)
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
@@ -129,6 +129,15 @@ class FetchedFiles:
         """Number of shards."""
         return len(self._shards)
 
+    @property
+    def unit(self) -> str:
+        """What is fetched as a whole: a shard; or a group of files, where nobody has converted them."""
+        return "shard" if self.mirror.grouped is None else "group"
+
+    def counted(self, count: int) -> str:
+        """A number of shards in words, or of groups of files."""
+        return plural(count, self.unit) + ("" if self.mirror.grouped is None else " of files")
+
     def held(self) -> int:
         """How many shards are in the cache now."""
         return sum(map(self.mirror.has, self._shards))
@@ -190,7 +199,7 @@ class FetchedFiles:
         if needed > limit:
             of_window = f" of a window of {plural(window, 'sample')}; give a smaller window=, or" if reach else "; give"
             raise DataError(
-                f"{url}: {holds}, and needs {in_words(needed)} for {plural(count, 'shard')}{of_window} a larger "
+                f"{url}: {holds}, and needs {in_words(needed)} for {self.counted(count)}{of_window} a larger "
                 "cache_limit="
             )
 

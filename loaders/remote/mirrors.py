@@ -2,7 +2,8 @@
 
 A mirror has dataset.json and what is derived from the shards; a shard is there while it is needed. Its name depends on
 the URL and on dataset.json's checksum, so that a dataset that was converted again has another one. Of tars of other
-writers, without a dataset.json, it depends on their names, sizes and tags.
+writers, without a dataset.json, it depends on their names, sizes and tags; and so of a folder of files that nobody has
+converted, which are fetched in groups (plain/groups).
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from fastimg.loaders.wording import plural
 from .fetching import Fetching
 from .held_shards import HeldShard
 from .listing import named_tars, stored_tars
+from .plain.groups import REQUESTS, GroupedFiles
 from .shard_cache import TOUCH, ShardCache, WantedFile, in_words, parse_size
 from .stores import RANGE_ATTEMPTS, DeniedError, NotThereError, RemoteFolder, StoredObject
 from .trees import named_by_urls
@@ -38,7 +40,8 @@ _open: dict[Path, "Mirror"] = {}  # of this process, by folder
 class Mirror:
     """A dataset at `url`, and its folder in the cache. Raises DataError if there is none.
 
-    tars: those of other writers, where there is no dataset.json or the URL names tars; None for a converted dataset.
+    tars: those of other writers, where there is no dataset.json or the URL names tars; None otherwise.
+    grouped: the files of a folder that has neither a dataset.json nor tars; None otherwise.
     """
 
     def __init__(self, url: str, cache: ShardCache, options: Mapping[str, str] | None = None) -> None:
@@ -52,12 +55,12 @@ class Mirror:
         self._tags: dict[str, str] = {}  # of shards that are read by ranges
         content = self._description() if pattern is None else None
         self.tars = stored_tars(self._remote, pattern) if content is None else None
+        self.grouped: GroupedFiles | None = None
         if self.tars == []:
-            raise DataError(
-                f"{self.address(_DESCRIPTION)}: not found, nor any tar; the folder must be one that `fastimg convert` "
-                "has written, or hold tars"
-            )
-        stated = repr(self.tars).encode() if content is None else content
+            self.tars, self.grouped = None, self._listed(folder)
+        stated = content
+        if stated is None:
+            stated = repr(self.tars).encode() if self.grouped is None else self.grouped.listed.encode()
         key = hashlib.sha256(url.encode() + hashlib.sha256(stated).digest()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", parsed(url).name).strip("-") or "data"
         self.folder = cache.root / f"{name}-{key}"
@@ -66,6 +69,18 @@ class Mirror:
         else:
             with self.cache.alone():
                 self.cache.mark(self.folder)
+
+    def _listed(self, folder: str) -> GroupedFiles:
+        """The files of a folder that has neither a dataset.json nor tars."""
+        try:
+            return GroupedFiles(folder, self.options, self.cache.root / "listings")
+        except DeniedError:
+            raise
+        except NotThereError as error:
+            raise DataError(
+                f"{self.address(_DESCRIPTION)}: not found, nor any other file; the folder must be one that `fastimg "
+                "convert` has written, or hold tars, images or texts"
+            ) from error
 
     def _description(self) -> bytes | None:
         """What dataset.json says now. Each process asks for it: to ask whether it has changed is a request as well."""
@@ -80,11 +95,19 @@ class Mirror:
         """Where its samples come from, and by which way, in words."""
         if self.cache.limit == 0:
             return f"samples come from {self.url} one by one, and nothing is kept: the cache may hold 0 bytes"
+        if self.grouped is not None:
+            return (
+                f"files come from {self.url} one by one, {REQUESTS} at a time, into {self.cache.root}, at most "
+                f"{in_words(self.cache.limit)} of them"
+            )
         return f"shards come from {self.url} into {self.cache.root}, at most {in_words(self.cache.limit)} of them"
 
     def ask(self) -> None:
-        """One request for the size of a file that is there. Raises DataError."""
-        self._remote.look(_DESCRIPTION if self.tars is None else self.tars[0].name)
+        """One request, for the size of a file that is there, or for names. Raises DataError."""
+        if self.grouped is not None:
+            self._remote.contents()
+        else:
+            self._remote.look(_DESCRIPTION if self.tars is None else self.tars[0].name)
 
     def wanted_tars(self, paths: Sequence[Path]) -> list[WantedFile]:
         """Tars of other writers as the store describes them."""
@@ -149,7 +172,13 @@ class Mirror:
     def open(self, wanted: WantedFile, locked: bool = True) -> int:
         """A descriptor of a shard that is locked until it is closed, if `locked`. Raises DataError."""
         path = self.folder / wanted.name
-        return self.cache.open(path, wanted, lambda file: self._fetching.fetch(wanted, file), locked)
+        return self.cache.open(path, wanted, lambda file: self._fetch(wanted, file), locked)
+
+    def _fetch(self, wanted: WantedFile, file: int) -> None:
+        if self.grouped is None:
+            self._fetching.fetch(wanted, file)
+        else:
+            self.grouped.fetch(wanted, file)
 
     def use(self, shard: HeldShard, wanted: WantedFile) -> None:
         """Count an open shard as used now."""
@@ -159,7 +188,7 @@ class Mirror:
 
     def bring(self, wanted: WantedFile) -> None:
         """Have a shard in the cache. Raises DataError."""
-        self.cache.bring(self.folder / wanted.name, wanted, lambda file: self._fetching.fetch(wanted, file))
+        self.cache.bring(self.folder / wanted.name, wanted, lambda file: self._fetch(wanted, file))
 
     def renew(self, wanted: WantedFile, index: WantedFile | None) -> "Lease":
         """Have a shard and its index anew from the store, by their SHA-256, whatever the cache holds.
@@ -182,8 +211,13 @@ class Mirror:
         return self.cache.has(self.folder / wanted.name, wanted)
 
     def read_part(self, wanted: WantedFile, size: int, offset: int) -> bytes:
-        """At most `size` bytes of a shard, from the store, without a checksum. Raises DataError."""
+        """At most `size` bytes of a shard, from the store, without a checksum; of a group, files that begin there.
+
+        Raises DataError.
+        """
         stop = min(offset + size, wanted.size)
+        if self.grouped is not None:
+            return self.grouped.read(wanted, offset, stop)
         return bytes(self._remote.read_range(wanted.name, offset, stop, wanted.tag)) if stop > offset else b""
 
     def read_alike(self, wanted: WantedFile, size: int, offset: int) -> bytes:
@@ -203,8 +237,13 @@ class Mirror:
     def read_bound(self, wanted: WantedFile, view: memoryview, offset: int) -> None:
         """Fill `view` from the store: without a checksum, but bound to the tag that the shard had at its first use.
 
-        Raises DataError.
+        A file of a group is read whole, as it was listed. Raises DataError.
         """
+        began = time.perf_counter()
+        if self.grouped is not None:
+            view[:] = self.grouped.read(wanted, offset, offset + 1)
+            self.cache.count_range(len(view), time.perf_counter() - began)
+            return
         if wanted.name not in self._tags:
             found = self._remote.look(wanted.name, RANGE_ATTEMPTS)
             if found.size != wanted.size or wanted.tag not in ("", found.tag):
@@ -213,7 +252,6 @@ class Mirror:
                     "upload it again, with dataset.json"
                 )
             self._tags[wanted.name] = found.tag
-        began = time.perf_counter()
         stop = offset + len(view)
         view[:] = self._remote.read_range(wanted.name, offset, stop, self._tags[wanted.name])
         self.cache.count_range(len(view), time.perf_counter() - began)

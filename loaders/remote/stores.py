@@ -59,6 +59,11 @@ class StoredObject(NamedTuple):
         """Whether the tag stands for the bytes themselves, so that a request may be bound to it."""
         return self.tag.startswith('"')
 
+    def may_be(self, tag: str, size: int) -> bool:
+        """Whether a content of a tag and a size is this one. Times are stated in seconds here, and finer there."""
+        timed = etags.is_time(tag) or etags.is_time(self.tag)
+        return size == self.size and (timed or tag == self.tag)
+
 
 class RemoteFolder:
     """The files directly below a URL. Any thread may read.
@@ -90,27 +95,37 @@ class RemoteFolder:
         """
         return self._verified(name, strict=True)
 
+    def content_of(self, stored: StoredObject) -> bytes:
+        """A whole file as it was listed. Raises NotThereError and DataError, and ShardError if it is another by now.
+
+        Where its ETag may be a checksum, it is compared: what differs must arrive twice alike. So must what has no such
+        ETag, unless TLS verifies it.
+        """
+        return self._verified(stored.name, strict=False, listed=stored)
+
     def read_once(self, name: str) -> bytes:
         """A whole, small file, of which the caller knows what it must be. Raises NotThereError and DataError."""
         return self._received(name)[1]
 
-    def _received(self, name: str) -> tuple[str, bytes]:
-        """The ETag and the content of a whole file."""
+    def _received(self, name: str, attempts: int = ATTEMPTS) -> tuple[str, bytes]:
+        """The tag and the content of a whole file."""
 
         def get() -> tuple[str, bytes]:
             answer = self._store.get(name)
             content = bytes(answer.bytes())
             if len(content) != answer.meta["size"]:
                 raise EOFError(f"{len(content)} bytes where {answer.meta['size']} are stated")
-            return answer.meta["e_tag"] or "", content
+            return etags.tag_of(answer.meta), content
 
-        return self._tried(name, get)
+        return self._tried(name, get, attempts)
 
-    def _verified(self, name: str, strict: bool) -> bytes:
+    def _verified(self, name: str, strict: bool, listed: StoredObject | None = None) -> bytes:
         """A whole file. Unless `strict`, one that no checksum was stated of is believed if it came by TLS."""
         seen: set[bytes] = set()
         for _ in range(_TIMES):
-            tag, content = self._received(name)
+            tag, content = self._received(name, ATTEMPTS if listed is None else RANGE_ATTEMPTS)
+            if listed is not None and not listed.may_be(tag, len(content)):
+                raise self._replaced(name)
             if etags.agrees(tag, len(content), partial(_part, content)):
                 return content
             if content in seen or not (strict or etags.may_be_checksum(tag) or not self.guarded):
@@ -134,7 +149,7 @@ class RemoteFolder:
                 if StoredObject(name, 0, tag).strong:
                     asked["if_match"] = tag
                 answer = self._store.get(name, options=asked)
-                if _tag(answer.meta) != tag:
+                if etags.tag_of(answer.meta) != tag:
                     raise self._replaced(name)
                 found = memoryview(answer.bytes())
             if len(found) != stop - start:
@@ -157,7 +172,7 @@ class RemoteFolder:
             if StoredObject(name, 0, tag).strong:
                 asked["if_match"] = tag
             answer = self._store.get(name, options=asked)
-            if tag and _tag(answer.meta) != tag:
+            if tag and etags.tag_of(answer.meta) != tag:
                 raise self._replaced(name)
             take, left = begin(), stop - start
             for piece in answer.stream(_PIECE):
@@ -181,7 +196,7 @@ class RemoteFolder:
     def look(self, name: str, attempts: int = ATTEMPTS) -> StoredObject:
         """The size and the tag of a file. Raises NotThereError and DataError."""
         found = self._tried(name, lambda: self._head(name), attempts)
-        return StoredObject(name, found["size"], _tag(found))
+        return StoredObject(name, found["size"], etags.tag_of(found))
 
     def _head(self, name: str) -> "ObjectMeta":
         """What the store says of a file. The answer to HEAD has no body that says why it refuses: that to GET has."""
@@ -202,7 +217,7 @@ class RemoteFolder:
     def contents(self) -> list[StoredObject]:
         """The files directly below the URL, by name. Raises DataError, also where the store cannot list them."""
         found = self._tried("", lambda: self._store.list_with_delimiter()["objects"])
-        return sorted(StoredObject(each["path"].rpartition("/")[2], each["size"], _tag(each)) for each in found)
+        return sorted(StoredObject(each["path"].rpartition("/")[2], each["size"], etags.tag_of(each)) for each in found)
 
     def _replaced(self, name: str) -> ShardError:
         return ShardError(
@@ -254,8 +269,3 @@ def _pause(seconds: float) -> None:
 
 def _part(content: bytes, start: int, size: int) -> bytes:
     return content[start : start + size]
-
-
-def _tag(described: "ObjectMeta") -> str:
-    tag = described["e_tag"] or f"written {described['last_modified'].isoformat()}"
-    return f'"{tag}"' if tag.startswith("0x") else tag  # Azure's lists have no quotes around it

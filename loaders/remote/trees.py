@@ -16,10 +16,10 @@ from pathlib import Path
 
 from fastimg.loaders.errors import DataError
 
-from .client.key_ranges import list_names
+from .client.key_ranges import Add, list_names
 from .fetching import Fetching
 from .shard_cache import WantedFile
-from .stores import RemoteFolder
+from .stores import NotThereError, RemoteFolder
 
 _SMALL = 8 << 20  # bytes of a file that is fetched by one request
 _LOCK = ".lock"
@@ -45,8 +45,8 @@ class StoredFiles(RemoteFolder):
         """
         return self._verified(name, strict=False)
 
-    def list_all(self, add: Callable[[str, int], None]) -> None:
-        """Call `add` with the path and the size of each file, in any order; of some again after a failure.
+    def list_all(self, add: Add) -> None:
+        """Call `add` with the path, size and tag of each file, in any order; of some again after a failure.
 
         Raises DataError.
         """
@@ -57,11 +57,13 @@ class StoredFiles(RemoteFolder):
 class StoredTree:
     """The files below a URL, and the folder `root` that shows them. `count` and `size` (bytes) are of all files.
 
-    Raises DataError where nothing is there, or names cannot be those of files.
+    `each` is called with the path, size and tag of each file that is shown.
+    Raises NotThereError where nothing is there, and DataError where names cannot be those of files.
     """
 
-    def __init__(self, url: str, options: Mapping[str, str] | None, place: Path) -> None:
+    def __init__(self, url: str, options: Mapping[str, str] | None, place: Path, each: Add = lambda *_: None) -> None:
         self.url = url
+        self._each = each
         self.files = StoredFiles(url, options)
         self.count = self.size = 0
         place.mkdir(parents=True, exist_ok=True)
@@ -80,10 +82,10 @@ class StoredTree:
             raise
         if not self.count:
             self.close()
-            raise DataError(f"{url}: no files there; check the URL")
+            raise NotThereError(f"{url}: no files there; check the URL")
         _open[self.root] = self
 
-    def _add(self, name: str, size: int) -> None:
+    def _add(self, name: str, size: int, tag: str) -> None:
         path = self.root / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +97,7 @@ class StoredTree:
                 raise DataError(
                     f"{self.files.address(name)}: is a file and a folder at once; rename one of them"
                 ) from error
-            self._add(name, size)
+            self._add(name, size, tag)
             return
         except (OSError, ValueError) as error:
             raise DataError(f"{self.files.address(name)}: cannot be the name of a file ({error})") from error
@@ -105,6 +107,7 @@ class StoredTree:
             os.close(file)
         self.count += 1
         self.size += size
+        self._each(name, size, tag)
 
     def _makes_way(self, path: Path) -> bool:
         """Delete an empty file, the mark of a folder, in the way of a file below it."""

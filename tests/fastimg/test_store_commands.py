@@ -242,6 +242,7 @@ class TestDoctor:
             "samples": sum(split["samples"] for split in described),
             "cache": cache[1],
             "cache_limit": 10_000_000,
+            "files": None,
         }
         assert self.looked == [Path(cache[1])]  # the disk that is measured is the cache's
         assert cli.run(["doctor", url, *cache, "--cache-limit", "10MB"]) == 0

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from fastimg.loaders.remote.fetched_files import FetchedFiles, fetched_files
 from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.train.run import Run
-from fastimg.wording import plural
 
 INTERVAL = 10.0  # seconds between two lines
 
@@ -23,8 +22,8 @@ def first_shards(run: Run, say: Callable[[str], None]) -> Iterator[None]:
     reach = (config.order_window or 0) // 2 if config.order == "quasi-random" else 0
     needed, size = files.first(reach, len(run.setup.data.loader.dataset))
     say(
-        f"object store: {held} of {plural(files.count, 'shard')} in the cache; the first batch waits for about "
-        f"{plural(needed, 'shard')} ({in_words(size)})"
+        f"object store: {held} of {files.counted(files.count)} in the cache; the first batch waits for about "
+        f"{files.counted(needed)} ({in_words(size)})"
     )
     over = threading.Event()
     watching = threading.Thread(target=_watch, args=(run, files, size, say, over), name="fastimg-first", daemon=True)

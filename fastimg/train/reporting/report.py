@@ -14,6 +14,7 @@ from fastimg.data.datasets import DatasetPart
 from fastimg.errors import printable
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.order import BLOCK
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Pair, TextSide
@@ -80,7 +81,7 @@ def print_effective(
         "average": _average(config),
         "evaluation": _evaluation(config, val_part is not None),
         "compile": f"{config.compile}, before the first step" if config.compile else None,
-        "order": _order(config, len(part)),
+        "order": _order(config, part),
         "loader": setup.data.loader.describe(),
         "device": f"{_devices(ranks)}, {setup.precision.reason}, {layout}, seed {config.seed}",
         "cores": ranks.binding.words or None,
@@ -256,16 +257,15 @@ def _batch(setup: Setup, left_out: bool) -> str:
     return words
 
 
-def _order(config: Train, samples: int) -> str:
+def _order(config: Train, part: DatasetPart) -> str:
     order = intent.order(config)
     if config.sampler is not None:
         return f"{order}, drawn with repetition ({config.sampler})"
     if config.order_window is None:
         return order
-    all_of_it = ", twice the data or more: as good as random" if config.order_window >= 2 * samples else ""
-    blocks = f"blocks of {BLOCK} images"
-    if config.data is not None and url_of(config.data) is not None:
-        blocks = "whole shards"
+    all_of_it = ", twice the data or more: as good as random" if config.order_window >= 2 * len(part) else ""
+    files = fetched_files(part.dataset)
+    blocks = f"blocks of {BLOCK} images" if files is None else f"whole {files.unit}s"
     return f"{order}: {blocks} within a window of {config.order_window}{all_of_it}"
 
 

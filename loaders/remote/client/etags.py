@@ -7,14 +7,30 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
 
 Read = Callable[[int, int], bytes]  # (start, bytes): of a file
 
 _TAG = re.compile(r'"([0-9a-f]{32})(?:-([1-9]\d{0,4}))?"')
+_TIME = "written "
 _MIB = 1 << 20
 _PARTS = (5, 6, 7, 8, 10, 12, 15, 16, 20, 24, 25, 32, 48, 50, 64, 96, 100, 128, 200, 256, 400, 500, 512, 1024)  # MiB
 _MOST_PARTS = (9_000, 10_000)  # ours, and S3's: longer parts of very large files
 _BLOCK = 1 << 20
+
+
+def tag_of(described: "ObjectMeta") -> str:
+    """What tells a content of a file from another: its ETag, with quotes, or else the time of its writing."""
+    tag = described["e_tag"] or f"{_TIME}{described['last_modified'].isoformat()}"
+    return f'"{tag}"' if tag.startswith("0x") else tag  # Azure's lists have no quotes around it
+
+
+def is_time(tag: str) -> bool:
+    """Whether a tag is a time, of a store that states no ETag."""
+    return tag.startswith(_TIME)
 
 
 def may_be_checksum(tag: str) -> bool:

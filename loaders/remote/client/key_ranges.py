@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .etags import tag_of
+
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
@@ -27,11 +29,11 @@ AZURE_PAGE = 5000  # names that Azure gives at once
 _LARGE = AZURE_PAGE // 8  # files of a folder, about: with fewer in each, folders are not listed by themselves
 _MOST = 10_000  # folders in a folder that is divided
 
-Add = Callable[[str, int], None]
+Add = Callable[[str, int, str], None]  # path, bytes, ETag
 
 
 def list_names(store: "ObjectStore", url: str, add: Add) -> None:
-    """Call `add`, one call at a time, with the path and the size of each file; raises what obstore raises."""
+    """Call `add`, one call at a time, with the path, the size and the tag of each file; raises what obstore raises."""
     if url.startswith(_BY_FOLDERS):
         _list_folders(store, add)
         return
@@ -128,4 +130,4 @@ def _key(name: str) -> bytes:
 
 def _add_all(page: list[Any], add: Add) -> None:
     for each in page:
-        add(each["path"], each["size"])
+        add(each["path"], each["size"], tag_of(each))

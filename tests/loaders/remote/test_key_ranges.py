@@ -35,7 +35,7 @@ def fill(server: ObjectServer, names: list[str]) -> None:
 def listed(server: ObjectServer, scheme: str = "s3") -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     server.requests.clear()
-    StoredFiles(f"{scheme}://bucket/p", server.options).list_all(lambda name, size: found.append((name, size)))
+    StoredFiles(f"{scheme}://bucket/p", server.options).list_all(lambda name, size, _: found.append((name, size)))
     return sorted(found)
 
 
