@@ -323,9 +323,6 @@ class ArrayCache:
     def _lock(self) -> int:
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not (self.folder / _ABOUT).exists():
-                replace_file(self.folder / _ABOUT, (json.dumps(self._about, indent=1) + "\n").encode())
-                sync_folder(self.folder.parent)
             handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -334,6 +331,14 @@ class ArrayCache:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError:  # a file system without locks
             pass
+        try:
+            with self._writing():
+                if not (self.folder / _ABOUT).exists():
+                    replace_file(self.folder / _ABOUT, (json.dumps(self._about, indent=1) + "\n").encode())
+                    sync_folder(self.folder.parent)
+        except BaseException:
+            os.close(handle)
+            raise
         return handle
 
     @contextlib.contextmanager

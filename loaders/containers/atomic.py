@@ -1,13 +1,19 @@
 """Writing files that appear under their name only when they are complete."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import stat
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
+
+_PATIENCE = 60.0  # seconds that another writer of the same file may take
+_POLL = 0.005
 
 
 def temporary(path: Path) -> Path:
@@ -17,18 +23,51 @@ def temporary(path: Path) -> Path:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file, which is renamed to `path` when the block ends without an error."""
+    """Open a temporary file, which is renamed to `path` when the block ends without an error.
+
+    Another process or thread that writes the same file is waited for. Raises OSError.
+    """
     part = temporary(path)
-    try:
-        with part.open("wb") as file:
+    with _alone(part) as file:
+        try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
+
+
+def _alone(part: Path) -> BinaryIO:
+    """A temporary file, empty, which nobody else has: two at once would mix their contents. Raises OSError."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if _locked(file) and os.path.samestat(os.stat(part), os.fstat(file)):
+                os.ftruncate(file, 0)
+                return os.fdopen(file, "wb")
+        except FileNotFoundError:  # it has its name by now, or was deleted
+            pass
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        if time.monotonic() > deadline:
+            raise OSError(errno.EBUSY, "another process is writing it", str(part))
+        time.sleep(_POLL)
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def replace_file(path: Path, content: bytes | bytearray) -> None:

@@ -1,6 +1,8 @@
 """`fastimg embed` into an object store: the files of a folder, and never a description of what is not there."""
 
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
@@ -88,7 +90,7 @@ class TestData:
     def data(self, trained, server, monkeypatch):
         monkeypatch.setattr(fetching, "RANGE", 1000)  # many requests
         monkeypatch.setattr(quick_sums, "BLOCK", 1000)
-        convert(Convert(src=trained.images, dst=server.folder / "D", shard_size="12KB"), Console(quiet=True))
+        convert(Convert(src=trained.images, dst=server.folder / "D", shard_size="40KB"), Console(quiet=True))
         return "s3://bucket/D"
 
     @staticmethod
@@ -118,6 +120,61 @@ class TestData:
         embed(URL, data=data)
         embed(tmp_path / "here", data=server.folder / "D")
         self.assert_same(server.folder / "E", tmp_path / "here")
+
+    def test_latencies_of_a_second_and_a_cache_that_is_deleted(self, embed, data, server, tmp_path, monkeypatch):
+        monkeypatch.setattr(fetching, "RANGE", 8 << 20)  # a request for each shard
+        deleted: list[str] = []
+
+        def delete(name: str) -> str:
+            if name.endswith("train-00001.tar") and not deleted:
+                deleted.append(name)
+                for folder in (tmp_path / "cache").glob("D-*"):
+                    shutil.rmtree(folder)
+            return ""
+
+        server.latency, server.before = 1.0, delete
+        embed(URL, data=data)
+        assert deleted
+        embed(tmp_path / "here", data=server.folder / "D")
+        self.assert_same(server.folder / "E", tmp_path / "here")
+
+    def test_a_silent_server_is_asked_again_and_one_that_stays_silent_ends_it(self, embed, data, server, tmp_path):
+        silent = ("--storage-option", "read_timeout=1s")
+        server.faults = [("D/train-00000.tar", "stall"), ("PUT E/train-00000.tar", "stall")]
+        embed(URL, *silent, data=data)
+        assert server.faults == []
+        embed(tmp_path / "here", data=server.folder / "D")
+        self.assert_same(server.folder / "E", tmp_path / "here")
+        shutil.rmtree(tmp_path / "cache")
+        server.before = lambda name: "stall" if name.endswith(".tar") else ""
+        said = " ".join(embed("s3://bucket/F", *silent[:1], "read_timeout=200ms", data=data, code=1).err.split())
+        assert "tar: tried 9 times: no answer in time; check the network" in said and "Traceback" not in said
+        assert not (server.folder / "F/embeddings.json").exists()
+
+    def test_a_shard_that_was_replaced_is_named(self, embed, data, server):
+        shard = server.folder / "D/train-00001.tar"
+        other = shard.read_bytes()[::-1]
+
+        def replace_shard(name: str) -> str:
+            if name.endswith(".tar"):
+                shard.write_bytes(other)
+            return ""
+
+        server.before = replace_shard
+        said = " ".join(embed(URL, data=data, code=1).err.split())
+        assert f"{data}/train-00001.tar: fetched 2 times, and its checksum is" in said and "Traceback" not in said
+        assert not (server.folder / "E/embeddings.json").exists()
+
+    def test_two_at_once_share_a_cache(self, embed, data, server, tmp_path, monkeypatch):
+        """Each shard is fetched once, whoever needs it first."""
+        monkeypatch.setattr(fetching, "RANGE", 8 << 20)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda name: embed(tmp_path / name, data=data), ("one", "two")))
+        embed(tmp_path / "here", data=server.folder / "D")
+        for name in ("one", "two"):
+            self.assert_same(tmp_path / name, tmp_path / "here")
+        shards = len(list((server.folder / "D").glob("*.tar")))
+        assert sum(name.endswith(".tar") for name in server.requests) == shards
 
 
 def test_a_folder_of_others_is_refused(embed, server):
