@@ -90,7 +90,7 @@ class TestData:
     def data(self, trained, server, monkeypatch):
         monkeypatch.setattr(fetching, "RANGE", 1000)  # many requests
         monkeypatch.setattr(quick_sums, "BLOCK", 1000)
-        convert(Convert(src=trained.images, dst=server.folder / "D", shard_size="40KB"), Console(quiet=True))
+        convert(Convert(src=trained.images, dst=server.folder / "D", shard_size="12KB"), Console(quiet=True))
         return "s3://bucket/D"
 
     @staticmethod
