@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .decoders.images import ImageDecoder
     from .decoders.views import ViewDecoder
     from .epochs import BatchSource, LoaderConfig
-    from .errors import DataError, ImageError, ShardError, WorkerError
+    from .errors import DataError, ImageError, ShardError, UnavailableError, WorkerError
     from .loader import Loader
     from .migration.image_folder import ImageFolderLoader
     from .migration.ray_data import ray_dataset
@@ -53,6 +53,7 @@ __all__ = [
     "RandomResizedCrop",
     "Sampling",
     "ShardError",
+    "UnavailableError",
     "View",
     "ViewDecoder",
     "WorkerError",
@@ -64,7 +65,7 @@ __all__ = [
 # Public name -> the module that defines it, imported at first use: some import torch, which takes seconds.
 _MODULES = {
     **dict.fromkeys(("Dataset", "list_splits", "open_dataset"), "containers.datasets"),
-    **dict.fromkeys(("DataError", "ImageError", "ShardError", "WorkerError"), "errors"),
+    **dict.fromkeys(("DataError", "ImageError", "ShardError", "UnavailableError", "WorkerError"), "errors"),
     **dict.fromkeys(
         ("CenterCrop", "Crop", "Letterbox", "LongestSide", "RandomCrop", "RandomResizedCrop", "View"), "crop"
     ),

@@ -5,6 +5,10 @@ class DataError(Exception):
     """The data is invalid or cannot be read. The message names the file, the reason and the remedy."""
 
 
+class UnavailableError(DataError):
+    """The data cannot be had now: a store that refuses or is silent, or a cache that cannot be written."""
+
+
 class ShardError(DataError):
     """A shard, an index or dataset.json is missing, cut short or altered: nothing in it can be trusted."""
 

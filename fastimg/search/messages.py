@@ -82,7 +82,7 @@ class Arrived:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFault:
-    """From there instead: why no process can run, a sentence."""
+    """From there instead: why no process can run, or no trial read the data, a sentence."""
 
     words: str
 

@@ -25,8 +25,20 @@ from typing import TYPE_CHECKING, Any
 
 from fastimg.config import yaml_file
 from fastimg.config.commands import Train
+from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 
-from .messages import TIME_OVER, Ended, Message, Reported, TrialJob, TrialProbe, TrialProbed, TrialVerdict, TrialWork
+from .messages import (
+    TIME_OVER,
+    Ended,
+    HostFault,
+    Message,
+    Reported,
+    TrialJob,
+    TrialProbe,
+    TrialProbed,
+    TrialVerdict,
+    TrialWork,
+)
 from .records import TrialRecord
 
 if TYPE_CHECKING:
@@ -34,6 +46,7 @@ if TYPE_CHECKING:
 
 Watch = Callable[[int, Mapping[str, float]], bool]
 Training = Callable[[Train, Watch], "Result"]
+_ALIKE = "no other trial could read the data, so the search ends here; the same command goes on with this trial"
 _OURS = ("output", "name", "resume", "max_time")  # settings that say nothing about a trial
 
 
@@ -129,7 +142,11 @@ def serve(line: PoolLine, ending: _Ending) -> None:
             line.send(_probed(message))
             gc.freeze()  # what was imported and found out stays: `release` after each trial does not look at it again
         elif isinstance(message, TrialWork):
-            record = run_trial(message.job, message.metric, line.judged, _train, ending)
+            try:
+                record = run_trial(message.job, message.metric, line.judged, _train, ending)
+            except DataError as error:
+                line.send(HostFault(words=f"trial {message.job.number}: {_reason(error)}; {_ALIKE}"))
+                continue
             if message.speed_split is not None and record.state == "complete":
                 record = _with_speed(record, message.job, message.speed_split, speeds)
             line.send(Ended(record=record))
@@ -138,7 +155,6 @@ def serve(line: PoolLine, ending: _Ending) -> None:
 def _probed(probe: TrialProbe) -> TrialProbed:
     """Whether trials can be run at all, and by which metric."""
     from fastimg.errors import UserError
-    from fastimg.loaders import DataError
 
     from .probing import metric_of
 
@@ -161,7 +177,8 @@ def run_trial(
 ) -> TrialRecord:
     """Run a trial, and say how it ended. `train` returns how a run ended; `judged` says whether to stop it.
 
-    What goes wrong is a reason, never an exception: the next trial may do better.
+    What goes wrong is a reason: the next trial may do better. Raises DataError where it could not: shards that are
+    damaged or were replaced, and a store or a cache that fails.
     """
     ending = ending or _Ending()
     began = time.perf_counter()
@@ -186,6 +203,8 @@ def run_trial(
         result = train(_config(settings), watch)
     except TimeOver:
         reason = f"{TIME_OVER} before its first step"
+    except (ShardError, UnavailableError):
+        raise
     except Exception as error:  # noqa: BLE001 - told as the reason
         reason = _reason(error)
     finally:
@@ -268,7 +287,6 @@ def _config(settings: Mapping[str, Any]) -> Train:
 def _reason(error: Exception) -> str:
     """Why a trial ended, in one sentence."""
     from fastimg.errors import UserError
-    from fastimg.loaders import DataError
     from fastimg.system.memory import ran_out
 
     if isinstance(error, UserError | DataError):

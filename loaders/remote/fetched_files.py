@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.watch import fill
-from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
@@ -75,7 +75,7 @@ class FetchedFiles:
                 os.close(shard.file)
                 raise ShardError(f"{path}: cannot be read ({failure}); delete it, and it is fetched again") from failure
             os.close(shard.file)  # the cache has taken it for another shard meanwhile
-        raise DataError(
+        raise UnavailableError(
             f"{path}: altered each of the {_TIMES} times that it was read; give a larger cache_limit=, or a folder "
             "that nobody else writes to"
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fastimg.loaders.errors import DataError
+from fastimg.loaders.errors import UnavailableError
 
 ROOM = 30.0  # seconds: for so long others may keep everything in the cache in use
 _POLL = 0.02  # seconds between two looks at a lock
@@ -41,13 +41,13 @@ def same_file(path: Path | str, file: int) -> bool:
 
 
 def locked_mark(mark: Path) -> int:
-    """The mark of a folder, locked so that nobody deletes what lies beside its shards. Raises OSError, DataError."""
+    """The mark of a folder, locked so that nobody deletes what lies beside its shards. Raises OSError and DataError."""
     while True:
         mark.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(mark, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if not lock_soon(file, fcntl.LOCK_SH):
-                raise DataError(
+                raise UnavailableError(
                     f"{mark}: another process has held it for {ROOM:.0f} s; end it, or give another folder with "
                     "cache_dir="
                 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.description import QUICK_SUM
-from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.wording import plural
 
@@ -229,7 +229,7 @@ class Mirror:
             before, found = found, self.read_part(wanted, size, offset)
             if found == before:
                 return found
-        raise DataError(
+        raise UnavailableError(
             f"{self.address(wanted.name)}: a part of it was fetched {plural(_TIMES + 1, 'time')}, with another content "
             "each time; check the network"
         )
@@ -271,7 +271,7 @@ class Mirror:
                 self.cache.mark(self.folder)
                 replace_file(path, content)
         except OSError as error:
-            raise DataError(
+            raise UnavailableError(
                 f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
             ) from error
 

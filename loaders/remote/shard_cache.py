@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import sync_folder, temporary
 from fastimg.loaders.containers.quick_sums import sum_of_file
-from fastimg.loaders.errors import DataError
+from fastimg.loaders.errors import DataError, UnavailableError
 from fastimg.loaders.runtime.stopping import check
 
 from .eviction import MARK, SHARDS, delete_unused, free_oldest, take_over
@@ -86,7 +86,7 @@ class ShardCache:
             self._lock.touch()
             self.limit = _default_limit(root) if limit is None else limit
         except OSError as error:
-            raise DataError(f"{root}: {error.strerror}; give another folder with cache_dir=") from error
+            raise UnavailableError(f"{root}: {error.strerror}; give another folder with cache_dir=") from error
         self._fetched: set[Path] = set()
         self._parts: set[str] = set()  # unfinished files that threads of this cache have locked
         self._marking = threading.Lock()
@@ -140,7 +140,7 @@ class ShardCache:
                     return file
         finally:
             self._count(waited=time.perf_counter() - began)
-        raise DataError(
+        raise UnavailableError(
             f"{path}: gone or altered each of the {_ROUNDS} times that it was fetched; give a larger cache_limit=, or "
             "a folder that nobody else writes to"
         )
@@ -192,7 +192,7 @@ class ShardCache:
             except OSError as error:
                 if isinstance(error, FileNotFoundError | FileExistsError) and attempt + 1 < _ROUNDS:
                     continue  # the cache was deleted meanwhile; mkdir() says of a folder that vanishes that it exists
-                raise DataError(
+                raise UnavailableError(
                     f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
                 ) from error
 
@@ -233,7 +233,7 @@ class ShardCache:
             return None
         except OSError as error:
             remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "give another folder with cache_dir="
-            raise DataError(f"{path}: {error.strerror}; {remedy}") from error
+            raise UnavailableError(f"{path}: {error.strerror}; {remedy}") from error
         try:
             good = self.current(file, wanted)
             if good and locked:
@@ -290,7 +290,7 @@ class ShardCache:
             if state != seen:
                 seen, since = state, time.monotonic()
             if time.monotonic() - since > STALLED:
-                raise DataError(
+                raise UnavailableError(
                     f"{part}: another process has been fetching it, and has given no sign of life for {STALLED:.0f} s; "
                     "end that process, or give another folder with cache_dir="
                 )
@@ -336,7 +336,7 @@ class ShardCache:
                         self._close_held()  # or the disk keeps what was deleted
             os.ftruncate(file, 0)  # of a shard that was taken: it is not counted twice
             if time.monotonic() > deadline:
-                raise DataError(
+                raise UnavailableError(
                     f"{self.root}: no room for {path.name} ({in_words(wanted.size)}): the cache holds {in_words(held)} "
                     f"of {in_words(self.limit)}, and for {ROOM:.0f} s all of it was in use; give a larger cache_limit="
                 )
@@ -388,7 +388,7 @@ class ShardCache:
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if not lock_soon(file, fcntl.LOCK_EX):
-                raise DataError(
+                raise UnavailableError(
                     f"{self._lock}: another process has held it for {ROOM:.0f} s; end it, or give another folder "
                     "with cache_dir="
                 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.stopping import check
 
 from .client import etags
@@ -36,7 +36,7 @@ _SHORTER = "InvalidRange"  # as S3 says where it has nothing of a range
 _T = TypeVar("_T")
 
 
-class NotThereError(DataError):
+class NotThereError(UnavailableError):
     """There is no such file in the store."""
 
 
@@ -131,7 +131,7 @@ class RemoteFolder:
             if content in seen or not (strict or etags.may_be_checksum(tag) or not self.guarded):
                 return content
             seen.add(content)
-        raise DataError(
+        raise UnavailableError(
             f"{self.address(name)}: fetched {_TIMES} times, with another content each time; check the network"
         )
 
@@ -249,7 +249,7 @@ class RemoteFolder:
                     says = (
                         f"{first_line(error)}; check the network and storage_options=" if cause is None else cause.says
                     )
-                    raise DataError(f"{self.address(name)}: tried {attempts} times: {says}") from error
+                    raise UnavailableError(f"{self.address(name)}: tried {attempts} times: {says}") from error
             _pause(PAUSE * 2**attempt)
         raise AssertionError
 

@@ -21,7 +21,7 @@ def test_the_loaders_names():
             "RandomCrop",
             "RandomResizedCrop",
         ),
-        *("Sampling", "ShardError", "View", "ViewDecoder", "WorkerError"),
+        *("Sampling", "ShardError", "UnavailableError", "View", "ViewDecoder", "WorkerError"),
         *("list_splits", "open_dataset", "ray_dataset"),
     ]
 

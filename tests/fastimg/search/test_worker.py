@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from fastimg.errors import UserError
-from fastimg.loaders import DataError
+from fastimg.loaders import DataError, ShardError
+from fastimg.loaders.errors import UnavailableError
 from fastimg.search.messages import TrialJob
 from fastimg.search.worker import _Ending, _limit_memory, best_of, run_trial
 from fastimg.train.loop import Result
@@ -72,6 +73,12 @@ def test_a_trial_that_ends_well(tmp_path):
 def test_a_trial_that_does_not(tmp_path, train, reason):
     record = run_trial(job(tmp_path), "top1", lambda _: False, train)
     assert (record.state, record.reason) == ("pruned", reason)
+
+
+@pytest.mark.parametrize("error", [ShardError("D/a.tar: cut short"), UnavailableError("s3://b/D: tried 9 times")])
+def test_data_that_no_trial_could_read_is_no_reason(tmp_path, error):
+    with pytest.raises(type(error), match=str(error)):
+        run_trial(job(tmp_path), "top1", lambda _: False, failing(error))
 
 
 def test_a_fault_of_ours_is_a_reason_and_its_traceback_is_printed(tmp_path, capsys):

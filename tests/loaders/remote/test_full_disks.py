@@ -110,7 +110,7 @@ def test_a_limit_of_the_process_is_told_of(python, server, bucket, cache_dir, im
 
     ran = read(file_limit=limit)
     assert ran.returncode == 1
-    assert "DataError: " in ran.stderr
+    assert "UnavailableError: " in ran.stderr
     assert ".tar: File too large; free some of the disk, or give another folder with cache_dir=" in ran.stderr
     assert held(cache_dir) == [] and not list(cache_dir.rglob("*.part"))
     assert read().stdout.split() == ["ready", checksum(images)]
