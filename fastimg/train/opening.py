@@ -101,7 +101,7 @@ def open_data(
     if note:
         say(console, note, style="bold yellow")
     elif files_alone:
-        how = "opened one by one" if mirror is None else "fetched one by one, unless the cache has it"
+        how = "opened one by one" if mirror is None else "fetched one by one, unless in the cache"
         say(
             console,
             f"{as_given(data)} is a plain folder: {plural(len(part.dataset), 'file', 'is')} {how}; `fastimg "
