@@ -21,7 +21,8 @@ from remote import served
 from rich.console import Console
 
 from fastimg.loaders.containers.description import read_description
-from fastimg.loaders.remote import fetching, shard_cache
+from fastimg.loaders.remote import fetching
+from fastimg.loaders.remote.cache import shard_cache
 from fastimg.loaders.remote.mirrors import open_mirror, wanted_shards
 
 VARIANTS = {"new file": (1, False), "aligned": (fetching._ALIGNED, False), "written over": (fetching._ALIGNED, True)}

@@ -37,9 +37,9 @@ from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.epochs import AHEAD
 from fastimg.loaders.order import _SAMPLES, Blocks, _block_places, _moved, epoch_order
 from fastimg.loaders.random import hashes
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.fetching import RANGE, Fetching
-from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import RemoteFolder
 
 Record = dict[str, Any]

@@ -26,8 +26,8 @@ from fastimg.loaders.containers.foreign import foreign_shards
 from fastimg.loaders.containers.quick_sums import both_sums_of_file, sum_of_file
 from fastimg.loaders.containers.tars.shards import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.mirrors import Mirror, mirror_at, wanted_indexes, wanted_shards
-from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import say, telling_of_compilation

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fastimg.config.benchmarking import Doctor
+from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.loaders.remote.mirrors import Mirror, open_mirror
-from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.wording import plural
 
 from .findings import Row

@@ -26,11 +26,12 @@ from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
+from .cache.held_shards import HeldShard, HeldShards
+from .cache.sizes import in_words
+from .cache.wanted_files import WantedFile, stamp
 from .fetching import RANGE, STREAMS
-from .held_shards import HeldShard, HeldShards
 from .mirrors import Lease, Mirror
 from .present_shards import PresentShards
-from .shard_cache import WantedFile, in_words, stamp
 
 PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetched
 AHEAD = 2  # shards that are fetched in the background at once; of one range each, as many as there are streams

@@ -12,8 +12,8 @@ from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.stopping import cancelled_by, check
 from fastimg.loaders.wording import plural
 
+from .cache.wanted_files import WantedFile
 from .client import etags
-from .shard_cache import WantedFile
 from .stores import RemoteFolder
 
 STREAMS = 4  # ranges of one file at once

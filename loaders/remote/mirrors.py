@@ -22,11 +22,13 @@ from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.wording import plural
 
+from .cache.held_shards import HeldShard
+from .cache.shard_cache import TOUCH, ShardCache
+from .cache.sizes import in_words, parse_size
+from .cache.wanted_files import WantedFile
 from .fetching import Fetching
-from .held_shards import HeldShard
 from .listing import named_tars, stored_tars
 from .plain.groups import REQUESTS, GroupedFiles
-from .shard_cache import TOUCH, ShardCache, WantedFile, in_words, parse_size
 from .stores import RANGE_ATTEMPTS, DeniedError, NotThereError, RemoteFolder, StoredObject
 from .trees import named_by_urls
 from .urls import parsed

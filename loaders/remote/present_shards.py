@@ -12,8 +12,9 @@ from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
+from .cache.sizes import in_words
+from .cache.wanted_files import WantedFile
 from .mirrors import Mirror
-from .shard_cache import WantedFile, in_words
 
 _TOLD = 10.0  # seconds between two lines about shards that are all read
 _AHEAD = 4  # shards that are fetched while one is read

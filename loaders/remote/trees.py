@@ -16,9 +16,9 @@ from pathlib import Path
 
 from fastimg.loaders.errors import DataError
 
+from .cache.wanted_files import WantedFile
 from .client.key_ranges import Add, list_names
 from .fetching import Fetching
-from .shard_cache import WantedFile
 from .stores import NotThereError, RemoteFolder
 
 _SMALL = 8 << 20  # bytes of a file that is fetched by one request

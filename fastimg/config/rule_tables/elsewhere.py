@@ -7,8 +7,8 @@ from fastimg.config.commands import Convert, Embed, Eval, Export, Inspect, Predi
 from fastimg.config.rules import Check, Needs, Range, Rule
 from fastimg.config.training import Train
 from fastimg.config.url_arguments import HUB, refuse_options
+from fastimg.loaders.remote.cache.sizes import parse_size
 from fastimg.loaders.remote.origins import origin_of
-from fastimg.loaders.remote.shard_cache import parse_size
 from fastimg.loaders.remote.stores import url_of
 
 # The settings that name what a command writes, where that may be a URL; a run's are apart.

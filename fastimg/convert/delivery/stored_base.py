@@ -8,9 +8,9 @@ from fastimg.convert.description import read_base
 from fastimg.errors import UserError
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.tars.dataset import TarDataset
+from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.mirrors import Lease, Mirror, wanted_indexes, wanted_shards
-from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.wording import plural
 
 from .shard_delivery import ShardFacts

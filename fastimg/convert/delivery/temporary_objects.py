@@ -12,8 +12,8 @@ from fastimg.convert.journal import is_temporary
 from fastimg.convert.stored.spools import SpoolObject, block_sums
 from fastimg.loaders.containers.quick_sums import sum_of_file
 from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.fetching import Fetching
-from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import StoredObject
 from fastimg.loaders.remote.writable import WritableFolder
 

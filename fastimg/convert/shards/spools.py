@@ -16,7 +16,7 @@ from fastimg.convert.plan import Shard
 from fastimg.convert.sources.samples import Source, SourceReader, WrappingReader
 from fastimg.convert.sources.streams import Spool, SpoolReader
 from fastimg.convert.stored.spools import StoredSpool
-from fastimg.loaders.remote.shard_cache import in_words
+from fastimg.loaders.remote.cache.sizes import in_words
 
 Placed = Callable[[Shard], Shard]  # a shard whose entries say where the nodes find them
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote.cache.sizes import in_words
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.fetched_files import FetchedFiles
 from fastimg.loaders.remote.mirrors import Lease, Mirror, mirror_at, open_mirror, wanted_indexes, wanted_shards
-from fastimg.loaders.remote.shard_cache import WantedFile, in_words
 
 from .losses import losing
 

@@ -8,9 +8,9 @@ from fastimg.config.commands import Convert
 from fastimg.config.url_arguments import HUB
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.loaders.remote.listing import named_tars
 from fastimg.loaders.remote.mirrors import mirror_at, open_mirror, with_urls
-from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.loaders.remote.stores import RemoteFolder, url_of
 from fastimg.loaders.remote.trees import StoredTree, tree_of
 from fastimg.loaders.remote.urls import StoreURL

@@ -19,8 +19,8 @@ from typing import Any
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import temporary
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.fetching import Fetching
-from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import NotThereError, RemoteFolder, shown, url_of
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.wording import plural

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.loaders.remote.fetched_files import FetchedFiles, fetched_files
-from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.train.run import Run
 
 INTERVAL = 10.0  # seconds between two lines

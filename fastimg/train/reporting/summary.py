@@ -13,7 +13,7 @@ from fastimg.config.commands import Train
 from fastimg.config.intent import loss_kind
 from fastimg.errors import printable
 from fastimg.loaders import BatchSource
-from fastimg.loaders.remote.shard_cache import in_words
+from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.models.ranks import Ranks
 from fastimg.system.progress import UNITS, duration
 from fastimg.system.terminal import print_table, say

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.remote.eviction import GROUPS
-from fastimg.loaders.remote.shard_cache import WantedFile
+from fastimg.loaders.remote.cache.eviction import GROUPS
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.stores import StoredObject
 from fastimg.loaders.remote.trees import StoredTree
 from fastimg.loaders.runtime.stopping import cancelled_by, check

@@ -14,8 +14,8 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import open_dataset
 from fastimg.loaders.remote import present_shards
+from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.loaders.remote.mirrors import open_mirror
-from fastimg.loaders.remote.shard_cache import in_words
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.reporting import first_shards as reporting

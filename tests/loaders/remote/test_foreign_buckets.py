@@ -10,9 +10,9 @@ import pytest
 
 from fastimg.loaders import DataError, Loader, ShardError, list_splits, open_dataset
 from fastimg.loaders.remote import fetching
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.client import etags
 from fastimg.loaders.remote.listing import expanded, named_tars
-from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import RemoteFolder
 
 from .conftest import PER_SHARD, SAMPLES

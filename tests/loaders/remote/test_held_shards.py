@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastimg.loaders.remote.held_shards import HELD, HeldShard, HeldShards
+from fastimg.loaders.remote.cache.held_shards import HELD, HeldShard, HeldShards
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .conftest import PER_SHARD

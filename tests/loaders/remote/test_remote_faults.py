@@ -8,8 +8,8 @@ import pytest
 
 from fastimg.loaders import DataError, Loader, ShardError, open_dataset
 from fastimg.loaders.remote import fetching, stores
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.client.causes import cause_of, denied
-from fastimg.loaders.remote.shard_cache import WantedFile
 from fastimg.loaders.remote.stores import DeniedError, RemoteFolder
 from fastimg.loaders.remote.trees import StoredTree
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by

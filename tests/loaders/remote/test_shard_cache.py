@@ -8,8 +8,10 @@ import threading
 import pytest
 
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.remote import shard_cache
-from fastimg.loaders.remote.shard_cache import ShardCache, WantedFile, parse_size
+from fastimg.loaders.remote.cache import shard_cache, wanted_files
+from fastimg.loaders.remote.cache.shard_cache import ShardCache
+from fastimg.loaders.remote.cache.sizes import parse_size
+from fastimg.loaders.remote.cache.wanted_files import WantedFile
 
 SIZE = 1000
 OVERHEAD = 10  # more than the mark of a folder
@@ -65,7 +67,7 @@ def restarted(monkeypatch):
     """`restarted("2")`: the system has been started again; "" where it does not say."""
 
     def start(word):
-        monkeypatch.setattr(shard_cache, "_start_of_system", lambda: word)
+        monkeypatch.setattr(wanted_files, "_start_of_system", lambda: word)
 
     start("1")
     return start
@@ -75,7 +77,7 @@ def test_a_file_of_before_a_restart_is_verified_and_not_fetched_again(cache, res
     read(cache, "a.tar")
     restarted("2")
     assert read(cache, "a.tar") == content("a.tar") and cache.spent.files == 1
-    monkeypatch.setattr(shard_cache.hashlib, "file_digest", None)
+    monkeypatch.setattr(wanted_files.hashlib, "file_digest", None)
     assert read(cache, "a.tar") == content("a.tar")  # verified once
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from fastimg.loaders import DataError
-from fastimg.loaders.remote import eviction, fetched_files
-from fastimg.loaders.remote.file_locks import lock_soon, try_lock
-from fastimg.loaders.remote.shard_cache import ShardCache, WantedFile, stamp
+from fastimg.loaders.remote import fetched_files
+from fastimg.loaders.remote.cache import eviction
+from fastimg.loaders.remote.cache.file_locks import lock_soon, try_lock
+from fastimg.loaders.remote.cache.shard_cache import ShardCache
+from fastimg.loaders.remote.cache.wanted_files import WantedFile, stamp
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .conftest import PER_SHARD

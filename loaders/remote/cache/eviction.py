@@ -8,7 +8,8 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from .file_locks import same_file, try_lock
@@ -16,7 +17,45 @@ from .file_locks import same_file, try_lock
 MARK = "has-remote-copy"
 GROUPS = ".files"  # of files that nobody has converted; see plain/groups
 SHARDS = (".tar", ".beton", GROUPS)  # what is deleted to make room
+_PARTS = tuple(f"{suffix}.part" for suffix in SHARDS)  # see containers.atomic.temporary
 BESIDE = (".idx", ".fidx", ".fcol", ".ffld", ".ftil", ".fdci", ".json")  # what stays while the dataset is open
+
+
+def contents(root: Path, parts: Collection[str]) -> tuple[int, list[tuple[str, int]]]:
+    """Bytes of everything in a cache, and its shards with their sizes, the one used last first.
+
+    Unfinished files of processes that died are deleted; `parts` are those of this one. Every file is asked for each
+    shard that is fetched, so no paths are taken apart here.
+    """
+    held = 0
+    shards: list[tuple[int, str, int]] = []
+    for folder in [entry for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]:
+        if not os.path.exists(os.path.join(folder.path, MARK)):
+            continue
+        for entry in os.scandir(folder.path):
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            held += status.st_size
+            if not entry.name.startswith("."):
+                if entry.name.endswith(SHARDS):
+                    shards.append((status.st_atime_ns, entry.path, status.st_size))
+            elif entry.name.endswith(_PARTS) and entry.path not in parts:
+                held -= delete_unused((entry.path, status.st_size))
+    return held, [(path, size) for _, path, size in sorted(shards, reverse=True)]
+
+
+def unopened(root: Path, opened: Collection[Path]) -> list[tuple[int, Path]]:
+    """Folders of a cache that are not among the `opened`, with the times when they were, the last one first."""
+    found = []
+    for mark in root.glob(f"*/{MARK}"):
+        if mark.parent not in opened:
+            with contextlib.suppress(FileNotFoundError):
+                found.append((mark.stat().st_mtime_ns, mark.parent))
+    return sorted(found, reverse=True)
 
 
 def delete_unused(shard: tuple[str, int]) -> int:

@@ -18,11 +18,7 @@ with each shard would make the disk's speed that of the network. Only a file wit
 import contextlib
 import errno
 import fcntl
-import functools
-import hashlib
 import os
-import re
-import stat
 import threading
 import time
 import weakref
@@ -31,34 +27,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import sync_folder, temporary
-from fastimg.loaders.containers.quick_sums import sum_of_file
 from fastimg.loaders.errors import DataError, UnavailableError
 from fastimg.loaders.runtime.stopping import check
 
-from .eviction import MARK, SHARDS, delete_unused, free_oldest, take_over
+from .eviction import MARK, SHARDS, contents, free_oldest, take_over, unopened
 from .file_locks import ROOM, lock_soon, locked_mark, same_file, try_lock
 from .held_shards import HeldShards
+from .sizes import in_words
+from .wanted_files import WantedFile, flushed, mark_used, stamp, verified, verified_again
 
-_PARTS = tuple(f"{suffix}.part" for suffix in SHARDS)  # see temporary()
 STALLED = 120.0  # seconds: another process that fetches a file, and gives no sign of life for so long, hangs
 BEAT = 10.0  # seconds between two signs of life of one that fetches, while the store is silent, too
 _ROUNDS = 5
 _POLL = 0.02  # seconds between two looks at a lock
 TOUCH = 0.1  # seconds: uses of a file closer together are one
 _SHARE = 0.5  # of the disk's free space: the default limit
-
-
-class WantedFile(NamedTuple):
-    """A file as dataset.json states it; of other writers as the store does: `tag`, and `sha256` of what it states.
-
-    `quick` is its quick sum, by which it is verified if it is stated, or else by `sha256`.
-    """
-
-    name: str
-    size: int
-    sha256: str
-    tag: str = ""
-    quick: str = ""
 
 
 class Spent(NamedTuple):
@@ -118,7 +101,7 @@ class ShardCache:
     def has(self, path: Path, wanted: WantedFile) -> bool:
         """Whether a file is there, and is what was verified."""
         try:
-            return _verified(os.stat(path), wanted)
+            return verified(os.stat(path), wanted)
         except OSError:
             return False
 
@@ -148,14 +131,14 @@ class ShardCache:
     def current(self, file: int, wanted: WantedFile) -> bool:
         """Whether an open file is what was verified, and was not deleted."""
         status = os.fstat(file)
-        return status.st_nlink > 0 and _verified(status, wanted)
+        return status.st_nlink > 0 and verified(status, wanted)
 
     def count_use(self, file: int, wanted: WantedFile) -> None:
         """Mark a file that is open without a lock as used now: others are deleted first."""
         if try_lock(file, fcntl.LOCK_SH):  # or somebody deletes it, or writes another shard over it
             try:
                 if self.current(file, wanted):
-                    _mark_used(file, wanted)
+                    mark_used(file, wanted)
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -207,18 +190,18 @@ class ShardCache:
     def _bring(self, path: Path, wanted: WantedFile, fetch: Callable[[int], None], bounded: bool) -> None:
         self.mark(path.parent)
         with self._fetching(path, wanted) as file:
-            if file is None or _same_content(path, wanted):
+            if file is None or verified_again(path, wanted):
                 return
             self._make_room(path, wanted, file, bounded)
             with _signs_of_life(file):
                 fetch(file)
             os.utime(file, ns=(time.time_ns(), stamp(wanted)))
-            if _flushed(wanted):
+            if flushed(wanted):
                 os.fsync(file)
             if not same_file(temporary(path), file):  # deleted meanwhile, and its name is another's by now
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             temporary(path).replace(path)
-        if _flushed(wanted):
+        if flushed(wanted):
             sync_folder(path.parent)
         with self._counted:
             again = int(path in self._fetched)
@@ -239,7 +222,7 @@ class ShardCache:
             if good and locked:
                 good = lock_soon(file, fcntl.LOCK_SH, lambda: self.current(file, wanted)) and self.current(file, wanted)
                 if good:
-                    _mark_used(file, wanted)
+                    mark_used(file, wanted)
             elif good:
                 self.count_use(file, wanted)
         except BaseException:
@@ -314,10 +297,10 @@ class ShardCache:
         while True:
             check()
             with self.alone():
-                held, idle = self._contents()
+                held, idle = contents(self.root, self._parts)
                 others: list[tuple[int, Path]] | None = None
                 if bounded and held + wanted.size > self.limit:
-                    others = self._others()
+                    others = unopened(self.root, self._marks)
                     while held + wanted.size > self.limit and (idle or others):
                         held -= free_oldest(idle, others, take)
                 fits = not bounded or held + wanted.size <= self.limit
@@ -329,7 +312,7 @@ class ShardCache:
                         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                             raise
                         os.ftruncate(file, 0)
-                        others = self._others() if others is None else others
+                        others = unopened(self.root, self._marks) if others is None else others
                         if not idle and not others:
                             raise
                         held -= free_oldest(idle, others, lambda shard: 0)
@@ -346,40 +329,6 @@ class ShardCache:
         with self._counted:
             for held in self._holding:
                 held.close()
-
-    def _others(self) -> list[tuple[int, Path]]:
-        """Folders that this cache has not opened, with the times when they were opened, the last one first."""
-        found = []
-        for mark in self.root.glob(f"*/{MARK}"):
-            if mark.parent not in self._marks:
-                with contextlib.suppress(FileNotFoundError):
-                    found.append((mark.stat().st_mtime_ns, mark.parent))
-        return sorted(found, reverse=True)
-
-    def _contents(self) -> tuple[int, list[tuple[str, int]]]:
-        """Bytes of everything in the cache, and its shards with their sizes, the one used last first.
-
-        Every file is asked for each shard that is fetched, so no paths are taken apart here.
-        """
-        held = 0
-        shards: list[tuple[int, str, int]] = []
-        for folder in [entry for entry in os.scandir(self.root) if entry.is_dir(follow_symlinks=False)]:
-            if not os.path.exists(os.path.join(folder.path, MARK)):
-                continue
-            for entry in os.scandir(folder.path):
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if not stat.S_ISREG(status.st_mode):
-                    continue
-                held += status.st_size
-                if not entry.name.startswith("."):
-                    if entry.name.endswith(SHARDS):
-                        shards.append((status.st_atime_ns, entry.path, status.st_size))
-                elif entry.name.endswith(_PARTS) and entry.path not in self._parts:
-                    held -= delete_unused((entry.path, status.st_size))  # of a process that died
-        return held, [(path, size) for _, path, size in sorted(shards, reverse=True)]
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -409,60 +358,6 @@ def _default_limit(root: Path) -> int:
     held = sum(file.stat().st_size for mark in root.glob(f"*/{MARK}") for file in mark.parent.iterdir())
     free = os.statvfs(root)
     return held + int(free.f_bavail * free.f_frsize * _SHARE)
-
-
-def stamp(wanted: WantedFile) -> int:
-    """The modification time of a verified file, in nanoseconds: even seconds, which every file system can keep."""
-    return _stamp_of(wanted.sha256 if _flushed(wanted) else wanted.sha256 + _start_of_system())
-
-
-@functools.lru_cache(maxsize=4096)
-def _stamp_of(content: str) -> int:
-    return (int(hashlib.sha256(content.encode()).hexdigest()[:7], 16) & ~1) * 1_000_000_000
-
-
-@functools.cache
-def _start_of_system() -> str:
-    """Another text after each start of the system; "" where it does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _flushed(wanted: WantedFile) -> bool:
-    """Whether a file must be on the disk before it is called whole: nothing else can say later that it is."""
-    return wanted.tag != "" or not _start_of_system()
-
-
-def _same_content(path: Path, wanted: WantedFile) -> bool:
-    """Whether a file that was verified before the system was started again is whole still; it is verified now."""
-    if _flushed(wanted):
-        return False
-    with contextlib.suppress(OSError), path.open("rb") as file:  # not there, or of another user
-        if not try_lock(file.fileno(), fcntl.LOCK_SH) or not same_file(path, file.fileno()):
-            return False
-        if os.fstat(file.fileno()).st_size != wanted.size or not _has_sum(path, wanted):
-            return False
-        os.utime(file.fileno(), ns=(time.time_ns(), stamp(wanted)))
-        return True
-    return False
-
-
-def _has_sum(path: Path, wanted: WantedFile) -> bool:
-    if wanted.quick:
-        return sum_of_file(path) == wanted.quick
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
-
-
-def _mark_used(file: int, wanted: WantedFile) -> None:
-    with contextlib.suppress(OSError):  # of another user: its uses are not counted
-        os.utime(file, ns=(time.time_ns(), stamp(wanted)))
-
-
-def _verified(status: os.stat_result, wanted: WantedFile) -> bool:
-    return status.st_size == wanted.size and status.st_mtime_ns == stamp(wanted)
 
 
 def _close_all(files: dict[Path, int]) -> None:
@@ -496,20 +391,3 @@ def _allocate(file: int, size: int) -> None:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
     os.ftruncate(file, size)
-
-
-def in_words(count: int) -> str:
-    """A number of bytes."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def parse_size(text: str) -> int:
-    """The bytes that a size such as 200GB, 1.5 TB, 64GiB or 1000000 states. Raises ValueError."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    if found is None or (found[3] and not found[2]):
-        raise ValueError(f"{text!r} is not a size; give bytes, or a number with KB, MB, GB or TB, as in 200GB")
-    base = 1024 if found[3] else 1000
-    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
