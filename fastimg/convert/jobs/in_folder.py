@@ -1,0 +1,146 @@
+"""A conversion into a folder, which may be staged for an object store: begun, gone on with, completed or undone."""
+
+import contextlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fastimg.cluster.head import ClusterLost
+from fastimg.convert.delivery.shard_delivery import NotDelivered
+from fastimg.convert.description import Base, describe, read_made
+from fastimg.convert.destination import FULL, admit, begin_journal, check_same, missing_folders, undo
+from fastimg.convert.journal import DestinationState, Journal, clear, journal_options, locked
+from fastimg.convert.stored.losses import SourceLostError
+from fastimg.loaders.captions.captions import captions_of
+from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.containers.datasets import index_large, open_dataset
+from fastimg.system.terminal import say
+
+from .job import ConversionJob, takes_notes
+from .shard_passes import SampleSpeed, write_here, write_on_cluster
+
+
+def in_folder(job: ConversionJob, console: Console) -> tuple[dict[str, Any], int]:
+    """Write the dataset unless it is complete already. Returns its description and how many images were read."""
+    folder = job.request.dst
+    config = job.request.flags
+    made = missing_folders(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            state = _state(job)
+            if state is DestinationState.DATASET and config.resume:
+                return _already(folder, job, console), 0
+            resumed = state is DestinationState.UNFINISHED and config.resume
+            try:
+                return _run(job, resumed, console)
+            except Exception as error:
+                full = isinstance(error, OSError) and error.errno in FULL
+                kept = full or isinstance(error, ClusterLost | NotDelivered | SourceLostError)
+                if not resumed and not (kept and journal_options(folder)):
+                    if job.store:
+                        job.store.close()  # uploads delete files, too
+                    undo(folder, job.options, job.base)
+                    if job.store:
+                        job.store.undo()
+                raise
+            finally:
+                if job.store:
+                    job.store.close()
+    except KeyboardInterrupt:
+        if folder.is_dir() and journal_options(folder):
+            where = job.store.url if job.store else folder
+            say(console, f"{where}: interrupted; the same command with --resume continues from here")
+        raise
+    finally:
+        for path in made:  # still empty: nothing was written, or everything was undone
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _state(job: ConversionJob) -> DestinationState:
+    """What the destination holds. Raises UserError unless the conversion is allowed."""
+    if job.store:
+        return job.store.admit(job.request.flags, job.options)
+    return admit(job.request.dst, job.request.flags, job.options, job.base)
+
+
+def _begin_journal(job: ConversionJob, resumed: bool) -> Journal:
+    """The open journal, from which a store gets the shards."""
+    store = job.store
+    if store is None:
+        return begin_journal(job.request.dst, job.options, job.base, resumed)
+    if not resumed:
+        store.clear()
+    delivered = store.delivered() if resumed else ()
+    journal = begin_journal(job.request.dst, job.options, None, resumed, delivered)
+    store.begin(journal, job.source.content, takes_notes(job), delivered)
+    return journal
+
+
+def _run(job: ConversionJob, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
+    """Write shards and dataset.json. Returns the description and how many images were read."""
+    folder = job.request.dst
+    journal = _begin_journal(job, resumed)
+    todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleSpeed(), TimeRemainingColumn())
+    write = write_on_cluster if job.ray else write_here
+    with Progress(*bar, console=console, transient=True) as progress:
+        schema = write(job, todo, journal, progress, console)
+    description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
+    total = sum(len(shard.entries) for shard in todo)
+    if job.store and description["container"] == "tar":
+        job.store.finish(description)
+        return description, total
+    replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
+    _open_once(folder, _splits_here(job, description))
+    if job.store:
+        job.store.finish(description)
+        return description, total
+    _tidy(folder, description)
+    journal.remove()
+    return description, total
+
+
+def _splits_here(job: ConversionJob, description: dict[str, Any]) -> list[str]:
+    """The splits whose files are in the folder: where an append goes to a store, others stay there."""
+    splits: dict[str, Any] = description["splits"]
+    if job.store is None:
+        return list(splits)
+    folder = job.request.dst
+    return [split for split, stated in splits.items() if all((folder / s["name"]).exists() for s in stated["shards"])]
+
+
+def _open_once(folder: Path, splits: Iterable[str]) -> None:
+    """Open splits: this writes their compact indexes, and shows that they can be opened."""
+    for split in splits:
+        index_large(folder, split)
+        with contextlib.closing(open_dataset(folder, split)) as dataset:
+            captions_of(folder, dataset)
+
+
+def _already(folder: Path, job: ConversionJob, console: Console) -> dict[str, Any]:
+    """The description of a dataset that an earlier run completed; its journal may still exist."""
+    if job.store:
+        described = job.store.description()
+        job.store.tidy(described)
+        say(console, f"{job.store.url}: already complete; nothing to do")
+        return described
+    description = read_made(folder)
+    if not job.base:
+        check_same(folder, description.get("options", {}), job.options)
+    _open_once(folder, description["splits"])
+    if journal_options(folder) is not None:  # otherwise nothing can be left over
+        _tidy(folder, description)
+        (folder / "convert.json").unlink()
+    say(console, f"{folder}: already complete; nothing to do")
+    return description
+
+
+def _tidy(folder: Path, description: dict[str, Any]) -> None:
+    """Delete the files that an append has replaced."""
+    clear(folder, keep=Base.of(description).files | {"convert.json"})
