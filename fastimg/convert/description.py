@@ -12,7 +12,7 @@ import msgspec
 from fastimg import __version__
 from fastimg.convert.annotations.facts import joined, with_facts
 from fastimg.convert.recompression.facts import StatedRecompression, joined_recompressions
-from fastimg.convert.sources.containers import ORIGINAL
+from fastimg.convert.sources.containers.betons import ORIGINAL
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import UserError, printable
 from fastimg.loaders.containers.betons.files import BetonFile

@@ -24,7 +24,7 @@ from fastimg.convert.annotations.layouts import annotations_in, fetch_annotation
 from fastimg.convert.hub.reference import as_begun, is_hub
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, combine, onto
-from fastimg.convert.sources.containers import TarReader
+from fastimg.convert.sources.containers.tars import TarReader
 from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import is_class_folder, read_source
 from fastimg.convert.sources.samples import Source

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.convert.sources.containers import ORIGINAL, extension
+from fastimg.convert.sources.containers.betons import ORIGINAL, extension
 from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.loaders.containers.betons.dataset import USUAL
 from fastimg.loaders.containers.betons.kinds import (

@@ -25,7 +25,7 @@ from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.loaders.remote.trees import tree_of
 
 from .columns import SEPARATED, Columns, with_delimiter
-from .containers import read_betons, read_dataset, read_tars
+from .containers.listing import read_betons, read_dataset, read_tars
 from .folders import read_folder, waiting_mapped
 from .manifests import MANIFESTS, read_manifest
 from .samples import Source
