@@ -21,6 +21,7 @@ from rich.console import Console
 from fastimg.cluster import head, tasks
 from fastimg.config.commands import Convert
 from fastimg.convert import pipeline
+from fastimg.convert.jobs import shard_passes
 from fastimg.convert.sources import folders, streams
 from fastimg.convert.sources.folders import FilesReader
 from fastimg.errors import UsageError, UserError
@@ -69,7 +70,8 @@ def waiting(monkeypatch):
 @pytest.fixture
 def said(monkeypatch):
     lines = []
-    monkeypatch.setattr(pipeline, "say", lambda _, words: lines.append(words))
+    for module in (pipeline, shard_passes):
+        monkeypatch.setattr(module, "say", lambda _, words: lines.append(words))
     return lines
 
 

@@ -15,8 +15,8 @@ pytest.importorskip("ray", reason="Ray is not installed: test_convert_on_cluster
 from rich.console import Console
 
 from fastimg.config.commands import Convert
-from fastimg.convert import pipeline
 from fastimg.convert.delivery.shard_delivery import NotDelivered, staging_of
+from fastimg.convert.jobs import shard_passes
 from fastimg.convert.pipeline import convert
 from fastimg.loaders.errors import DataError
 
@@ -159,7 +159,7 @@ def test_of_a_lost_node_nothing_stays_in_the_store(warm, flags, cluster, server,
             lost.wait(20)
         return ""
 
-    monkeypatch.setattr(pipeline, "say", say)
+    monkeypatch.setattr(shard_passes, "say", say)
     server.before = losing
     flags = replace(flags, src=read_once(flags.src, tmp_path)["images"], format="beton")
     run(replace(flags, backend="ray", address=cluster.address))
