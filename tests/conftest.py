@@ -278,21 +278,37 @@ def heic() -> Callable[[int], bytes]:
     return lambda seed=0: HEIC_START + encoded_image(seed=seed, kind="PNG")
 
 
-@pytest.fixture
-def watchdog() -> Iterator[None]:
-    """Fail tests that hang: an alarm after five minutes, repeated in case it is swallowed.
-
-    A test may have to wait while another worker compiles, which takes minutes on a machine that is busy otherwise.
-    """
+@contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in a block that takes longer, again each second, in case it is swallowed."""
 
     def ring(signum: int, frame: object) -> None:
         raise TimeoutError("the test hangs")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 300, 1)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def no_test_without_end() -> Iterator[None]:
+    """Whatever hangs fails after fifteen minutes, so that the others are run."""
+    with alarm(900):
+        yield
+
+
+@pytest.fixture
+def watchdog(no_test_without_end: None) -> Iterator[None]:
+    """Fail tests that hang after five minutes.
+
+    A test may have to wait while another worker compiles, which takes minutes on a machine that is busy otherwise.
+    """
+    with alarm(300):
+        yield
 
 
 @pytest.fixture
