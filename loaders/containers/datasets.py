@@ -106,8 +106,9 @@ def open_dataset(
     """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
 
     `classes` says which folders name the classes of a class folder; see `folder.list_folder`.
-    `path` may be the URL of a folder that `fastimg convert` has written, or of tars: s3, gs, az, http, https or file.
-    Tars are named by braces, as in s3://bucket/train-{0000..0099}.tar, or are all those of a folder. Shards are kept in
+    `path` may be the URL of a folder that `fastimg convert` has written, of tars, or of a class folder: s3, gs, az,
+    http, https or file. Tars are named by braces, as in s3://bucket/train-{0000..0099}.tar, or are all those of a
+    folder; of a class folder, groups of files are what is called shards here. Shards are kept in
     `cache_dir`, as far as `cache_limit` allows (bytes, or "200GB"; with 0 samples are read one by one, and nothing is
     kept), and `storage_options` are obstore's.
     Raises DataError naming what is missing, cut short or altered, and ValueError for `classes` with anything but a

@@ -54,12 +54,12 @@ class GroupedFiles:
 
     def __init__(self, url: str, options: dict[str, str], place: Path) -> None:
         self.url = url
-        self._tags: dict[str, str] = {}
-        self._tree = StoredTree(url, options, place, self._count)
+        self._listed: dict[str, StoredObject] = {}
+        self._tree = StoredTree(url, options, place, self._add)
         self.root = self._tree.root
         self._members: dict[str, list[GroupedFile]] = {}  # by what tells a group from others
         self._at_once = threading.BoundedSemaphore(REQUESTS)
-        lines = (f"{tag} {name}\n" for name, tag in sorted(self._tags.items()))
+        lines = (f"{each.size} {each.tag} {name}\n" for name, each in sorted(self._listed.items()))
         self.listed = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
@@ -72,9 +72,9 @@ class GroupedFiles:
         """Bytes of all files."""
         return self._tree.size
 
-    def _count(self, name: str, size: int, tag: str) -> None:
-        self._tags[name] = tag
-        if len(self._tags) > MOST_LISTED:
+    def _add(self, name: str, size: int, tag: str) -> None:
+        self._listed[name] = StoredObject(name, size, tag)
+        if len(self._listed) > MOST_LISTED:
             raise DataError(
                 f"{self.url}: more than {plural(MOST_LISTED, 'file')}, and no dataset.json: so many are not read one "
                 "by one; check the URL, or convert them"
@@ -82,7 +82,7 @@ class GroupedFiles:
 
     def stored(self, path: str) -> StoredObject:
         """A file as it was listed."""
-        return StoredObject(path, (self.root / path).stat().st_size, self._tags[path])
+        return self._listed[path]
 
     def grouped(self, name: str, paths: Sequence[str]) -> Grouping:
         """Files in groups that are called after `name`."""
