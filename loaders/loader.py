@@ -44,7 +44,7 @@ class Loader(Epochs):
     not be decoded. A batch is valid until the next one is requested, unless `copy` is set.
 
     data: a Dataset, or the path of shards, a `.beton` or an image folder, whose `split` (default: "train") is opened.
-        The loader closes what it has opened. Or the URL of shards in an object store, "s3://bucket/D": see
+        The loader closes what it has opened. Or the URL of shards or a folder in an object store, "s3://bucket/D": see
         `open_dataset` for `cache_dir`, `cache_limit` and `storage_options`.
     decoder: a custom decoder, instead of `crop`, `views`, `max_pixels`, `channels` and `depth` (see
         `loaders.decoder.Decoder`). The fields that it fills in addition to `inputs` are in `batch.fields`.

@@ -13,8 +13,8 @@ class Measuring:  # more than 12 fields: a flag each
     """What to measure: the first flags of `bench`."""
 
     data: Positional[Path]
-    """Shards, .beton files, or a folder of images, with or without subfolders for classes; or the URL of shards in an
-    object store."""
+    """Shards, .beton files, or a folder of images, with or without subfolders for classes; or the URL of shards
+    or a folder in an object store."""
     quick: Switch[bool] = False
     """Answer in about 20 seconds: every stage, real/synthetic and the verdict. This is the default. --loaders,
     --threads and --tune add their measurements."""

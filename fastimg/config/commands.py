@@ -161,7 +161,7 @@ class Verify(FromStore):
 
     data: Positional[Path]
     """Shards made by `fastimg convert`, other tars or .beton files, or a folder of images or texts; or the URL of
-    shards in an object store, which are all fetched anew."""
+    shards in an object store, which are all fetched anew, or of a folder there."""
     deep: bool = False
     """Also decode every image, or read every text."""
     max_pixels: int = MAX_PIXELS
@@ -177,7 +177,7 @@ class Eval:  # more than 12 fields: a flag each
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
     data: Positional[Path]
-    """Shards or an image folder, with the checkpoint's classes, or the URL of shards in an object store."""
+    """Shards or an image folder, with the checkpoint's classes, or the URL of shards or a folder in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
     """Further runs; DATA comes last. Each is evaluated, as are their mean, deviation and ensemble; runs over folds each
     on the fold that it held out."""
@@ -237,7 +237,7 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
     sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]")]] = ()
     """Image files, or folders to search for images; for a checkpoint that reads texts, .txt files; or the URL of a
-    dataset in an object store."""
+    file, of a folder or of a dataset in an object store."""
     text: tuple[str, ...] = ()
     """Texts to classify, each of them quoted. May be given several times."""
     topk: int = 5
@@ -335,7 +335,8 @@ class Inspect(FromStore, Augmenting):  # more than 12 fields: a flag each
     """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see, or texts."""
 
     data: Positional[Path]
-    """Shards, .beton files, other tars, or a folder of images or texts; or the URL of shards in an object store."""
+    """Shards, .beton files, other tars, or a folder of images or texts; or the URL of shards or a folder in an
+    object store."""
     split: str | None = None
     """Inspect only this split. Default: all splits."""
     classes: Literal["top", "leaf"] | None = None
@@ -373,7 +374,7 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     """Run an encoder over images or texts, and write the embedding, key and label of each."""
 
     data: Positional[Annotated[Path, arg(metavar="DATA")]]
-    """Shards, .beton files, or a folder of images or texts; or the URL of shards in an object store."""
+    """Shards, .beton files, or a folder of images or texts; or the URL of shards or a folder in an object store."""
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
     """The folder to write to, or its URL in an object store."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None

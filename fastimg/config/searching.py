@@ -20,7 +20,7 @@ class Search:  # more than 12 fields: a flag each
     behind `--`."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, or an image folder; or the URL of shards in an object store, whose
+    """Shards made by `fastimg convert`, or an image folder; or the URL of shards or a folder in an object store, whose
     cache is set by flags of `train`, behind `--`."""
     param: Annotated[tuple[str, ...], arg(aliases=("-p",), metavar="FLAG=VALUES")] = ()
     """What to search: a flag of `train` and its values. lr=log:1e-4:1e-1 (by orders of magnitude), smoothing=0:0.2,
@@ -82,7 +82,8 @@ class Suggest(FromStore):  # more than 12 fields: a flag each
     """Look at a dataset and this machine, and write a configuration for `train` with a reason for every choice."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, or a folder of images or texts; or the URL of shards in an object store."""
+    """Shards made by `fastimg convert`, or a folder of images or texts; or the URL of shards or a folder in an
+    object store."""
     time: Annotated[str | None, arg(metavar="TIME")] = None
     """How long training may take: 90s, 20m or 2h. Default: a usual number of epochs, and the file says how long they
     take."""

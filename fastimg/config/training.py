@@ -38,8 +38,8 @@ class Inputs:  # more than 12 fields: a flag each
     """The model, its data and its input size: the first flags of `train`."""
 
     data: Positional[Annotated[Path | None, arg(metavar="DATA")]] = None
-    """Shards made by `fastimg convert`, or their URL (s3://bucket/D), or an image folder. Default: the dataset in the
-    current directory, or else the embedded digits."""
+    """Shards made by `fastimg convert`, an image folder, or the URL of either (s3://bucket/D). Default: the dataset in
+    the current directory, or else the embedded digits."""
 
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
     """Any timm model (of a repository of the hub: hf-hub:USER/NAME), a torchvision model as torchvision/NAME,

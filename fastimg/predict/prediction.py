@@ -37,6 +37,7 @@ from fastimg.loaders.folders.ignored import extension_of
 from fastimg.loaders.folders.stored_files import open_unlabelled
 from fastimg.loaders.folders.walk import find_images, find_texts
 from fastimg.loaders.remote.mirrors import mirror_at
+from fastimg.loaders.remote.stores import shown
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
@@ -48,6 +49,7 @@ from fastimg.train.tasks.task import Task
 from fastimg.wording import plural, shortened
 
 from . import inference
+from .files_at_urls import files_at_urls
 from .result_places import result_place
 
 Named = tuple[Dataset, Sequence[str], TextRows | None]  # samples, their names, and the texts beside images
@@ -207,13 +209,21 @@ def _find_bands(sources: tuple[Path, ...]) -> list[Path]:
 def classify(config: Predict, err: Console) -> list[Answer]:
     """An answer for each file, in order, then for each text. Raises UsageError and UserError."""
     refuse(config, PREDICT)
-    tell = partial(say, err)
-    config = replace(config, sources=tuple(local_folder(source, config, tell) for source in config.sources))
     if not config.sources and not config.text:
         raise UsageError(
             "no images given: name image files, or folders to search for images; for a checkpoint that reads texts, "
             "name .txt files or folders, or give --text '...'"
         )
+    tell = partial(say, err)
+    with files_at_urls(config.sources, config.storage_option) as fetched:
+        sources = (fetched.get(source) or local_folder(source, config, tell) for source in config.sources)
+        answers = _answered(replace(config, sources=tuple(sources)), err)
+    urls = {str(path): shown(source) for source, path in fetched.items()}
+    return [replace(answer, file=urls.get(answer.file, answer.file)) for answer in answers]
+
+
+def _answered(config: Predict, err: Console) -> list[Answer]:
+    """An answer for each file, folder or dataset, and for each text."""
     answers: list[Answer] = []
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")

@@ -101,6 +101,30 @@ def test_predict_reads_all_images_of_any_folder(photos, trained, cache, tmp_path
     assert any(row[0] == f"file://{folder}/damaged.jpg" for row in there)
 
 
+def test_predict_reads_single_files(photos, trained, server, tmp_path, capsys):
+    one, two = sorted(photos.rglob("*.jpg"))[1:3]
+    (server.folder / "x #1.jpg").write_bytes(one.read_bytes())
+    (server.folder / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    options = [f"{name}={value}" for name, value in server.options.items()]
+    urls = ("s3://bucket/x #1.jpg", f"file://{two}", "s3://bucket/broken.jpg")
+    store = ("--storage-option", *options)
+
+    def predicted(*files: str) -> list[dict[str, object]]:
+        assert cli.run(["predict", str(trained), *files, "--workers", "1", "--json"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    found, here = predicted(*urls, str(one), *store), predicted(str(one), str(two))
+    for answered, file, same in ((found[0], urls[0], here[0]), (found[1], urls[1], here[1]), (found[3], one, here[0])):
+        assert answered == same | {"file": str(file)}
+    assert (found[2]["file"], found[2]["classes"]) == (urls[2], []) and found[2]["error"]
+    server.faults = [("x #1.jpg", "flip")]
+    assert predicted(urls[0], *store) == found[:1] and server.faults == []
+    assert cli.run(["predict", str(trained), "s3://bucket/none.jpg", *store]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "s3://bucket/none.jpg: not found: no such file or bucket; check the URL and --storage-option" in said
+    assert not list(tmp_path.rglob("fastimg-predict-*"))
+
+
 def test_embed(photos, trained, cache, tmp_path):
     flags = ("--weights", str(trained), "--format", "npy", "--workers", "1", "--no-amp")
     for name, data, more in (("here", str(photos), ()), ("there", f"file://{photos}", cache)):
