@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from fastimg.loaders.runtime.file_locks import same_file, try_lock
+
 _PATIENCE = 60.0  # seconds that another writer of the same file may take
 _POLL = 0.005
 
@@ -46,11 +48,9 @@ def _alone(part: Path) -> BinaryIO:
     while True:
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if _locked(file) and os.path.samestat(os.stat(part), os.fstat(file)):
+            if _locked(file) and same_file(part, file):  # or it has its name by now, or was deleted
                 os.ftruncate(file, 0)
                 return os.fdopen(file, "wb")
-        except FileNotFoundError:  # it has its name by now, or was deleted
-            pass
         except BaseException:
             os.close(file)
             raise
@@ -62,12 +62,9 @@ def _alone(part: Path) -> BinaryIO:
 
 def _locked(file: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(file, fcntl.LOCK_EX)
     except OSError:  # a file system without locks
         return True
-    return True
 
 
 def replace_file(path: Path, content: bytes | bytearray) -> None:

@@ -248,7 +248,7 @@ class FilesDataset(WithFields):
         root: Path,
         paths: Sequence[str],
         classes: tuple[str, ...] = (),
-        labels: Sequence[int] | None = None,
+        labels: npt.ArrayLike | None = None,
         content: Content = "images",
         notes: Sequence[str] = (),
     ) -> None:
@@ -258,10 +258,10 @@ class FilesDataset(WithFields):
         self.classes = classes
         self.labels: npt.NDArray[np.int64] = np.full(len(paths), -1) if labels is None else np.asarray(labels, np.int64)
         self._root = root
-        self._paths = list(paths)
+        self.paths = list(paths)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     @property
     def targets(self) -> tuple[TargetColumn, ...]:
@@ -274,7 +274,7 @@ class FilesDataset(WithFields):
         Raises ImageError if it cannot be read, DataError if the cause is not this file.
         """
         try:
-            with open(self._root / self._paths[index], "rb", buffering=0) as file:
+            with open(self._root / self.paths[index], "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 view = scratch.encoded(size)
                 if file.readinto(view) != size:
@@ -294,21 +294,21 @@ class FilesDataset(WithFields):
 
     def sample_name(self, index: int) -> str:
         """The file's path."""
-        return str(self._root / self._paths[index])
+        return str(self._root / self.paths[index])
 
     @cached_property
     def fingerprint(self) -> str:
         """Changes when a path or a label does."""
-        lines = (f"{label} {path}\n" for path, label in zip(self._paths, self.labels.tolist(), strict=True))
+        lines = (f"{label} {path}\n" for path, label in zip(self.paths, self.labels.tolist(), strict=True))
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def sample_key(self, index: int) -> str:
         """The file's path in the folder."""
-        return self._paths[index]
+        return self.paths[index]
 
     def files(self) -> Sequence[Path]:
         """The paths, one per sample."""
-        return [self._root / path for path in self._paths]
+        return [self._root / path for path in self.paths]
 
     def close(self) -> None:
         """Does nothing: no file stays open."""

@@ -18,24 +18,17 @@ from .walk import find_images, find_texts, relative
 
 
 class StoredFilesDataset(FilesDataset):
-    """The files `paths` below the URL of `mirror`, whose files are `grouped`; see FilesDataset."""
+    """The files of `listed`, below the URL of `mirror`, in groups that are called after `name`.
 
-    def __init__(
-        self,
-        mirror: Mirror,
-        grouped: GroupedFiles,
-        name: str,
-        paths: Sequence[str],
-        classes: tuple[str, ...] = (),
-        labels: Sequence[int] | None = None,
-        content: Content = "images",
-        notes: Sequence[str] = (),
-    ) -> None:
-        super().__init__(mirror.folder, paths, classes, labels, content, notes)
+    None of its paths exists: they are in the folder of the cache, whose name tells the listing.
+    """
+
+    def __init__(self, mirror: Mirror, grouped: GroupedFiles, name: str, listed: FilesDataset) -> None:
+        super().__init__(mirror.folder, listed.paths, listed.classes, listed.labels, listed.content, listed.notes)
         self.name = f"{mirror.url} ({name})"
         self._mirror = mirror
         self._grouped = grouped
-        self._groups, self._places = grouped.grouped(name, self._paths)
+        self._groups, self._places = grouped.grouped(name, self.paths)
         self.shard_files = FetchedFiles(mirror, self._groups, ())
 
     @property
@@ -56,7 +49,7 @@ class StoredFilesDataset(FilesDataset):
         wanted = self._groups[self._places[index, 0]]
         if not self.shard_files.by_ranges and self._mirror.has(wanted):
             return bytes(self.read(index, Scratch()))
-        return self._grouped.content(self._grouped.stored(self._paths[index]))
+        return self._grouped.content(self._grouped.stored(self.paths[index]))
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Have the groups of these samples fetched, or read ahead."""
@@ -65,11 +58,7 @@ class StoredFilesDataset(FilesDataset):
 
     def sample_name(self, index: int) -> str:
         """The file's URL."""
-        return self._mirror.address(self._paths[index])
-
-    def files(self) -> Sequence[Path]:
-        """A path for each sample, in the folder of the cache, where none of them is: its name tells the listing."""
-        return super().files()
+        return self._mirror.address(self.paths[index])
 
     def close(self) -> None:
         """End what is fetched ahead. Reading begins it again."""
@@ -93,11 +82,10 @@ def list_files(path: Path, classes: Level | None) -> Listing:
 def open_listed(path: Path, listing: Listing, split: str, files: Sequence[tuple[str, int]]) -> FilesDataset:
     """The files of a split as `list_files` has found them."""
     names, labels = [name for name, _ in files], [label for _, label in files]
-    mirror, grouped = mirror_at(path), _grouped_at(path)
-    if mirror is None or grouped is None:
-        return FilesDataset(path, names, listing.classes, labels, listing.content, listing.all_notes())
     notes = [with_urls(note) for note in listing.all_notes()]
-    return StoredFilesDataset(mirror, grouped, split, names, listing.classes, labels, listing.content, notes)
+    dataset = FilesDataset(path, names, listing.classes, labels, listing.content, notes)
+    mirror, grouped = mirror_at(path), _grouped_at(path)
+    return dataset if mirror is None or grouped is None else StoredFilesDataset(mirror, grouped, split, dataset)
 
 
 def open_unlabelled(path: Path, content: Content) -> StoredFilesDataset | None:
@@ -114,8 +102,8 @@ def open_unlabelled(path: Path, content: Content) -> StoredFilesDataset | None:
         summary = f" (other files: {ignored.summary()})" if ignored.total else ""
         raise DataError(f"{mirror.url}: no {what} in this folder{summary}; check the URL")
     names = [relative(name, grouped.root) for name in found]
-    notes = ignored.note(mirror.url, len(names))
-    return StoredFilesDataset(mirror, grouped, "files", names, content=content, notes=notes)
+    listed = FilesDataset(path, names, content=content, notes=ignored.note(mirror.url, len(names)))
+    return StoredFilesDataset(mirror, grouped, "files", listed)
 
 
 def _grouped_at(path: Path) -> GroupedFiles | None:

@@ -53,7 +53,7 @@ class FetchedFiles:
         for shard in () if self.by_ranges else shards:
             mirror.cache.check(mirror.folder / shard.name, shard)
         ranges = max((-(-shard.size // RANGE) for shard in shards), default=1)
-        self._at_once = AHEAD if mirror.grouped else max(AHEAD, AHEAD * STREAMS // min(ranges, STREAMS))
+        self._at_once = AHEAD if mirror.grouped is not None else max(AHEAD, AHEAD * STREAMS // min(ranges, STREAMS))
         self._ahead = _Ahead(lambda number: mirror.bring(shards[number]), self._at_once)
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:

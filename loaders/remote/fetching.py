@@ -4,12 +4,11 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 from fastimg.loaders.containers.quick_sums import QuickSum, sum_of
 from fastimg.loaders.errors import ShardError
-from fastimg.loaders.runtime.stopping import cancelled_by, check
+from fastimg.loaders.runtime.side_by_side import side_by_side
 from fastimg.loaders.wording import plural
 
 from .cache.wanted_files import WantedFile
@@ -21,7 +20,6 @@ RANGE = 8 << 20  # bytes; a multiple of BLOCK, so that each range is summed by i
 _RANGES = 16  # of all files together at once
 _ALIGNED = 1 << 16  # bytes
 _CHUNK = 1 << 20
-_POLL = 0.1  # seconds between two looks at whether the shard is still needed
 _TIMES = 5  # a file whose checksum differs is fetched, unless the same comes twice
 
 
@@ -113,25 +111,9 @@ class Fetching:
         if len(starts) <= 1:
             return [self._copy_range(wanted, file, 0, new)]
         # Threads of this file alone: none is left when it is there, or writes to the descriptor once it is closed.
-        pool = ThreadPoolExecutor(min(STREAMS, len(starts)), "fastimg-fetch")
-        over = threading.Event()
-
-        def copy(start: int) -> _S:
-            with cancelled_by(over.is_set):
-                return self._copy_range(wanted, file, start, new)
-
-        try:
-            ranges = [pool.submit(copy, start) for start in starts]
-            waiting = set(ranges)
-            while waiting:
-                check()
-                done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-            return [each.result() for each in ranges]
-        finally:
-            over.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+        return side_by_side(
+            lambda start: self._copy_range(wanted, file, start, new), starts, min(STREAMS, len(starts)), "fastimg-fetch"
+        )
 
     def _copy_range(self, wanted: WantedFile, file: int, start: int, new: Callable[[], _S]) -> _S:
         """Fetch and write the range that begins at `start`, and return its sum."""

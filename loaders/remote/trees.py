@@ -11,10 +11,10 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.runtime.side_by_side import side_by_side
 
 from .cache.wanted_files import WantedFile
 from .client.key_ranges import Add, list_names
@@ -140,13 +140,7 @@ class StoredTree:
 
     def fetch_all(self, paths: Sequence[Path], requests: int) -> None:
         """Have files here as they are in the store, so many at a time. Raises NotThereError and DataError."""
-        with ThreadPoolExecutor(requests, "fastimg-tree") as pool:
-            try:
-                for _ in pool.map(self._bring, paths):
-                    pass
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        side_by_side(self._bring, paths, requests, "fastimg-tree")
 
     def _bring(self, path: Path) -> None:
         if path.stat().st_size > _SMALL:

@@ -165,6 +165,12 @@ def named_server(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Objec
     return server
 
 
+@pytest.fixture
+def cache(tmp_path: Path) -> tuple[str, ...]:
+    """Flags of a cache that a test has to itself."""
+    return "--cache-dir", str(tmp_path / "cache")
+
+
 class Hub(HubServer):
     """The server, with repositories that are made where a test first names them."""
 

@@ -21,9 +21,9 @@ from fastimg.loaders.remote.mirrors import open_mirror
 from fastimg.loaders.remote.plain import groups
 from fastimg.suggest.survey import survey
 
-pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+from .answers import FLAGS, answer
 
-FLAGS = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1", "--no-amp", "--epochs", "1")
+pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +41,6 @@ def trained(photos: Path) -> Path:
     runs = photos.parent / "runs"
     assert cli.run(["train", str(photos), *FLAGS, "--order", "sequential", "--output", str(runs), "--name", "a"]) == 0
     return runs / "a"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> tuple[str, ...]:
-    return "--cache-dir", str(tmp_path / "cache")
-
-
-def answer(capsys, *arguments: str, code: int = 0):
-    assert cli.run([*arguments, "--json"]) == code, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
 
 
 def test_a_run_is_that_of_the_folder_to_the_bit(photos, trained, cache, tmp_path, capsys, monkeypatch):

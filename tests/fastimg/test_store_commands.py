@@ -29,11 +29,10 @@ from fastimg.search.staged.encoders import facts
 from fastimg.suggest.survey import survey
 from fastimg.train.checkpoints.run_uploads import RunUploads
 
+from .answers import FLAGS, answer
 from .doctor.test_doctor import GOOD
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
-
-FLAGS = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1", "--no-amp", "--epochs", "1")
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +50,6 @@ def trained(shards: Path) -> Path:
     runs = shards.parent / "runs"
     assert cli.run(["train", str(shards), *FLAGS, "--output", str(runs), "--name", "a"]) == 0
     return runs / "a"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> tuple[str, ...]:
-    return "--cache-dir", str(tmp_path / "cache")
-
-
-def answer(capsys, *arguments: str, code: int = 0):
-    assert cli.run([*arguments, "--json"]) == code, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
 
 
 def test_verify(shards, cache, tmp_path, capsys):

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from .file_locks import same_file, try_lock
+from fastimg.loaders.runtime.file_locks import same_file, try_lock
 
 MARK = "has-remote-copy"
 GROUPS = ".files"  # of files that nobody has converted; see plain/groups

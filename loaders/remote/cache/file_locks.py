@@ -1,4 +1,4 @@
-"""Locks of files by `flock`, which the system takes from a process that dies."""
+"""Locks that a cache waits for."""
 
 import fcntl
 import os
@@ -7,18 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastimg.loaders.errors import UnavailableError
+from fastimg.loaders.runtime.file_locks import same_file, try_lock
 
 ROOM = 30.0  # seconds: for so long others may keep everything in the cache in use
 _POLL = 0.02  # seconds between two looks at a lock
-
-
-def try_lock(file: int, kind: int) -> bool:
-    """Lock a file at once, as LOCK_SH or LOCK_EX says. Returns whether nobody else has it."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def lock_soon(file: int, kind: int, wanted: Callable[[], bool] = lambda: True) -> bool:
@@ -29,15 +21,6 @@ def lock_soon(file: int, kind: int, wanted: Callable[[], bool] = lambda: True) -
             return False
         time.sleep(_POLL)
     return True
-
-
-def same_file(path: Path | str, file: int) -> bool:
-    """Whether `path` is the open file still, and not renamed or deleted."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(status, os.fstat(file))
 
 
 def locked_mark(mark: Path) -> int:

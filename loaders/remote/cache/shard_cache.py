@@ -28,10 +28,11 @@ from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import sync_folder, temporary
 from fastimg.loaders.errors import DataError, UnavailableError
+from fastimg.loaders.runtime.file_locks import same_file, try_lock
 from fastimg.loaders.runtime.stopping import check
 
 from .eviction import MARK, SHARDS, contents, free_oldest, take_over, unopened
-from .file_locks import ROOM, lock_soon, locked_mark, same_file, try_lock
+from .file_locks import ROOM, lock_soon, locked_mark
 from .held_shards import HeldShards
 from .sizes import in_words
 from .wanted_files import WantedFile, flushed, mark_used, stamp, verified, verified_again

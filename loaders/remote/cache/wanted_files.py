@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastimg.loaders.containers.quick_sums import sum_of_file
-
-from .file_locks import same_file, try_lock
+from fastimg.loaders.runtime.file_locks import same_file, try_lock
 
 
 class WantedFile(NamedTuple):

@@ -10,7 +10,6 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,14 +21,13 @@ from fastimg.loaders.remote.cache.eviction import GROUPS
 from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.stores import StoredObject
 from fastimg.loaders.remote.trees import StoredTree
-from fastimg.loaders.runtime.stopping import cancelled_by, check
+from fastimg.loaders.runtime.side_by_side import side_by_side
 from fastimg.loaders.wording import plural
 
 GROUP = 8 << 20  # bytes; a larger file is a group
 MOST = 512  # files
 REQUESTS = 32  # of all groups together, at once
 MOST_LISTED = 1_000_000
-_POLL = 0.1  # seconds between two looks at whether the group is still needed
 
 
 class GroupedFile(NamedTuple):
@@ -107,27 +105,15 @@ class GroupedFiles:
 
     def fetch(self, group: WantedFile, file: int) -> None:
         """Write a group to `file`. Raises DataError, and ShardError if one of its files is another by now."""
-        over = threading.Event()
         members = self._members[group.sha256]
-        pool = ThreadPoolExecutor(min(REQUESTS, len(members)), "fastimg-files")
 
         def bring(member: GroupedFile) -> None:
-            with cancelled_by(over.is_set):
-                content, at = memoryview(self.content(member.stored)), member.offset
-                while content:
-                    written = os.pwrite(file, content, at)
-                    content, at = content[written:], at + written
+            content, at = memoryview(self.content(member.stored)), member.offset
+            while content:
+                written = os.pwrite(file, content, at)
+                content, at = content[written:], at + written
 
-        try:
-            waiting = {pool.submit(bring, member) for member in members}
-            while waiting:
-                check()
-                done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-        finally:
-            over.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+        side_by_side(bring, members, min(REQUESTS, len(members)), "fastimg-files")
 
     def content(self, stored: StoredObject) -> bytes:
         """A file as it was listed. Raises DataError, and ShardError if it is another by now."""

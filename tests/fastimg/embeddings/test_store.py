@@ -371,7 +371,7 @@ def test_outdated_or_torn_digests_are_computed_again(folder, tmp_path):
 
 def test_a_stamp_is_the_same_from_any_folder(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    beside = FilesDataset(tmp_path.relative_to(tmp_path), folder._paths, ("a",), [0] * 5, "text")
+    beside = FilesDataset(tmp_path.relative_to(tmp_path), folder.paths, ("a",), [0] * 5, "text")
     assert stamp_of(beside) == stamp_of(folder)
 
 

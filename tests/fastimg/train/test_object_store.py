@@ -20,7 +20,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.reporting import first_shards as reporting
 
-FLAGS = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1", "--no-amp", "--epochs", "1")
+from ..answers import FLAGS
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ class Buggy(FilesDataset):
     ],
 )
 def test_a_worker_that_dies_ends_the_run_with_a_message(files, kind, error, words, open_loader, read_pixels):
-    dataset = kind(files._root, files._paths, files.classes, files.labels)
+    dataset = kind(files._root, files.paths, files.classes, files.labels)
     with contextlib.closing(open_loader("torch", dataset)) as loader, pytest.raises(error, match=words):
         read_pixels(loader)
 
@@ -238,7 +238,7 @@ def test_torchs_processes_heed_a_second_sigterm_alone(files, open_loader, monkey
 
 
 def test_synthetic_reads_nothing(files, open_loader, read_pixels):
-    dataset = Buggy(files._root, files._paths, files.classes, files.labels)
+    dataset = Buggy(files._root, files.paths, files.classes, files.labels)
     loader = open_loader("synthetic", dataset, batch_size=8)
     batches = read_pixels(loader)
     assert all(torch.equal(batch[4], batches[0][4]) for batch in batches)

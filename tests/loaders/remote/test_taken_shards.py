@@ -14,9 +14,10 @@ import pytest
 from fastimg.loaders import DataError
 from fastimg.loaders.remote import fetched_files
 from fastimg.loaders.remote.cache import eviction
-from fastimg.loaders.remote.cache.file_locks import lock_soon, try_lock
+from fastimg.loaders.remote.cache.file_locks import lock_soon
 from fastimg.loaders.remote.cache.shard_cache import ShardCache
 from fastimg.loaders.remote.cache.wanted_files import WantedFile, stamp
+from fastimg.loaders.runtime.file_locks import try_lock
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .conftest import PER_SHARD
