@@ -5,12 +5,13 @@
 The store is a process of its own on this machine: plain HTTP with ranges by sendfile, pinned to the last core; the
 loader and its one decoding thread have all others but that one (on two cores, one). Each answer waits for --latency
 milliseconds first. Every row is RandomResizedCrop(0.08-1) to --size of the same shards in the same order (quasi-random
-by whole shards), an epoch for each repeat; the rows take turns, each right behind an epoch of local shards, with which
-it is compared. `cold`: the cache is empty at the beginning of the epoch and holds a fifth of the data; `warm`: it holds
-all, which an epoch before has fetched (with the second latency; nothing is asked of the store then). `waiting`: the
-time that decoding threads waited for shards, as a share of the epoch. `bytes`: what was fetched, over the bytes of the
-shards. `CPU`: processor time of the loader's process per image, over that of local shards.
-Everything is read from the page cache, and there is no bandwidth but that of the loopback.
+by whole shards), an epoch for each repeat; the rows take turns, each right behind two epochs of local shards, with
+which it is compared: one from the page cache (`local`), and one from the disk, of which the page cache holds nothing at
+its beginning (`local disk`). `cold`: the cache is empty at the beginning of the epoch and holds a fifth of the data;
+`warm`: it holds all, which an epoch before has fetched (with the second latency; nothing is asked of the store then).
+`waiting`: the time that decoding threads waited for shards, as a share of the epoch. `bytes`: what was fetched, over
+the bytes of the shards. `CPU`: processor time of the loader's process per image, over that of local shards.
+The store reads from the page cache, and there is no bandwidth but that of the loopback.
 
 With --shards the shards are those of a folder that --write has written before, in the same way, and nothing is
 converted; --rows cold leaves the warm rows out.
@@ -34,7 +35,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -52,6 +53,14 @@ from fastimg.loaders.remote.fetched_files import fetched_files
 _PAGE = 1000  # names that a store gives at once
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 Record = dict[str, Any]
+
+
+class Turn(NamedTuple):
+    """Epochs that follow each other: of local shards, from the page cache and from the disk, and one of a row."""
+
+    local: Record
+    disk: Record
+    row: Record
 
 
 class FileHandler(BaseHTTPRequestHandler):
@@ -241,10 +250,10 @@ def measured(args: argparse.Namespace, shards: Path, scratch: Path, core: int, w
                 if latency == args.latency[:2][-1] and args.rows == "all":
                     rows["warm"] = partial(kept, url, settings, scratch / "warm")
                     rows["warm"]()
-            found: dict[str, list[tuple[Record, Record]]] = {name: [] for name in rows}
+            found: dict[str, list[Turn]] = {name: [] for name in rows}
             for _ in range(args.repeats):
                 for name, row in rows.items():
-                    found[name].append((epoch(here), row()))
+                    found[name].append(Turn(epoch(here), from_disk(here, shards), row()))
     report(args, found, nbytes, workers, len(list(shards.glob("*.tar"))))
 
 
@@ -271,11 +280,33 @@ def epoch(loader: Loader) -> Record:
     return {"rate": images / seconds, "cpu": cpu, "waiting": waited, "bytes": after.bytes - before.bytes}
 
 
+def from_disk(loader: Loader, shards: Path) -> Record:
+    """An epoch of local shards of which the page cache holds nothing. Raises OSError if they could not be dropped."""
+    for tar in shards.glob("*.tar"):
+        with tar.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = _bytes_of_disk()
+    found = epoch(loader)
+    read, size = _bytes_of_disk() - before, sum(tar.stat().st_size for tar in shards.glob("*.tar"))
+    if read < 0.9 * size:
+        raise OSError(f"{shards}: the page cache held {1 - read / size:.0%} of the shards that were to be on disk only")
+    return found
+
+
+def _bytes_of_disk() -> int:
+    """What this process has had read from disks so far."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
 def cold(url: str, settings: Record, cache: Path, limit: int) -> Record:
     """An epoch from an empty cache of `limit` bytes. The index has been fetched."""
     shutil.rmtree(cache, ignore_errors=True)
     with Loader(url, cache_dir=cache, cache_limit=limit, **settings) as loader:
-        return epoch(loader)
+        found = epoch(loader)
+    shutil.rmtree(cache)  # or the system writes it to the disk during the next epochs
+    return found
 
 
 def kept(url: str, settings: Record, cache: Path) -> Record:
@@ -284,24 +315,28 @@ def kept(url: str, settings: Record, cache: Path) -> Record:
         return epoch(loader)
 
 
-def report(
-    args: argparse.Namespace, found: dict[str, list[tuple[Record, Record]]], nbytes: int, workers: int, shards: int
-) -> None:
-    """Print the table, and append a record for each row: pairs of a local epoch and one of the row."""
+def report(args: argparse.Namespace, found: dict[str, list[Turn]], nbytes: int, workers: int, shards: int) -> None:
+    """Print the table, and append a record for each row: turns of local epochs and one of the row."""
     rows = []
-    everywhere = [pair[0] for pairs in found.values() for pair in pairs]
-    for name, pairs in {"local": [(each, each) for each in everywhere], **found}.items():
-        speed = measure.Spread.of([each["rate"] for _, each in pairs])
-        cpu = measure.Spread.of([each["cpu"] * 1e6 for _, each in pairs])
-        over_local = measure.Spread.of([each["rate"] / local["rate"] for local, each in pairs])
-        cpu_over_local = float(np.median([each["cpu"] / local["cpu"] for local, each in pairs]))
-        waiting = float(np.median([each["waiting"] for _, each in pairs]))
-        fetched = float(np.median([each["bytes"] for _, each in pairs])) / nbytes
+    turns = [turn for each in found.values() for turn in each]
+    local = {
+        "local": [turn._replace(row=turn.local) for turn in turns],
+        "local disk": [turn._replace(row=turn.disk) for turn in turns],
+    }
+    for name, measured in {**local, **found}.items():
+        speed = measure.Spread.of([turn.row["rate"] for turn in measured])
+        cpu = measure.Spread.of([turn.row["cpu"] * 1e6 for turn in measured])
+        over_local = measure.Spread.of([turn.row["rate"] / turn.local["rate"] for turn in measured])
+        over_disk = measure.Spread.of([turn.row["rate"] / turn.disk["rate"] for turn in measured])
+        cpu_over_local = float(np.median([turn.row["cpu"] / turn.local["cpu"] for turn in measured]))
+        waiting = float(np.median([turn.row["waiting"] for turn in measured]))
+        fetched = float(np.median([turn.row["bytes"] for turn in measured])) / nbytes
         rows.append(
             {
                 "shards": name,
                 **speed.columns("img/s"),
                 "of local": f"{over_local.median:.2f} ({over_local.low:.2f} - {over_local.high:.2f})",
+                "of local disk": f"{over_disk.median:.2f} ({over_disk.low:.2f} - {over_disk.high:.2f})",
                 "CPU": f"{cpu_over_local:.2f}",
                 "waiting": f"{waiting:.0%}",
                 "bytes": f"{fetched:.2f}",
@@ -322,6 +357,7 @@ def report(
             **speed.fields("images_per_second"),
             **cpu.fields("cpu_microseconds"),
             **over_local.fields("over_local"),
+            **over_disk.fields("over_local_disk"),
             "cpu_over_local": round(cpu_over_local, 3),
             "waiting_share": round(waiting, 4),
             "fetched_over_data": round(fetched, 4),

@@ -1,9 +1,9 @@
 """Shards of an object store, read as if they were here: a ShardFiles of containers/watch.
 
-A few shards stay open for the next samples, without a lock, so that the cache may make room of them; each read looks
-before and after whether the file is still what was verified. A shard is fetched by
-the first thread that misses it, if it was not fetched ahead. With a cache of 0 bytes, samples are read one by one, each
-by a request for its range.
+A few shards stay open for the next samples, without a lock, so that the cache may make room of them; after each read
+the file is looked at: what was read of it counts if it is still what was verified. A shard is fetched by the first
+thread that misses it, if it was not fetched ahead. With a cache of 0 bytes, samples are read one by one, each by a
+request for its range.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
 from .cache.held_shards import HeldShard, HeldShards
+from .cache.shard_cache import TOUCH
 from .cache.sizes import in_words
 from .cache.wanted_files import WantedFile, stamp
 from .fetching import RANGE, STREAMS
@@ -48,6 +49,7 @@ class FetchedFiles:
         self._indexes = indexes
         self._peeks = [0] * len(shards)
         self._held = HeldShards()
+        self._swept = time.monotonic()  # when files that are gone were closed
         mirror.cache.closes(self._held)
         self.by_ranges = mirror.cache.limit == 0
         for shard in () if self.by_ranges else shards:
@@ -61,24 +63,33 @@ class FetchedFiles:
         if self.by_ranges:
             self.mirror.read_bound(self._shards[number], view, offset)
             return
-        path = self.mirror.folder / self._shards[number].name
-        for _ in range(_TIMES):
-            shard = self._open(number)
+        opened = 0
+        while opened < _TIMES:
+            shard = self._held.take(number)
+            if shard is None:
+                shard = self._opened(number)
+                opened += 1
             failure: OSError | EOFError | None = None
             try:
                 fill(shard.file, view, offset)
             except (OSError, EOFError) as error:
                 failure = error
-            if shard.whole():
-                if failure is None:
-                    self._held.give(number, shard)
-                    return
-                os.close(shard.file)
-                raise ShardError(f"{path}: cannot be read ({failure}); delete it, and it is fetched again") from failure
-            os.close(shard.file)  # the cache has taken it for another shard meanwhile
+            verified, kept = shard.looked()
+            if verified and kept and failure is None:
+                self.mirror.use(shard, self._shards[number])
+                self._held.give(number, shard)
+                return
+            os.close(shard.file)
+            if verified and failure is None:
+                return
+            if verified:
+                raise ShardError(
+                    f"{self._path(number)}: cannot be read ({failure}); delete it, and it is fetched again"
+                ) from failure
+            # the cache has taken it for another shard meanwhile
         raise UnavailableError(
-            f"{path}: altered each of the {_TIMES} times that it was read; give a larger cache_limit=, or a folder "
-            "that nobody else writes to"
+            f"{self._path(number)}: altered each of the {_TIMES} times that it was read; give a larger cache_limit=, "
+            "or a folder that nobody else writes to"
         )
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
@@ -102,14 +113,16 @@ class FetchedFiles:
         """See ShardFiles: shards that are here are read ahead, others fetched in the background."""
         if self.by_ranges:
             return
-        self._held.sweep()
+        if (now := time.monotonic()) - self._swept >= TOUCH:
+            self._held.sweep()
+            self._swept = now
         for number in np.unique(numbers).tolist():
             if not self.mirror.has(self._shards[number]):
                 self._ahead.request(number)
                 continue
             chosen = numbers == number
             with contextlib.suppress(OSError):  # deleted meanwhile: the reader will fetch it
-                file = os.open(self.mirror.folder / self._shards[number].name, os.O_RDONLY | os.O_CLOEXEC)
+                file = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     for _, offset, size in pieces(numbers[chosen], offsets[chosen], sizes[chosen]):
                         ask(file, offset, size)
@@ -209,16 +222,13 @@ class FetchedFiles:
         self._ahead.close()
         self._held.close()
 
-    def _open(self, number: int) -> HeldShard:
+    def _opened(self, number: int) -> HeldShard:
         """An open file of a shard, without a lock, to be held or closed."""
-        shard = self._held.take(number)
-        if shard is not None:
-            if shard.current():
-                self.mirror.use(shard, self._shards[number])
-                return shard
-            os.close(shard.file)
         wanted = self._shards[number]
         return HeldShard(self.mirror.open(wanted, locked=False), stamp(wanted))
+
+    def _path(self, number: int) -> Path:
+        return self.mirror.folder / self._shards[number].name
 
 
 def fetched_files(dataset: object) -> FetchedFiles | None:

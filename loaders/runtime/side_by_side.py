@@ -1,11 +1,11 @@
 """Work for threads that somebody waits for, who may not need it any more."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from .stopping import cancelled_by, check
+from .stopping import Cancelled, cancelled_by, check, stop_of_thread
 
 _POLL = 0.1  # seconds between two looks at whether it is still needed
 _A = TypeVar("_A")
@@ -13,26 +13,58 @@ _B = TypeVar("_B")
 
 
 def side_by_side(work: Callable[[_A], _B], items: Iterable[_A], threads: int, name: str) -> list[_B]:
-    """What `work` returns for each item, in order; on threads of this call alone, none of which is left afterwards.
+    """What `work` returns for each item, in order; on the caller's thread and others of this call alone.
 
-    Raises the first error, and Cancelled where the caller's thread is cancelled; within `work`, `check` does then, too.
+    None of them is left afterwards. Raises the first error, and Cancelled where the caller's thread is cancelled;
+    within `work`, `check` does then, too.
     """
-    over = threading.Event()
-
-    def within(item: _A) -> _B:
-        with cancelled_by(over.is_set):
-            return work(item)
-
-    pool = ThreadPoolExecutor(threads, name)
+    shared = _Shared(work, items)
+    stop = stop_of_thread()
+    others = [
+        threading.Thread(target=shared.work_on, name=f"{name}_{place}", daemon=True)
+        for place in range(min(threads, len(shared.waiting)) - 1)
+    ]
+    begun = []
     try:
-        found = [pool.submit(within, item) for item in items]
-        waiting = set(found)
-        while waiting:
-            check()
-            done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
-            for each in done:
-                each.result()
-        return [each.result() for each in found]
+        for each in others:
+            each.start()
+            begun.append(each)
+        shared.work_on(stop)
+        for each in begun:
+            while each.is_alive() and not shared.over.is_set():
+                check()
+                each.join(_POLL)
     finally:
-        over.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        shared.over.set()
+        for each in begun:
+            each.join()
+    if shared.error is not None:
+        raise shared.error
+    return [shared.found[place] for place in range(len(shared.found))]
+
+
+class _Shared(Generic[_A, _B]):
+    """What threads take their work from, and leave what comes of it in."""
+
+    def __init__(self, work: Callable[[_A], _B], items: Iterable[_A]) -> None:
+        self._work = work
+        self.waiting = deque(enumerate(items))
+        self.found: dict[int, _B] = {}
+        self.error: BaseException | None = None  # the first
+        self.over = threading.Event()
+
+    def work_on(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Work until nothing waits, another thread has failed, or `stop` says so."""
+        try:
+            with cancelled_by(lambda: self.over.is_set() or stop()):
+                while True:
+                    check()
+                    try:
+                        place, item = self.waiting.popleft()
+                    except IndexError:
+                        return
+                    self.found[place] = self._work(item)
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            if self.error is None and not (isinstance(error, Cancelled) and self.over.is_set()):
+                self.error = error
+            self.over.set()

@@ -22,6 +22,12 @@ def cancelled_by(is_over: Callable[[], bool]) -> Iterator[None]:
         _thread.is_over = before
 
 
+def stop_of_thread() -> Callable[[], bool]:
+    """What `check` asks on this thread."""
+    is_over: Callable[[], bool] | None = getattr(_thread, "is_over", None)
+    return is_over or (lambda: False)
+
+
 def check() -> None:
     """Raises Cancelled if what this thread does is not needed any more."""
     is_over: Callable[[], bool] | None = getattr(_thread, "is_over", None)

@@ -21,14 +21,13 @@ class HeldShard:
         self.used = time.monotonic()
         self._written = written
 
-    def current(self) -> bool:
-        """Whether it is what was verified, and was not deleted: 2 us, before each read."""
-        status = os.fstat(self.file)
-        return status.st_mtime_ns == self._written and status.st_nlink > 0
+    def looked(self) -> tuple[bool, bool]:
+        """Whether all that was read of it until now is what was verified, and whether it is still in the cache.
 
-    def whole(self) -> bool:
-        """Whether all that was read of it until now is what was verified: the cache has not written over it."""
-        return os.fstat(self.file).st_mtime_ns == self._written
+        It is not what was verified where the cache has written over it; what was only deleted keeps its content.
+        """
+        status = os.fstat(self.file)
+        return status.st_mtime_ns == self._written, status.st_nlink > 0
 
 
 class HeldShards:
@@ -40,38 +39,57 @@ class HeldShards:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[tuple[int, HeldShard]] = []  # by the shard's number, the one read last at the end
+        self._idle: dict[int, list[HeldShard]] = {}  # by the shard's number, the one read last at the end
+        self._count = 0
         weakref.finalize(self, _close_all, self._idle)
 
     def take(self, number: int) -> HeldShard | None:
         """A file of a shard, for the caller to give back or to close."""
         with self._lock:
-            for place in range(len(self._idle) - 1, -1, -1):
-                if self._idle[place][0] == number:
-                    return self._idle.pop(place)[1]
-        return None
+            idle = self._idle.get(number)
+            if idle is None:
+                return None
+            self._count -= 1
+            if len(idle) == 1:
+                del self._idle[number]
+            return idle.pop()
 
     def give(self, number: int, shard: HeldShard) -> None:
         """Keep a file for the next one that reads the shard."""
+        oldest = None
         with self._lock:
-            self._idle.append((number, shard))
-            oldest = self._idle.pop(0)[1] if len(self._idle) > HELD else None
+            idle = self._idle.pop(number, None) or []
+            idle.append(shard)
+            self._idle[number] = idle
+            self._count += 1
+            if self._count > HELD:
+                first = next(iter(self._idle))
+                oldest = self._idle[first].pop(0)
+                self._count -= 1
+                if not self._idle[first]:
+                    del self._idle[first]
         if oldest is not None:
             os.close(oldest.file)
 
     def sweep(self) -> None:
-        """Close what is not current any more."""
+        """Close what is gone, or was written over."""
         with self._lock:
-            for place in range(len(self._idle) - 1, -1, -1):
-                if not self._idle[place][1].current():
-                    os.close(self._idle.pop(place)[1].file)
+            for number, idle in list(self._idle.items()):
+                for shard in [each for each in idle if each.looked() != (True, True)]:
+                    idle.remove(shard)
+                    self._count -= 1
+                    os.close(shard.file)
+                if not idle:
+                    del self._idle[number]
 
     def close(self) -> None:
         """Close all that nobody reads."""
         with self._lock:
             _close_all(self._idle)
+            self._count = 0
 
 
-def _close_all(idle: list[tuple[int, HeldShard]]) -> None:
+def _close_all(idle: dict[int, list[HeldShard]]) -> None:
     while idle:
-        os.close(idle.pop()[1].file)
+        for shard in idle.popitem()[1]:
+            os.close(shard.file)

@@ -34,11 +34,11 @@ from fastimg.loaders.runtime.stopping import check
 from .eviction import MARK, SHARDS, contents, free_oldest, take_over, unopened
 from .file_locks import ROOM, lock_soon, locked_mark
 from .held_shards import HeldShards
+from .signs_of_life import SignsOfLife
 from .sizes import in_words
 from .wanted_files import WantedFile, flushed, mark_used, stamp, verified, verified_again
 
 STALLED = 120.0  # seconds: another process that fetches a file, and gives no sign of life for so long, hangs
-BEAT = 10.0  # seconds between two signs of life of one that fetches, while the store is silent, too
 _ROUNDS = 5
 _POLL = 0.02  # seconds between two looks at a lock
 TOUCH = 0.1  # seconds: uses of a file closer together are one
@@ -72,6 +72,7 @@ class ShardCache:
         except OSError as error:
             raise UnavailableError(f"{root}: {error.strerror}; give another folder with cache_dir=") from error
         self._fetched: set[Path] = set()
+        self._signs = SignsOfLife()
         self._parts: set[str] = set()  # unfinished files that threads of this cache have locked
         self._marking = threading.Lock()
         self._marks: dict[Path, int] = {}  # of folders in use, locked until this cache is collected
@@ -194,7 +195,7 @@ class ShardCache:
             if file is None or verified_again(path, wanted):
                 return
             self._make_room(path, wanted, file, bounded)
-            with _signs_of_life(file):
+            with self._signs.of(file):
                 fetch(file)
             os.utime(file, ns=(time.time_ns(), stamp(wanted)))
             if flushed(wanted):
@@ -364,24 +365,6 @@ def _default_limit(root: Path) -> int:
 def _close_all(files: dict[Path, int]) -> None:
     while files:
         os.close(files.popitem()[1])
-
-
-@contextlib.contextmanager
-def _signs_of_life(file: int) -> Iterator[None]:
-    """In the block, which may wait for a store for minutes, those that wait for the file see that somebody works."""
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(BEAT):
-            os.utime(file)
-
-    thread = threading.Thread(target=beat, name="fastimg-fetching", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _allocate(file: int, size: int) -> None:

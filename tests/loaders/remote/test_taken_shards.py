@@ -79,20 +79,20 @@ def test_who_has_it_open_sees_that_it_is_another_one(cache: ShardCache) -> None:
     bring(cache, "a.tar")
     old = opened(cache, "a.tar")
     held = fetched_files.HeldShard(old, stamp(wanted("a.tar")))
-    assert held.current() and held.whole()
+    assert held.looked() == (True, True)
     states = []
 
     def during() -> None:
         cache.count_use(old, wanted("a.tar"))  # of a reader that had looked a moment before
         held_now = fetched_files.HeldShard(os.dup(old), stamp(wanted("a.tar")))
-        states.append((held_now.current(), held_now.whole(), os.pread(old, 10, 0)))
+        states.append((held_now.looked()[0], os.pread(old, 10, 0)))
         os.close(held_now.file)
 
     bring(cache, "b.tar")
     os.utime(path_of(cache, "b.tar"), ns=(2**62, stamp(wanted("b.tar"))))  # used last
     os.close(opened(cache, "c.tar", during))
-    assert states == [(False, False, content("c.tar")[:10])]
-    assert not held.current() and not held.whole()
+    assert states == [(False, content("c.tar")[:10])]
+    assert not held.looked()[0]
     os.close(old)
 
 
