@@ -6,7 +6,7 @@ from typing import Any, Literal
 from fastimg import augment as augment
 from fastimg import loaders as loaders
 from fastimg.convert.report import Report
-from fastimg.predict.prediction import Answer
+from fastimg.predict.answers import Answer
 from fastimg.train.loop import Result
 
 __all__ = ["augment", "convert", "loaders", "predict", "train"]

@@ -21,7 +21,7 @@ from fastimg.system import terminal
 
 if TYPE_CHECKING:
     from fastimg.convert.report import Report
-    from fastimg.predict.prediction import Answer
+    from fastimg.predict.answers import Answer
     from fastimg.train.loop import Result
 
 _Path = str | os.PathLike[str]

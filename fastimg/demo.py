@@ -12,8 +12,9 @@ from fastimg.convert.pipeline import convert
 from fastimg.convert.report import print_report
 from fastimg.data.digits import COUNT, write_digits
 from fastimg.data.splits import stratified_split
+from fastimg.predict.answers import Answer
 from fastimg.predict.evaluation import Evaluation, evaluate_checkpoint
-from fastimg.predict.prediction import Answer, classify
+from fastimg.predict.prediction import classify
 from fastimg.system.terminal import say
 from fastimg.train.loop import train
 from fastimg.train.reporting.plots import plot_predictions

@@ -9,7 +9,7 @@ from typing import Any
 from fastimg.config.commands import Convert
 from fastimg.errors import UserError
 
-from .description import Base
+from .base import Base
 from .journal import DestinationState, Journal, clear, journal_options, shards_in, state_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -36,9 +36,9 @@ from fastimg.loaders.remote.mirrors import with_urls
 from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import with_flags
 
+from .base import Base, read_base, read_made
 from .delivery.destination_url import staged
 from .delivery.store_destination import StoreDestination
-from .description import Base, read_base, read_made
 from .destination import admit, missing_folders, plain_error
 from .jobs.in_folder import in_folder
 from .jobs.job import ConversionJob

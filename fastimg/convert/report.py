@@ -18,7 +18,7 @@ from fastimg.errors import printable
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
-from .description import Base, ignored_of
+from .base import Base, ignored_of
 from .image_preparation import KEPT, KINDS, RECOMPRESSED, REENCODED, TILED
 
 

@@ -21,7 +21,7 @@ from fastimg.errors import UsageError
 from fastimg.loaders.jpeg.rewriting.tiles import DEFAULT_TILE_PX
 from fastimg.loaders.runtime.cpus import available_cpus
 
-from .description import Base
+from .base import Base
 from .image_preparation import Treatment
 from .plan import parse_size
 

@@ -34,7 +34,7 @@ from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import plural
 
 from .annotations.checking import missing_faults, sample_field_faults
-from .description import stated_recompression
+from .base import stated_recompression
 from .recompression.facts import recompression_lines
 from .text_preparation import text_fault
 

@@ -1,12 +1,9 @@
 """`fastimg predict`: the most likely classes of images or texts. Unreadable ones are reported, each on its line."""
 
-import csv
-import io
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -16,7 +13,6 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from fastimg.config.commands import Predict
 from fastimg.config.intent import BATCH
@@ -41,7 +37,7 @@ from fastimg.loaders.remote.stores import shown
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
-from fastimg.system.terminal import print_table, say
+from fastimg.system.terminal import say
 from fastimg.train.tasks.joint import Tasks
 from fastimg.train.tasks.regression import NumberTask
 from fastimg.train.tasks.tagging import MultilabelTask
@@ -49,6 +45,7 @@ from fastimg.train.tasks.task import Task
 from fastimg.wording import plural, shortened
 
 from . import inference
+from .answers import Answer, print_answers, write_csv
 from .files_at_urls import files_at_urls
 from .result_places import result_place
 
@@ -118,29 +115,6 @@ class SampleKeys(Sequence[str]):
         return self._dataset.sample_key(index)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One file or text: its classes, most likely first, or the reason why it could not be read.
-
-    targets: of a model of several targets, or of one that is not a class, what is predicted of each, by name: `classes`
-        and `probabilities`, most likely first; the `labels` that are predicted and their `probabilities`; or a
-        `number`. `classes` and `probabilities` are then those of the first class target, if there is one.
-    """
-
-    file: str
-    classes: list[str]
-    probabilities: list[float]
-    error: str | None = None
-    targets: Mapping[str, Mapping[str, Any]] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; without `targets` where only a class is predicted."""
-        fields = asdict(self)
-        if self.targets is None:
-            del fields["targets"]
-        return fields
-
-
 def predict(config: Predict, out: Console, err: Console) -> int:
     """Classify and print. Returns the exit code: 1 where no file could be read. Raises UsageError and UserError."""
     if config.json and config.csv:
@@ -148,12 +122,12 @@ def predict(config: Predict, out: Console, err: Console) -> int:
     with result_place("--csv", config.csv, config) as place:
         answers = classify(config, err)
         if place.path is not None:
-            _write_csv(answers, place.path)
+            write_csv(answers, place.path)
     if config.json:
         for answer in answers:
             print(printable(json.dumps(answer.as_dict(), ensure_ascii=False)))
     elif config.csv is None:
-        _print(answers, out)
+        print_answers(answers, out)
     failed = sum(answer.error is not None for answer in answers)
     if failed:
         given = f"{len(answers):,} files and texts"
@@ -379,80 +353,3 @@ def _reason(name: str, reason: str, remedies: Mapping[str, str]) -> str:
     """
     remedy = remedies.get(extension_of(name))
     return remedy if remedy and os.path.isfile(name) and os.path.getsize(name) else reason
-
-
-def _print(answers: list[Answer], out: Console) -> None:
-    table = Table()
-    table.add_column("file", overflow="fold")
-    several = any(answer.targets is not None for answer in answers)
-    table.add_column("targets" if several else "classes", overflow="fold")
-    for answer in answers:
-        if answer.error is not None:
-            table.add_row(printable(answer.file), f"not read: {answer.error}", style="yellow")
-        else:
-            table.add_row(printable(answer.file), printable(_words(answer)))
-    print_table(out, table)
-
-
-def _words(answer: Answer) -> str:
-    if answer.targets is None:
-        return _shares(answer.classes, answer.probabilities)
-    parts = []
-    for name, told in answer.targets.items():
-        if "number" in told:
-            parts.append(f"{name}: {told['number']:g}")
-        else:
-            names = told["classes"] if "classes" in told else told["labels"]
-            parts.append(f"{name}: {_shares(names, told['probabilities']) or 'none'}")
-    return "; ".join(parts)
-
-
-def _shares(names: Sequence[str], probabilities: Sequence[float]) -> str:
-    return ", ".join(f"{name} {share:.1%}" for name, share in zip(names, probabilities, strict=True))
-
-
-def _columns_of(told: Mapping[str, Any]) -> list[str]:
-    """The cells of one target in a csv row: its first class and that class's probability, its labels as a JSON list,
-    or its number."""
-    if "number" in told:
-        return [f"{told['number']:.7g}"]
-    if "labels" in told:
-        return [json.dumps(told["labels"], ensure_ascii=False)]
-    return [told["classes"][0], f"{told['probabilities'][0]}"]
-
-
-def _csv_of_targets(answers: list[Answer]) -> list[list[str]]:
-    """A row per file: file, error, and a column for each target, two for a class."""
-    first = next((answer.targets for answer in answers if answer.targets), {})
-    names = [[name, f"{name}_probability"] if "classes" in told else [name] for name, told in first.items()]
-    columns = [column for group in names for column in group]
-    rows = [["file", "error", *columns]]
-    for answer in answers:
-        told = answer.targets or {}
-        cells = [cell for name in first for cell in _columns_of(told[name])] if told else [""] * len(columns)
-        rows.append([printable(answer.file), answer.error or "", *map(printable, cells)])
-    return rows
-
-
-def _write_csv(answers: list[Answer], target: Path) -> None:
-    """A row per file: file, error, then class and probability by rank, or what is predicted of each target."""
-    ranks = max((len(answer.classes) for answer in answers), default=0)
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    if any(answer.targets is not None for answer in answers):
-        writer.writerows(_csv_of_targets(answers))
-        answers = []
-    else:
-        writer.writerow(
-            ["file", "error", *(f"{kind}{i + 1}" for i in range(ranks) for kind in ("class", "probability"))]
-        )
-    for answer in answers:
-        pairs = [value for pair in zip(answer.classes, answer.probabilities, strict=True) for value in pair]
-        writer.writerow([printable(answer.file), answer.error or "", *pairs])
-    if str(target) == "-":
-        sys.stdout.write(buffer.getvalue())
-        return
-    try:
-        target.write_text(buffer.getvalue(), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--csv {target}: {error.strerror}; choose a file that can be written") from error

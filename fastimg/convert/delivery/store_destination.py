@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Convert
-from fastimg.convert.description import Base
+from fastimg.convert.base import Base
 from fastimg.convert.destination import check_same
 from fastimg.convert.journal import DestinationState, Finished, Journal, conversion_of, is_made
 from fastimg.errors import UserError

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fastimg.convert.delivery.temporary_objects import TemporaryObjects
 from fastimg.convert.plan import Shard
 from fastimg.convert.sources.samples import Source, SourceReader, WrappingReader
-from fastimg.convert.sources.streams import Spool, SpoolReader
+from fastimg.convert.sources.spools import Spool, SpoolReader
 from fastimg.convert.stored.spools import StoredSpool
 from fastimg.loaders.remote.cache.sizes import in_words
 

@@ -33,7 +33,7 @@ from .columns import (
 from .labels import Labels, is_empty, number_classes
 from .manifests import first_row, plain, split_of, split_up
 from .samples import NO_LABEL, Entries, Row, Source, SourceEntry
-from .streams import Spool, SpoolReader
+from .spools import Spool, SpoolReader
 from .tables import (
     Rows,
     first_fields,

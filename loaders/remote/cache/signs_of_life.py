@@ -1,4 +1,4 @@
-"""Signs of life of the processes that fetch files, which may wait for a store for minutes: others wait for the files."""
+"""Signs of life of processes that fetch files, which may wait for a store for minutes: others wait for the files."""
 
 import contextlib
 import os

@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_from_the_start(config, console, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fastimg.convert.sources.streams.os.write", full)
+    monkeypatch.setattr("fastimg.convert.sources.spools.os.write", full)
     with pytest.raises(
         UserError, match=rf"{config.dst}: no space left on the disk; free some space, then convert again"
     ):

@@ -17,7 +17,7 @@ from fastimg.convert.recompression.facts import Recompressed
 from fastimg.convert.shards.prepared_samples import read_prepared, write_prepared
 from fastimg.convert.shards.spools import upload_spools
 from fastimg.convert.sources.samples import Entries, Original, Source, SourceEntry, WrappingReader
-from fastimg.convert.sources.streams import Spool, SpoolReader
+from fastimg.convert.sources.spools import Spool, SpoolReader
 from fastimg.convert.stored import spools
 from fastimg.convert.stored.losses import SourceLostError
 from fastimg.convert.survey import Requirements

@@ -16,7 +16,8 @@ import pytest
 
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.samples import SourceEntry
-from fastimg.convert.sources.streams import Spool, SpoolReader, read_parquets
+from fastimg.convert.sources.spools import Spool, SpoolReader
+from fastimg.convert.sources.streams import read_parquets
 from fastimg.loaders.errors import DataError
 
 from .parquets import IMAGE, contents, pictures, write, write_pets
@@ -87,7 +88,7 @@ def test_spool_leaves_no_file(tmp_path, monkeypatch, nameless):
 def test_another_process_reads_a_spool_that_is_shared(tmp_path, monkeypatch, nameless):
     if not nameless:
         monkeypatch.delattr(os, "O_TMPFILE")
-        monkeypatch.setattr("fastimg.convert.sources.streams._COPIED_BYTES", 1000)
+        monkeypatch.setattr("fastimg.convert.sources.spools._COPIED_BYTES", 1000)
     spool = Spool(tmp_path)
     images = [os.urandom(size) for size in (1, 4000, 70)]
     reader = SpoolReader(spool, "set")
