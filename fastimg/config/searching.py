@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fastimg.errors import UsageError
+from fastimg.loaders.remote.urls import shown, url_of
 
 from .flag_types import Positional, Switch, YamlOnly, arg
 from .training import FromStore
@@ -48,14 +49,14 @@ class Search:  # more than 12 fields: a flag each
     storage: Annotated[str | None, arg(metavar="URL")] = None
     """Where Optuna keeps the study, as sqlite:///study.db. Default: study.db in --output."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FOLDER")] = None
-    """Folder of the search; the same command goes on with one that was interrupted. Default: searches/NAME, after the
-    data."""
+    """Folder of the search, or its URL in an object store; the same command goes on with one that was interrupted.
+    Default: searches/NAME, after the data."""
     keep: Literal["best", "all"] = "best"
     """Which checkpoints stay: those of the best model, and while the search lasts those that it may go on with; or
     all."""
     config: Path | None = None
-    """Read the settings that all trials share from this YAML file, as for `train`; flags of `train` that stand behind
-    `--` win over it."""
+    """Read the settings that all trials share from this YAML file or its URL, as for `train`; flags of `train` that
+    stand behind `--` win over it."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N. auto: every GPU runs trials."""
     jobs: int | None = None
@@ -101,7 +102,7 @@ class Suggest(FromStore):  # more than 12 fields: a flag each
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that look at the data, or auto for one per core."""
     output: Annotated[Path, arg(aliases=("-o",), metavar="FILE")] = Path("suggested.yaml")
-    """The file to write."""
+    """The file to write, or its URL in an object store."""
     overwrite: Switch[bool] = False
     """Replace the file if it exists."""
     json: bool = False
@@ -112,8 +113,8 @@ def check(config: Suggest) -> float | None:
     """Refuse what the flags alone show to be wrong; returns the seconds of --time. Raises UsageError."""
     seconds = None if config.time is None else limit(config.time, "--time")
     if config.output.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"--output {config.output}: give a .yaml file, which train --config reads")
-    if config.output.exists() and not config.overwrite:
+        raise UsageError(f"--output {shown(config.output)}: give a .yaml file, which train --config reads")
+    if url_of(config.output) is None and config.output.exists() and not config.overwrite:
         raise UsageError(f"--output {config.output}: exists already; add --overwrite, or give another file")
     if config.model_kwargs and config.arch is None and config.weights is None:
         raise UsageError("--model-kwargs: for which model? add --arch or --weights")

@@ -454,7 +454,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     recipe: str | None = None
     """Start from the settings of a recipe, which files and flags override. `fastimg recipe list` shows all recipes."""
     config: Path | None = None
-    """Read settings from this YAML file, such as the config.yaml of a run. Flags override it."""
+    """Read settings from this YAML file or its URL, such as the config.yaml of a run. Flags override it."""
     dry_run: bool = False
     """Print the effective configuration and exit."""
     verbose: bool = False

@@ -10,7 +10,7 @@ from fastimg.loaders.remote.urls import BadURLError, url_of, without_secrets
 from .rules import flag
 
 HUB = "hf"  # the scheme of the Hugging Face hub, from which `convert` reads
-_HERE = ("cache_dir", "config", "scratch")  # what is on this machine alone, whichever command has it
+_HERE = ("cache_dir", "scratch")  # what is on this machine alone, whichever command has it
 _TEXTS = ("resume",)  # settings that may be URLs and are no paths
 
 _SECRETS = (  # in names of options

@@ -5,14 +5,14 @@ A recipe is below a file, a file below flags. What is above drops what it contra
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
 import yaml
 
 from fastimg.errors import UsageError, nearest
-from fastimg.loaders.remote.stores import shown
+from fastimg.loaders.remote.stores import RemoteFolder, shown, url_of
 
 from . import flags, recipes, rules
 from . import yaml_values as yamlvalues
@@ -57,25 +57,40 @@ def load(path: Path, kind: type[_T]) -> _T:
     return cast(_T, combined(values)) if kind is Train else kind(**values)
 
 
-def read(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """The fields of `kind` that the file sets. Raises UsageError naming the file and the key."""
+def read(path: Path, kind: type[Any], storage_option: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of `kind` that the file, or the one at a URL, sets.
+
+    Raises UsageError naming the file and the key, and DataError where a store does not give it.
+    """
+    name = shown(path)
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+        values = yaml.load(_text(path, storage_option), Loader=_Loader) or {}
     except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}; check the path") from error
+        raise UsageError(f"--config {name}: {error.strerror}; check the path") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"--config {name}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise UsageError(f"--config {path}: not a mapping of settings; write lines like `epochs: 10`")
+        raise UsageError(f"--config {name}: not a mapping of settings; write lines like `epochs: 10`")
     known = [field.name for field in dataclasses.fields(kind)]
     values = {str(key).replace("-", "_"): value for key, value in values.items()}
     for key in values:
         if key not in known:
-            raise UsageError(f"--config {path}: unknown key {key!r}{meant(key, known)}")
+            raise UsageError(f"--config {name}: unknown key {key!r}{meant(key, known)}")
     try:
         return fitted(values, kind)
     except UsageError as error:
-        raise UsageError(f"--config {path}: {error}") from error
+        raise UsageError(f"--config {name}: {error}") from error
+
+
+def _text(path: Path, storage_option: Sequence[str]) -> str:
+    url = url_of(path)
+    if url is None:
+        return path.read_text(encoding="utf-8")
+    folder, _, name = url.rpartition("/")
+    if folder.endswith(("/", ":")):
+        raise UsageError(f"--config {url}: names no file; give a URL that ends in one, as in {url}/settings.yaml")
+    options = dict(option.split("=", 1) for option in storage_option)
+    return RemoteFolder(folder, options).read(name).decode("utf-8")
 
 
 def fitted(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
@@ -124,7 +139,7 @@ def layered(given: Mapping[str, Any]) -> Train:
     path, resumed, recipe = given.get("config"), given.get("resume"), given.get("recipe")
     file: dict[str, Any] = {}
     if path is not None:
-        file = read(path, Train)
+        file = read(path, Train, given.get("storage_option", ()))
     elif recipe is None and resumed not in (None, "auto") and (Path(resumed) / "config.yaml").exists():
         file = read(Path(resumed) / "config.yaml", Train)
     if recipe is not None:

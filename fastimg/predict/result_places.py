@@ -28,11 +28,14 @@ class ResultPlace:
 
 
 @contextmanager
-def result_place(flag: str, given: Path | None, config: Caching, first: str | None = None) -> Iterator[ResultPlace]:
+def result_place(
+    flag: str, given: Path | None, config: Caching, first: str | None = None, overwrite: bool = True
+) -> Iterator[ResultPlace]:
     """The place of results in the block. At its end, unless it raises, what is there is uploaded, `given` last.
 
     first: one of the files in the folder that `given` is; None where it is a file. A store that refuses says so before
-    the block. Raises UsageError for a URL without a name, UserError where the upload fails, and DataError.
+    the block. Raises UsageError for a URL without a name, and unless `overwrite` for one that has something already,
+    UserError where the upload fails, and DataError.
     """
     url = None if given is None else url_of(given)
     if url is None:
@@ -42,7 +45,8 @@ def result_place(flag: str, given: Path | None, config: Caching, first: str | No
     if folder.endswith(("/", ":")):
         raise UsageError(f"{flag} {url}: names no file; give a URL that ends in one, as in {url}/NAME")
     store = WritableFolder(folder, dict(option.split("=", 1) for option in config.storage_option))
-    store.tag(name)
+    if store.tag(name) is not None and not overwrite:
+        raise UsageError(f"{flag} {url}: exists already; add --overwrite, or give another file")
     here = _made(config.cache_dir or cache_folder())
     try:
         yield ResultPlace(here if first is not None else here / name, folder)

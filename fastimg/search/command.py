@@ -24,6 +24,7 @@ from .hosts.process import TrialHosts
 from .pool import TrialPool
 from .records import TIME_OVER
 from .request import SearchRequest, request
+from .stored_search import stored_search
 
 
 def search(settings: Search, console: Console, errors: Console) -> None:
@@ -37,7 +38,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     def say(text: str) -> None:
         terminal.say(lines, text)
 
-    say(f"starting    fastimg search in {asked.folder}; importing torch takes a few seconds")
+    say(f"starting    fastimg search in {asked.place}; importing torch takes a few seconds")
     began = time.monotonic()
     from .leaderboard import print_board
     from .plots import draw
@@ -45,14 +46,16 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     devices = devices_of(settings.device, settings.jobs) if settings.backend == "local" else []
     with sigterm_exits(), ExitStack() as stack:
         lock = stack.enter_context(locked(asked.folder))
+        if asked.url is not None:
+            stack.enter_context(stored_search(asked.url, asked.folder, asked.cache_dir, asked.storage_options, say))
         hosts = LocalHosts(devices, inherited=(lock,)) if devices else _ray_hosts(asked, stack)
         stack.enter_context(remembered(asked.folder, asked.remembered))
         pool = stack.enter_context(TrialPool(hosts, None, say))
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds
         board = _searched(asked, pool, say, lines, hosts.device != "cpu", began)
-    for remark in draw(board, asked.folder):
-        say(remark)
+        for remark in draw(board, asked.folder):
+            say(remark)
     pruned = sum(board.pruned.values())
     if settings.json:
         print(json.dumps(board.as_json()))
@@ -64,7 +67,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     assert board.winner is not None
     say(
         f"{plural(len(board.rows), 'model')}, {plural(pruned, 'trial')} ended early, in "
-        f"{duration(time.monotonic() - began)}; the best is {asked.folder / 'best'}, whose config.yaml trains it again"
+        f"{duration(time.monotonic() - began)}; the best is {asked.place}/best, whose config.yaml trains it again"
     )
 
 

@@ -18,7 +18,7 @@ STUDY = "study.db"
 JOURNAL = "trials.jsonl"
 FREED = "freed.jsonl"
 BOARD = "leaderboard.json"
-_LOCK = "lock"
+LOCK = "lock"
 _PATIENCE = 10.0  # seconds: the processes of a search that was killed end in a moment
 
 
@@ -53,7 +53,7 @@ def locked(folder: Path) -> Iterator[int]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror or error}; give another --output") from error
     try:

@@ -12,6 +12,8 @@ from fastimg.cluster.connection import check_installed
 from fastimg.config import yaml_file
 from fastimg.config.command_line.parsing import parse
 from fastimg.config.commands import Train
+from fastimg.config.rule_tables.conditions import caches
+from fastimg.config.rule_tables.elsewhere import uses_store
 from fastimg.config.rule_tables.reading import SEARCH
 from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import Excludes, Range, refuse
@@ -23,8 +25,10 @@ from fastimg.errors import UsageError, nearest
 from fastimg.loaders.containers.datasets import refuse_no_folder
 from fastimg.loaders.remote.listing import named_tars
 from fastimg.loaders.remote.stores import shown, url_of
+from fastimg.train.checkpoints.stored_runs import options_of
 
 from .parameters import OURS, Parameter, combinations, differing, read
+from .stored_search import folder_here
 
 OBJECTIVES = ("accuracy", "speed")
 # What is searched where only a number of trials is given.
@@ -37,11 +41,15 @@ class SearchRequest:
 
     parameters: none where stages decide what is tried. shared: settings of Train that all trials have, with YAML's
     values. seconds: None where only the number of trials ends it. amounts: what a trial takes of a Ray cluster, by its
-    names; empty for the usual.
+    names; empty for the usual. folder: on this machine; url: of the one in an object store that it is uploaded to, with
+    the settings of the store.
     """
 
     data: Path
     folder: Path
+    url: str | None
+    cache_dir: Path | None
+    storage_options: Mapping[str, str]
     parameters: tuple[Parameter, ...]
     shared: Mapping[str, Any]
     trials: int | None
@@ -51,6 +59,11 @@ class SearchRequest:
     amounts: Mapping[str, float]
     base: Train
     asked: Search
+
+    @property
+    def place(self) -> str:
+        """The folder, as users call it."""
+        return self.url or str(self.folder)
 
     @property
     def remembered(self) -> dict[str, Any]:
@@ -67,6 +80,8 @@ class SearchRequest:
             "sampler": asked.sampler if self.parameters else None,
             "pruner": pruner_of(self) if self.parameters else None,
             "seed": asked.seed,
+            # Paths below it are in the settings of trials.
+            **({} if self.url is None else {"cache_dir": str(self.folder.parents[2])}),
         }
 
 
@@ -84,7 +99,8 @@ def request(asked: Search) -> SearchRequest:
             "search: say when it ends: --time 20m finds the best model by stages; --param with --trials N searches "
             "values of flags"
         )
-    base = _base(asked, archs, bool(texts))
+    given = _base(asked, archs, bool(texts))
+    base = _of_trials(given, asked)
     if not texts and base.in_chans not in (None, 3):
         raise UsageError(
             f"--in-chans {base.in_chans}: a search by stages compares encoders of RGB images; give --param, to search "
@@ -102,9 +118,13 @@ def request(asked: Search) -> SearchRequest:
     if parameters and asked.sampler != "grid" and asked.trials is None and seconds is None:
         raise UsageError("search: say when it ends, by --trials N or --time 20m")
     name = os.path.basename(os.path.abspath(asked.data)) if url is None else named_tars(url)[0].rpartition("/")[2]
+    output = asked.output or Path("searches") / (name or "data")
     return SearchRequest(
-        data=local_folder(asked.data, base),
-        folder=asked.output or Path("searches") / (name or "data"),
+        data=local_folder(asked.data, given),
+        folder=output if (place := url_of(output)) is None else folder_here(place, given.cache_dir),
+        url=place,
+        cache_dir=given.cache_dir,
+        storage_options=options_of(given),
         parameters=parameters,
         shared=as_yaml(base),
         trials=asked.trials,
@@ -164,10 +184,25 @@ def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> Train:
     base = yaml_file.layered(given | ({} if url_of(asked.data) is None else {"data": asked.data}))
     elsewhere = [path for path in asked.weights if url_of(path) is not None]  # flags of the store have an effect
     ruled = replace(base, weights=elsewhere[0]) if elsewhere else base
+    if asked.output is not None and url_of(asked.output) is not None:
+        ruled = replace(ruled, output=asked.output, name="search")
     refuse(ruled, TRAIN if ruled.weights is None else [rule for rule in TRAIN if isinstance(rule, Range | Excludes)])
     # What a file says of one run is not for all of them; a recipe's settings are in `base` by now.
     data = None if url_of(asked.data) is None else asked.data  # of a URL, other flags have an effect
     return replace(base, data=data, config=None, recipe=None, output=Train().output, name=None, resume=None)
+
+
+def _of_trials(given: Train, asked: Search) -> Train:
+    """The settings without those of the store that only the folder of the search needs: trials would refuse them."""
+    elsewhere = [path for path in asked.weights if url_of(path) is not None]
+    used = replace(given, weights=elsewhere[0]) if elsewhere else given
+    if asked.output is None or url_of(asked.output) is None:
+        return given
+    return replace(
+        given,
+        cache_dir=given.cache_dir if caches(used) else None,
+        storage_option=given.storage_option if uses_store(used) else (),
+    )
 
 
 def _objectives(text: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.remote.stores import shown
 from fastimg.models.ranks import Ranks, start
+from fastimg.predict.result_places import result_place
 from fastimg.system.progress import Status
 from fastimg.system.terminal import say
 from fastimg.train.checkpoints.stored_models import setting_of
@@ -50,7 +51,19 @@ def suggest(config: Suggest, out: Console, err: Console) -> Advised:
     """Write the file, and print what it says. Raises UsageError, UserError and DataError."""
     seconds = check(config)
     refuse(config, SUGGEST)
-    config = with_local_data(config, partial(say, err))
+    with result_place("--output", config.output, config, overwrite=config.overwrite) as place:
+        advised = _advised(with_local_data(config, partial(say, err)), seconds, out, err)
+        assert place.path is not None
+        write(place.path, as_yaml(advised))
+    if config.json:
+        print(json.dumps(as_json(advised, shown(config.output))))
+    else:
+        _print(advised, shown(config.output), out)
+    return advised
+
+
+def _advised(config: Suggest, seconds: float | None, out: Console, err: Console) -> Advised:
+    """What is found, measured and decided, of which the data and the machine are printed at once."""
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device))
         if ranks.world_size > 1:
@@ -78,7 +91,7 @@ def suggest(config: Suggest, out: Console, err: Console) -> Advised:
                 Suggestion("max_time", config.time, "ends the run, with a checkpoint, if it takes longer after all")
             )
     draft, timing = decision.option
-    advised = Advised(
+    return Advised(
         survey=found.survey,
         machine=here,
         decision=decision,
@@ -90,14 +103,8 @@ def suggest(config: Suggest, out: Console, err: Console) -> Advised:
             *decision.notes,
             *skipped,
         ),
-        command=f"fastimg train {shlex.quote(as_given(config.data))} --config {shlex.quote(str(config.output))}",
+        command=f"fastimg train {shlex.quote(as_given(config.data))} --config {shlex.quote(shown(config.output))}",
     )
-    write(config.output, as_yaml(advised))
-    if config.json:
-        print(json.dumps(as_json(advised, str(config.output))))
-    else:
-        _print(advised, config.output, out)
-    return advised
 
 
 def measured(
@@ -190,7 +197,7 @@ def write(file: Path, text: str) -> None:
         raise UserError(f"--output {file}: {error.strerror or error}; give a file that can be written") from error
 
 
-def _print(advised: Advised, file: Path, out: Console) -> None:
+def _print(advised: Advised, file: str, out: Console) -> None:
     for suggestion in advised.suggestions:
         say(out, f"{suggestion.name:<15} {suggestion.value}", style="bold")
         say(out, f"                {printable(suggestion.why)}")

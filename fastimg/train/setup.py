@@ -26,7 +26,7 @@ from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.decoders.large import compile_large, will_compile_large
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
 from fastimg.loaders.remote.origins import named_by_origins
-from fastimg.loaders.remote.stores import url_of
+from fastimg.loaders.remote.stores import shown, url_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
@@ -163,7 +163,8 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     if resuming:
         changed_data.check(directory, path, targets)
     elif config.name is not None and directory != (named := output / config.name):
-        say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
+        assert config.config is not None
+        say(console, f"{named}, which {shown(config.config)} names, already exists: this run is {directory}")
     _mention_rare_classes(config, targets, console)
     return Opened(
         checked=checked,

@@ -42,7 +42,7 @@ ARGUMENTS = [
     if _takes_paths(flag)
 ]
 
-HERE = [param for param in ARGUMENTS if param.values[1].field in ("cache_dir", "config", "scratch")]
+HERE = [param for param in ARGUMENTS if param.values[1].field in ("cache_dir", "scratch")]
 
 
 def _arguments(command: str, flag: Flag, value: str) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 from fastimg.config.benchmarking import Bench, Doctor
 from fastimg.config.commands import Convert, Embed, Eval, Export, Inspect, Predict
 from fastimg.config.rules import Check, Needs, Range, Rule
+from fastimg.config.searching import Suggest
 from fastimg.config.training import Train
 from fastimg.config.url_arguments import HUB, refuse_options
 from fastimg.loaders.remote.cache.sizes import parse_size
@@ -19,6 +20,7 @@ _RESULTS: dict[type, str] = {
     Eval: "plot",
     Inspect: "output",
     Bench: "plot",
+    Suggest: "output",
 }
 
 
@@ -35,12 +37,12 @@ def _is_elsewhere(config: Any) -> bool:
 
 
 def _has_run_elsewhere(config: Any) -> bool:
-    """Whether a run or a model is in an object store: one that is written, or one that is read."""
+    """Whether a run, a model or a file of settings is in an object store: one that is written, or one that is read."""
     if isinstance(config, Train):
         runs: tuple[Any, ...] = (config.output, config.resume or "")
     else:
         runs = config.runs if isinstance(config, Eval) else (getattr(config, "checkpoint", ""),)
-    models = (getattr(config, name, None) for name in ("weights", "teacher", "teacher_weights"))
+    models = (getattr(config, name, None) for name in ("weights", "teacher", "teacher_weights", "config"))
     return any(origin_of(path) is not None for path in (*runs, *models) if path is not None)
 
 
@@ -128,9 +130,9 @@ def _is_here(path: Any) -> bool:
     return url_of(path) is None
 
 
-def written_here(field: str, what: str = "folder") -> Range:
-    """A file or folder that a command writes on this machine alone."""
-    return Range(field, _is_here, f"a {what} on this machine; what is written there can be copied to a store")
+def written_here(field: str) -> Range:
+    """A folder that a command writes on this machine alone."""
+    return Range(field, _is_here, "a folder on this machine; what is written there can be copied to a store")
 
 
 _A_URL = "a URL as DATA, run or result"

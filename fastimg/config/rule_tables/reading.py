@@ -66,7 +66,7 @@ INSPECT: tuple[Rule, ...] = (
 
 VERIFY: tuple[Rule, ...] = (*FROM_STORE, Range("max_pixels", at_least(1), "1 or more"))
 
-SUGGEST: tuple[Rule, ...] = (written_here("output", "file"), *FROM_STORE)
+SUGGEST: tuple[Rule, ...] = FROM_STORE
 
 DEMO: tuple[Rule, ...] = (written_here("output"),)
 
@@ -96,7 +96,6 @@ def _parts_a_gpu(config: Search) -> bool:
 
 
 SEARCH: tuple[Rule, ...] = (
-    written_here("output"),
     *CLUSTER,
     *(Needs(name, on_ray, "--backend ray") for name in ("resources_per_trial", "limit_gpu_memory")),
     Check("device", check_cluster_device),

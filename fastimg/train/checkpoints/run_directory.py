@@ -69,9 +69,9 @@ def choose(output: Path, base: str, name: str | None, resume: str | None, from_f
 
 def named_by_file(config: Train) -> bool:
     """Whether the run's name comes from the file that --config gives, which may be an earlier run's."""
-    return (
-        config.name is not None and config.config is not None and read(config.config, Train).get("name") == config.name
-    )
+    if config.name is None or config.config is None:
+        return False
+    return bool(read(config.config, Train, config.storage_option).get("name") == config.name)
 
 
 def _numbered(name: str, base: str) -> int:

@@ -9,8 +9,9 @@ from fastimg.errors import UsageError
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks
 
+from .manifests import Manifest
 from .run_uploads import RunUploads
-from .stored_runs import RunManifest, fetch_exactly, manifest_of, options_of, output_folder, staged_runs, step_here
+from .stored_runs import fetch_exactly, manifest_of, options_of, output_folder, staged_runs, step_here
 
 
 def folder_of_runs(config: Train, ranks: Ranks, say: Callable[[str], None]) -> Path:
@@ -34,7 +35,7 @@ def folder_of_runs(config: Train, ranks: Ranks, say: Callable[[str], None]) -> P
             manifest = manifest_of(run, options)
         stated = "" if manifest is None else manifest.to_json().decode()
     stated = ranks.broadcast(stated)
-    fetch_exactly(run, options, config.cache_dir, RunManifest.of_json(stated.encode(), run) if stated else None)
+    fetch_exactly(run, options, config.cache_dir, Manifest.of_json(stated.encode(), run) if stated else None)
     return folder
 
 

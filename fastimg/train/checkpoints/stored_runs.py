@@ -1,18 +1,14 @@
 """Runs in an object store: what their manifest names, brought to this machine. Imports nothing that takes time.
 
-<run>/objects/<sha256>    files by content
-<run>/manifest.json       which file of the run is which object, and where `last` and `best` point: written last
+See manifests for what is there.
 """
 
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +21,13 @@ from fastimg.loaders.remote.stores import NotThereError, RemoteFolder, shown, ur
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.wording import plural
 
-MANIFEST = "manifest.json"
-OBJECTS = "objects"
-_FORMAT = "fastimg run"
+from .manifests import MANIFEST, OBJECTS, Kind, Manifest
+
 _BLOCK = 8 << 20  # bytes of a request
 _TIMES = 3  # a manifest that is replaced while its files are fetched is read again
 _MEGABYTE = 1e6
-_NAME = re.compile(r"(?!\.\.?(/|\Z))[\w.@+-]+(/(?!\.\.?(/|\Z))[\w.@+-]+)*")
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class RunManifest:
-    """The files of a run by their names in its directory: bytes and SHA-256. `links` are last and best."""
-
-    step: int
-    files: Mapping[str, tuple[int, str]]
-    links: Mapping[str, str]
-
-    def to_json(self) -> bytes:
-        """For the store."""
-        content = {"format": _FORMAT, "version": 1, "step": self.step, "files": self.files, "links": self.links}
-        return (json.dumps(content, indent=1) + "\n").encode()
-
-    @classmethod
-    def of_json(cls, content: bytes, name: str) -> "RunManifest":
-        """The inverse of `to_json`. Raises UserError, naming it by `name`, for anything else."""
-        try:
-            stated = json.loads(content)
-            if stated["format"] != _FORMAT:
-                raise ValueError("it is not a run's")
-            files = {str(path): (int(size), str(sha256)) for path, (size, sha256) in stated["files"].items()}
-            links = {str(link): str(target) for link, target in stated["links"].items()}
-            for path in (*files, *links, *links.values()):
-                if not _NAME.fullmatch(path):
-                    raise ValueError(f"{path!r} is not a name in a run")
-            return cls(int(stated["step"]), files, links)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{name}: cannot be read ({error}); give a run that fastimg has uploaded") from error
 
 
 def options_of(settings: Any) -> dict[str, str]:
@@ -76,12 +40,12 @@ def staged_runs(output: str, cache_dir: Path | None) -> Path:
     return _root(cache_dir) / "runs" / _key(output)
 
 
-def manifest_of(run: str, options: Mapping[str, str]) -> RunManifest | None:
-    """The manifest of the run at a URL; None if there is none. Raises DataError and UserError."""
+def manifest_of(run: str, options: Mapping[str, str], kind: Kind = "run") -> Manifest | None:
+    """The manifest of the run, or search, at a URL; None if there is none. Raises DataError and UserError."""
     if run.startswith("file:") and not Path(run.removeprefix("file://")).is_dir():
         return None
     try:
-        return RunManifest.of_json(RemoteFolder(run, options).read(MANIFEST), f"{run}/{MANIFEST}")
+        return Manifest.of_json(RemoteFolder(run, options).read(MANIFEST), run, kind)
     except NotThereError as error:
         if "not found" in str(error):
             return None
@@ -138,7 +102,7 @@ def fetch_run(run: str, options: Mapping[str, str], cache_dir: Path | None, tell
     raise _changing(run)
 
 
-def fetch_exactly(run: str, options: Mapping[str, str], cache_dir: Path | None, manifest: RunManifest | None) -> None:
+def fetch_exactly(run: str, options: Mapping[str, str], cache_dir: Path | None, manifest: Manifest | None) -> None:
     """Have the directory of the run at a URL in the folder of staged runs as a manifest says; without one, none.
 
     Raises UserError and DataError.
@@ -217,7 +181,7 @@ def _changing(run: str) -> UserError:
     return UserError(f"{run}: files that its manifest names are gone each time that it is read; upload the run again")
 
 
-def _manifests(run: str, options: Mapping[str, str]) -> Iterator[RunManifest]:
+def _manifests(run: str, options: Mapping[str, str]) -> Iterator[Manifest]:
     for _ in range(_TIMES):
         manifest = manifest_of(run, options)
         if manifest is None:
@@ -231,7 +195,7 @@ def _fetched(
     run: str,
     options: Mapping[str, str],
     folder: Path,
-    manifest: RunManifest,
+    manifest: Manifest,
     names: list[str],
     tell: Tell | None = None,
 ) -> bool:
@@ -251,11 +215,12 @@ def _fetched(
                 return False
             raise
     for link, target in manifest.links.items():
-        if (folder / target).is_dir():
-            part = folder / f".{link}.part"
+        path = folder / link
+        if (path.parent / target).is_dir():
+            part = path.with_name(f".{path.name}.part")
             part.unlink(missing_ok=True)
             part.symlink_to(target)
-            part.replace(folder / link)
+            part.replace(path)
     return True
 
 

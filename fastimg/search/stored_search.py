@@ -1,0 +1,156 @@
+"""The folder of a search in an object store: it is in the cache of this machine, and uploaded behind the search.
+
+<URL>/manifest.json, objects/     the folder, as of a run (train/checkpoints/manifests)
+<URL>/best/                       its best run, as `train` uploads one, at the end
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders.containers.atomic import replace_file
+from fastimg.train.checkpoints.folder_uploads import FolderUploads
+from fastimg.train.checkpoints.run_uploads import RunUploads, collect_run
+from fastimg.train.checkpoints.stored_runs import fetch_exactly, manifest_of, staged_runs
+
+from .folder import BOARD, FREED, LOCK, RUNS, STUDY
+
+PERIOD = 60.0  # seconds between two uploads, at least
+_BEST = "best"
+_SEEN = ".uploaded"  # the tag of the manifest that this machine has written, or fetched
+Say = Callable[[str], object]
+
+
+def folder_here(url: str, cache_dir: Path | None) -> Path:
+    """Where the folder of a search at a URL is on this machine. Raises UsageError for a URL that names none."""
+    output, _, name = url.rpartition("/")
+    if output.endswith(("/", ":")):
+        raise UsageError(f"--output {url}: names no folder; give a URL that ends in one, as in {url}/NAME")
+    return staged_runs(output, cache_dir) / name
+
+
+@contextmanager
+def stored_search(
+    url: str, folder: Path, cache_dir: Path | None, options: Mapping[str, str], say: Say
+) -> Iterator[None]:
+    """In the block `folder` is the one at the URL, to which it is uploaded every minute, and at the end.
+
+    Raises UserError if the end could not be uploaded, and DataError.
+    """
+    uploads = SearchUploads(url, folder, options, say)
+    try:
+        uploads.bring(options, cache_dir)
+        uploads.begin()
+    except BaseException:
+        uploads.close()
+        raise
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(UserError):  # what was uploaded before stays, and the folder is here
+            uploads.end()
+        raise
+    uploads.end()
+    best = folder / _BEST
+    if best.exists():
+        RunUploads(f"{url}/{_BEST}", best.resolve(), options, say).finish(say)
+
+
+class SearchUploads(FolderUploads):
+    """The uploads of a search's folder, by a thread."""
+
+    kind = "search"
+    moment = f"in {PERIOD:.0f} seconds"
+    again = "the same command uploads it"
+    other = "--output"
+
+    def bring(self, options: Mapping[str, str], cache_dir: Path | None) -> None:
+        """Have the folder as it is in the store, unless it is this machine that has uploaded it. Raises DataError."""
+        manifest = manifest_of(self.url, options, "search")
+        seen = self.directory / _SEEN
+        if manifest is None or (seen.exists() and seen.read_text(encoding="utf-8") == self.tag):
+            return
+        for path in self.directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        self._warn(f"fetching    the search at {self.url} into {self.directory}")
+        fetch_exactly(self.url, options, cache_dir, manifest)
+        self.uploaded()
+
+    def begin(self) -> None:
+        """Upload from now on."""
+        self._over = threading.Event()
+        self._timer = threading.Thread(target=self._repeat, name="fastimg-search-upload", daemon=True)
+        self._timer.start()
+
+    def end(self) -> None:
+        """Upload what is there, and stop. Raises UserError if it could not be uploaded."""
+        self._over.set()
+        self._timer.join()
+        if (self.directory / RUNS).exists() or (self.directory / BOARD).exists():
+            self.finish(self._warn)
+        else:  # nothing was tried
+            self.close()
+
+    def collect(self, folder: Path) -> None:
+        """As a kill would leave it: the study is older than the runs, and what says which were deleted is newer."""
+        for file in self.directory.iterdir():
+            if file.is_file() and not file.name.startswith((".", f"{STUDY}-")) and file.name not in (LOCK, FREED):
+                _copy(file, folder / file.name)
+        best = self.directory / _BEST
+        with contextlib.suppress(FileNotFoundError):
+            (folder / _BEST).symlink_to(os.readlink(best))
+        for run in self.directory.glob(f"{RUNS}/*"):
+            (folder / RUNS / run.name).mkdir(parents=True)
+            with contextlib.suppress(FileNotFoundError):  # a trial has written another checkpoint meanwhile
+                collect_run(run, folder / RUNS / run.name)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(self.directory / FREED, folder / FREED)
+
+    def step(self, links: Mapping[str, str]) -> int:
+        """The number of its runs."""
+        return len(list(self.directory.glob(f"{RUNS}/*")))
+
+    def uploaded(self) -> None:
+        """Remember that this machine has what is in the store."""
+        replace_file(self.directory / _SEEN, (self.tag or "").encode())
+
+    def _repeat(self) -> None:
+        before: object = None
+        while not self._over.wait(PERIOD):
+            if (self.directory / RUNS).exists() and (now := self._state()) != before:
+                before = now
+                self.note()
+
+    def _state(self) -> list[tuple[str, int]]:
+        """What differs when there is something to upload."""
+        found = []
+        for pattern in ("*", f"{RUNS}/*", f"{RUNS}/*/*"):
+            for path in sorted(self.directory.glob(pattern)):
+                with contextlib.suppress(OSError):
+                    found.append((str(path), path.lstat().st_mtime_ns))
+        return found
+
+
+def _copy(file: Path, target: Path) -> None:
+    """A copy of a file, of a study as it is between two of its writes."""
+    if file.name != STUDY:
+        with contextlib.suppress(FileNotFoundError):  # replaced meanwhile, as a part of it was
+            shutil.copyfile(file, target)
+        return
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(target)) as copy,
+        ):
+            source.backup(copy)
+    except sqlite3.Error as error:
+        raise OSError(f"{file}: {error}") from error
