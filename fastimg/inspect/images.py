@@ -21,7 +21,7 @@ from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables.reading import INSPECT
 from fastimg.config.rule_tables.training import AUGMENTATION
 from fastimg.config.rules import refuse, refuse_set
-from fastimg.convert.description import stated_recompression
+from fastimg.convert.base import stated_recompression
 from fastimg.convert.recompression.facts import recompression_lines
 from fastimg.convert.report import field_line, missing_words
 from fastimg.data import augmentation
