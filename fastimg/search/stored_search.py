@@ -52,9 +52,14 @@ def stored_search(
         raise
     try:
         yield
+    except UsageError:  # refused
+        uploads.stop()
+        raise
     except BaseException:
-        with contextlib.suppress(UserError):  # what was uploaded before stays, and the folder is here
+        try:
             uploads.end()
+        except UserError as error:  # beside what ends the search
+            say(str(error))
         raise
     uploads.end()
     best = folder / _BEST
@@ -93,12 +98,18 @@ class SearchUploads(FolderUploads):
 
     def end(self) -> None:
         """Upload what is there, and stop. Raises UserError if it could not be uploaded."""
-        self._over.set()
-        self._timer.join()
         if (self.directory / RUNS).exists() or (self.directory / BOARD).exists():
+            self._over.set()
+            self._timer.join()
             self.finish(self._warn)
         else:  # nothing was tried
-            self.close()
+            self.stop()
+
+    def stop(self) -> None:
+        """Upload nothing more than what waits."""
+        self._over.set()
+        self._timer.join()
+        self.close()
 
     def collect(self, folder: Path) -> None:
         """As a kill would leave it: the study is older than the runs, and what says which were deleted is newer."""

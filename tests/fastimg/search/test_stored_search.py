@@ -131,6 +131,17 @@ def test_what_ends_early_is_uploaded(search, server, home, tmp_path, monkeypatch
     assert trials(in_store(server, tmp_path)) == trials(tmp_path / "here")
 
 
+def test_an_interrupted_search_that_cannot_be_uploaded_says_so(search, server, home, monkeypatch):
+    def interrupted(self, jobs, report):
+        (folder_here(URL, None) / RUNS).mkdir()
+        server.before = lambda name: "expired"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InThisProcess, "run", interrupted)
+    ran = search(URL, 1)
+    assert ran.code == 130 and "the end of the search could not be uploaded: " in " ".join(ran.out.split())
+
+
 def test_what_cannot_be_uploaded_is_here_and_the_same_command_uploads_it(search, server, home, tmp_path):
     server.before = lambda name: "expired" if name.startswith("searches/S/objects") else ""
     lost = search(URL, 1)
@@ -153,6 +164,7 @@ def test_another_cache_is_refused(search, server, home, tmp_path):
     assert search(URL, 1).code == 0
     ran = search(URL, 2, "--cache-dir", tmp_path / "other")
     said = " ".join(ran.err.split())
+    assert "uploading" not in ran.out
     assert ran.code == 2 and f"began with cache_dir {home}, and this one has {tmp_path / 'other'}" in said
 
 
