@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,10 +23,10 @@ from .config import benchmarking as benchconfig
 from .config import commands as config
 from .config import recipes, searching
 from .config.command_line.parsing import parse
+from .config.rules import Excludes, Range, refuse
 from .config.url_arguments import refuse_urls
 from .errors import UsageError, UserError, nearest
 from .loaders.remote.urls import BadURLError, without_secrets
-from .refusals import refuse_early
 from .system import rank_failures as ending
 from .system import terminal
 from .wording import with_flags
@@ -141,7 +142,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         return 0
     tell = partial(terminal.say, console) if ending.first_rank() else None
     settings: Any = _parse(command, rest, fetch=True, tell=tell)
-    refuse_early(command, settings)
+    _refuse(command, settings)
     return _RUN[command](_with_runs(command, settings, tell), console)
 
 
@@ -279,6 +280,54 @@ def _imported() -> None:
         gc.enable()
 
 
+def _refuse(command: str, settings: Any) -> None:
+    """Refuse what the settings alone show to be wrong, before torch is imported, which takes seconds.
+
+    Raises UsageError, UserError and DataError.
+    """
+    from .config.rule_tables import reading, training
+
+    rules = {
+        "demo": reading.DEMO,
+        "train": training.TRAIN,
+        "eval": reading.EVAL,
+        "predict": reading.PREDICT,
+        "embed": reading.EMBED,
+        "bench": reading.BENCH,
+        "export": reading.EXPORT,
+        "push": reading.PUSH,
+        "doctor": reading.DOCTOR,
+        "inspect": reading.INSPECT,
+        "verify": reading.VERIFY,
+        "suggest": reading.SUGGEST,
+        "convert": reading.CONVERT,
+    }
+    if command in rules and getattr(settings, "weights", None) is None:
+        refuse(settings, rules[command])
+    elif command in rules:  # weights may state further settings, on which other rules depend
+        refuse(settings, [rule for rule in rules[command] if isinstance(rule, Range | Excludes)])
+    if command == "export":
+        _ = settings.chosen_format  # refused where nothing names one
+    if command in ("eval", "predict", "export", "push"):
+        from .loaders.remote.stores import url_of
+        from .train.checkpoints.model_files import find
+
+        for run in settings.runs if command == "eval" else (settings.checkpoint,):
+            if url_of(run) is None:
+                find(run)
+    if command == "suggest":
+        searching.check(settings)
+    if command not in ("convert", "embed"):  # which check what they take themselves
+        _refuse_url(command, [getattr(settings, name, None) for name in ("src", "dst")])
+    if command in ("suggest", "train", "eval", "embed", "bench") and settings.data is not None:
+        from .loaders.containers.datasets import refuse_no_folder
+        from .loaders.remote.stores import url_of
+
+        data = settings.dataset if command == "eval" else settings.data
+        if url_of(data) is None:
+            refuse_no_folder(data)
+
+
 def _with_runs(command: str, settings: Any, tell: Callable[[str], None] | None) -> Any:
     """The settings with runs of an object store as directories here, into which they are fetched."""
     if command not in ("eval", "predict", "export", "push"):
@@ -290,6 +339,18 @@ def _with_runs(command: str, settings: Any, tell: Callable[[str], None] | None) 
     first, *more, data = (*(local_model(run, settings, tell) for run in settings.runs), settings.dataset)
     paths = [*more, data]
     return replace(settings, checkpoint=first, data=paths[0], more=tuple(paths[1:]))
+
+
+def _refuse_url(command: str, paths: Sequence[Path | None]) -> None:
+    """Raises UsageError for a URL where a command reads or writes only what is on this machine."""
+    from .loaders.remote.stores import url_of
+
+    for path in paths:
+        if isinstance(path, Path) and (url := url_of(path)) is not None:  # not push's hub://
+            raise UsageError(
+                f"{command} {url}: a URL is read as DATA alone, by train, eval, verify, inspect, embed, bench, "
+                "suggest, search and predict; use a folder here"
+            )
 
 
 def _signal_code(signal: int) -> int:

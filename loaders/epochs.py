@@ -5,8 +5,10 @@
 A backend is a subclass of `Epochs` that decodes; the rest of the application sees it as a `BatchSource`.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
@@ -23,9 +25,8 @@ from fastimg.loaders.runtime.times import LoaderTimes, Waits
 
 from .batch import Batch
 from .crop import Size
-from .epoch_orders import OrderAhead, make_order
 from .errors import DataError
-from .order import BLOCK, WINDOW, Order, Sampling, Slices
+from .order import BLOCK, WINDOW, Order, Sampling, Slices, by_length, epoch_order, repeats_of
 from .wording import plural
 
 Padding = Literal[
@@ -210,6 +211,60 @@ def _shard_starts(dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> np
         raise ValueError(f"{dataset.name}: block='shard' is for tar shards; give a number of samples")
     chosen = shards if indices is None else shards[indices]
     return np.flatnonzero(np.diff(chosen, prepend=-1)).astype(np.int64)
+
+
+class EpochOrder(NamedTuple):
+    """The order of an epoch, and what is read ahead by it."""
+
+    order: npt.NDArray[np.int64]  # a permutation of range(n), or n draws
+    blocks: WholeBlocks | None  # None: the samples of each batch
+    again: npt.NDArray[np.int64] | None = None  # [n], how often a sample came before; None: none comes again
+
+
+def make_order(
+    config: LoaderConfig,
+    slices: Slices,
+    epoch: int,
+    lengths: npt.NDArray[np.int64] | None,
+    together: int,
+    starts: npt.NDArray[np.int64] | None = None,
+) -> EpochOrder:
+    """The order of an epoch from where `slices` begin: a pure function.
+
+    `lengths` are those of texts; `starts` the first samples of shards, where blocks are shards.
+    """
+    c = config
+    block = BLOCK if c.block == "shard" else c.block
+    block_or_starts = block if starts is None else starts
+    if c.sampling is None:
+        order = epoch_order(slices.n, c.seed, epoch, c.order, block_or_starts, c.window)
+    else:
+        order = c.sampling.order(c.seed, epoch)
+    if lengths is not None and c.order != "sequential":
+        order = by_length(order, lengths, together, c.order, c.seed, epoch)
+    ahead = c.order == "quasi-random" or (starts is not None and c.order == "sequential")
+    blocks = WholeBlocks(order, slices, block_or_starts) if ahead else None
+    return EpochOrder(order, blocks, None if c.sampling is None else repeats_of(order))
+
+
+class OrderAhead:
+    """The order of an epoch, computed by a thread while the consumer does something else."""
+
+    def __init__(self, epoch: int, make: Callable[[], EpochOrder]) -> None:
+        self.epoch = epoch
+        self._make = make
+        self._made: EpochOrder | None = None
+        self._thread = threading.Thread(target=self._work, name="fastimg-order")
+        self._thread.start()
+
+    def take(self) -> EpochOrder:
+        """The order. If the thread failed, or belongs to the process that this one was forked from, computed here."""
+        self._thread.join()
+        return self._make() if self._made is None else self._made
+
+    def _work(self) -> None:
+        with contextlib.suppress(Exception):  # `take` meets the same error again, where it can be reported
+            self._made = self._make()
 
 
 class Epochs:

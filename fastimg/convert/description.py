@@ -24,10 +24,10 @@ from fastimg.loaders.containers.quick_sums import both_sums_of_file
 from fastimg.loaders.containers.targets import first_class
 from fastimg.loaders.errors import DataError
 
-from .base import Base, ignored_of
 from .journal import Finished, Journal
 from .pairs import stored_counts
 from .plan import Shard
+from .shards.base import Base, ignored_of
 from .survey import Schema
 
 _TAR_SCHEMA = {

@@ -9,8 +9,8 @@ from typing import Any
 from fastimg.config.commands import Convert
 from fastimg.errors import UserError
 
-from .base import Base
 from .journal import DestinationState, Journal, clear, journal_options, shards_in, state_of
+from .shards.base import Base
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

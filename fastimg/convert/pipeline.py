@@ -36,7 +36,6 @@ from fastimg.loaders.remote.mirrors import with_urls
 from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import with_flags
 
-from .base import Base, read_base, read_made
 from .delivery.destination_url import staged
 from .delivery.store_destination import StoreDestination
 from .destination import admit, missing_folders, plain_error
@@ -46,6 +45,7 @@ from .journal import journal_options
 from .plan import plan_shards
 from .report import Report, report_on
 from .request import Request, as_before, check_paths, read_request, refuse_image_flags, refuse_on_cluster
+from .shards.base import Base, read_base, read_made
 from .shards.cluster import listing
 from .shards.writing import failure
 

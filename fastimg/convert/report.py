@@ -18,8 +18,8 @@ from fastimg.errors import printable
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
-from .base import Base, ignored_of
 from .image_preparation import KEPT, KINDS, RECOMPRESSED, REENCODED, TILED
+from .shards.base import Base, ignored_of
 
 
 class Skipped(NamedTuple):

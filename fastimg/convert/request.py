@@ -21,9 +21,9 @@ from fastimg.errors import UsageError
 from fastimg.loaders.jpeg.rewriting.tiles import DEFAULT_TILE_PX
 from fastimg.loaders.runtime.cpus import available_cpus
 
-from .base import Base
 from .image_preparation import Treatment
 from .plan import parse_size
+from .shards.base import Base
 
 _OF_IMAGES = (
     *("tile", "max_size", "quality", "jpeg", "recompress", "raw_fraction", "originals", "compare", "max_pixels"),

@@ -34,8 +34,8 @@ from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import plural
 
 from .annotations.checking import missing_faults, sample_field_faults
-from .base import stated_recompression
 from .recompression.facts import recompression_lines
+from .shards.base import stated_recompression
 from .text_preparation import text_fault
 
 _WRONG_QUICK_SUM = f"as converted by its SHA-256, but {QUICK_SUM} in dataset.json is of another content; convert again"

@@ -21,9 +21,9 @@ from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables.reading import INSPECT
 from fastimg.config.rule_tables.training import AUGMENTATION
 from fastimg.config.rules import refuse, refuse_set
-from fastimg.convert.base import stated_recompression
 from fastimg.convert.recompression.facts import recompression_lines
 from fastimg.convert.report import field_line, missing_words
+from fastimg.convert.shards.base import stated_recompression
 from fastimg.data import augmentation
 from fastimg.data.datasets import check_classes, display_name, random_crop
 from fastimg.data.elsewhere import as_given, sources, with_local_data

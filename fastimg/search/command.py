@@ -18,13 +18,13 @@ from fastimg.system.progress import duration
 from fastimg.system.signals import sigterm_exits
 from fastimg.wording import plural
 
-from .folder import locked, remembered
 from .hosts.machine import LocalHosts
 from .hosts.process import TrialHosts
+from .places.folder import locked, remembered
+from .places.stored_search import stored_search
 from .pool import TrialPool
 from .records import TIME_OVER
 from .request import SearchRequest, request
-from .stored_search import stored_search
 
 
 def search(settings: Search, console: Console, errors: Console) -> None:
@@ -46,8 +46,8 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     devices = devices_of(settings.device, settings.jobs) if settings.backend == "local" else []
     with sigterm_exits(), ExitStack() as stack:
         lock = stack.enter_context(locked(asked.folder))
-        if asked.url is not None:
-            stack.enter_context(stored_search(asked.url, asked.folder, asked.cache_dir, asked.storage_options, say))
+        if asked.store is not None:
+            stack.enter_context(stored_search(asked.store, asked.folder, say))
         hosts = LocalHosts(devices, inherited=(lock,)) if devices else _ray_hosts(asked, stack)
         stack.enter_context(remembered(asked.folder, asked.remembered))
         pool = stack.enter_context(TrialPool(hosts, None, say))

@@ -19,7 +19,7 @@ from fastimg.train.checkpoints.run_directory import forget
 from fastimg.train.tasks.score import lower_is_better, shown
 from fastimg.wording import plural
 
-from .folder import BOARD, FREED, RUNS, add_line, run_name, whole_lines
+from .places.folder import BOARD, FREED, RUNS, add_line, run_name, whole_lines
 from .records import TrialRecord
 
 TOP = 10  # rows that are shown

@@ -12,10 +12,10 @@ from fastimg.system.progress import duration
 from fastimg.train.tasks.score import lower_is_better, shown
 from fastimg.wording import plural
 
-from .folder import RUNS, run_name
 from .leaderboard import TOP, Contender, KeptModels, Leaderboard, firsts, ordered, reasons, write
 from .messages import TrialJob
 from .parameters import trial_config
+from .places.folder import RUNS, run_name
 from .pool import Say, TrialPool
 from .records import TrialRecord
 from .request import SearchRequest, as_yaml, pruner_of

@@ -28,7 +28,7 @@ from fastimg.loaders.remote.stores import shown, url_of
 from fastimg.train.checkpoints.stored_runs import options_of
 
 from .parameters import OURS, Parameter, combinations, differing, read
-from .stored_search import folder_here
+from .places.stored_search import SearchStore, folder_here
 
 OBJECTIVES = ("accuracy", "speed")
 # What is searched where only a number of trials is given.
@@ -41,15 +41,12 @@ class SearchRequest:
 
     parameters: none where stages decide what is tried. shared: settings of Train that all trials have, with YAML's
     values. seconds: None where only the number of trials ends it. amounts: what a trial takes of a Ray cluster, by its
-    names; empty for the usual. folder: on this machine; url: of the one in an object store that it is uploaded to, with
-    the settings of the store.
+    names; empty for the usual. folder: on this machine; store: where it is uploaded to.
     """
 
     data: Path
     folder: Path
-    url: str | None
-    cache_dir: Path | None
-    storage_options: Mapping[str, str]
+    store: SearchStore | None
     parameters: tuple[Parameter, ...]
     shared: Mapping[str, Any]
     trials: int | None
@@ -63,7 +60,7 @@ class SearchRequest:
     @property
     def place(self) -> str:
         """The folder, as users call it."""
-        return self.url or str(self.folder)
+        return str(self.folder) if self.store is None else self.store.url
 
     @property
     def remembered(self) -> dict[str, Any]:
@@ -81,7 +78,7 @@ class SearchRequest:
             "pruner": pruner_of(self) if self.parameters else None,
             "seed": asked.seed,
             # Paths below it are in the settings of trials.
-            **({} if self.url is None else {"cache_dir": str(self.folder.parents[2])}),
+            **({} if self.store is None else {"cache_dir": str(self.folder.parents[2])}),
         }
 
 
@@ -119,12 +116,12 @@ def request(asked: Search) -> SearchRequest:
         raise UsageError("search: say when it ends, by --trials N or --time 20m")
     name = os.path.basename(os.path.abspath(asked.data)) if url is None else named_tars(url)[0].rpartition("/")[2]
     output = asked.output or Path("searches") / (name or "data")
+    place = url_of(output)
+    store = None if place is None else SearchStore(place, given.cache_dir, options_of(given))
     return SearchRequest(
         data=local_folder(asked.data, given),
-        folder=output if (place := url_of(output)) is None else folder_here(place, given.cache_dir),
-        url=place,
-        cache_dir=given.cache_dir,
-        storage_options=options_of(given),
+        folder=output if store is None else folder_here(store),
+        store=store,
         parameters=parameters,
         shared=as_yaml(base),
         trials=asked.trials,

@@ -19,8 +19,8 @@ import msgspec
 
 from fastimg.errors import UsageError, UserError, reason_of
 
-from .folder import STUDY
 from .parameters import Parameter, combinations
+from .places.folder import STUDY
 from .records import TrialRecord
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Convert
-from fastimg.convert.base import Base
 from fastimg.convert.destination import check_same
 from fastimg.convert.journal import DestinationState, Finished, Journal, conversion_of, is_made
+from fastimg.convert.shards.base import Base
 from fastimg.errors import UserError
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.field_columns import field_columns, fields_of_samples

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from fastimg.convert.base import read_base
+from fastimg.convert.shards.base import read_base
 from fastimg.errors import UserError
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.tars.dataset import TarDataset

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastimg.cluster.head import ClusterLost
-from fastimg.convert.base import Base, read_made
 from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.description import describe
 from fastimg.convert.destination import FULL, admit, begin_journal, check_same, missing_folders, undo
 from fastimg.convert.journal import DestinationState, Journal, clear, journal_options, locked
+from fastimg.convert.shards.base import Base, read_made
 from fastimg.convert.stored.losses import SourceLostError
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fastimg.convert.base import Base
 from fastimg.convert.delivery.store_destination import StoreDestination
 from fastimg.convert.plan import Shard
 from fastimg.convert.request import Request
+from fastimg.convert.shards.base import Base
 from fastimg.convert.sources.samples import Source
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastimg.search.folder import JOURNAL, add_line, run_name, whole_lines
+from fastimg.search.places.folder import JOURNAL, add_line, run_name, whole_lines
 from fastimg.search.pool import Job, Report, Runner
 from fastimg.search.records import TrialRecord
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from fastimg.errors import UsageError
-from fastimg.search.folder import STUDY
+from fastimg.search.places.folder import STUDY
 from fastimg.search.records import TrialRecord
 from fastimg.search.study import library, quiet, refused, url
 

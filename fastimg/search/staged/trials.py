@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastimg.data.elsewhere import setting_of
 from fastimg.errors import UsageError
-from fastimg.search.folder import RUNS
 from fastimg.search.leaderboard import KeptModels, firsts
+from fastimg.search.places.folder import RUNS
 from fastimg.search.pool import Job
 from fastimg.search.records import TrialRecord
 from fastimg.train.tasks.score import lower_is_better, shown

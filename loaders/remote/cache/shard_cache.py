@@ -34,7 +34,7 @@ from fastimg.loaders.runtime.stopping import check
 from .eviction import MARK, SHARDS, contents, free_oldest, take_over, unopened
 from .file_locks import ROOM, lock_soon, locked_mark
 from .held_shards import HeldShards
-from .signs_of_life import SignsOfLife
+from .signs_of_life import signs_of_life
 from .sizes import in_words
 from .wanted_files import WantedFile, flushed, mark_used, stamp, verified, verified_again
 
@@ -72,7 +72,6 @@ class ShardCache:
         except OSError as error:
             raise UnavailableError(f"{root}: {error.strerror}; give another folder with cache_dir=") from error
         self._fetched: set[Path] = set()
-        self._signs = SignsOfLife()
         self._parts: set[str] = set()  # unfinished files that threads of this cache have locked
         self._marking = threading.Lock()
         self._marks: dict[Path, int] = {}  # of folders in use, locked until this cache is collected
@@ -195,7 +194,7 @@ class ShardCache:
             if file is None or verified_again(path, wanted):
                 return
             self._make_room(path, wanted, file, bounded)
-            with self._signs.of(file):
+            with signs_of_life(file):
                 fetch(file)
             os.utime(file, ns=(time.time_ns(), stamp(wanted)))
             if flushed(wanted):

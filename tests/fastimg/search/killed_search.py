@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fastimg.config.commands import Train
-from fastimg.search.folder import locked
 from fastimg.search.hosts.machine import LocalHosts
 from fastimg.search.messages import TrialJob
 from fastimg.search.parameters import read
+from fastimg.search.places.folder import locked
 from fastimg.search.pool import TrialPool
 from fastimg.search.study import SearchStudy, StudyPlan
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fastimg.search.folder import JOURNAL
+from fastimg.search.places.folder import JOURNAL
 from fastimg.search.pool import Job
 from fastimg.search.records import TrialRecord
 from fastimg.search.staged.journal import TrialJournal

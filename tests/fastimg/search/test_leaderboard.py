@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from fastimg.search import leaderboard
-from fastimg.search.folder import FREED
 from fastimg.search.leaderboard import (
     KeptModels,
     Leaderboard,
@@ -21,6 +20,7 @@ from fastimg.search.leaderboard import (
     print_board,
     reasons,
 )
+from fastimg.search.places.folder import FREED
 from fastimg.search.records import TrialRecord
 from fastimg.search.speed import prediction_speed
 

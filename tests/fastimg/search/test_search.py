@@ -12,7 +12,7 @@ import yaml
 from fastimg.errors import UsageError
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.search import command
-from fastimg.search.folder import locked
+from fastimg.search.places.folder import locked
 from fastimg.search.probing import metric_of
 from fastimg.search.worker import _config, _train, _with_speed, run_trial
 from fastimg.train.checkpoints.run_directory import read_log

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fastimg.errors import UserError
-from fastimg.search import stored_search
-from fastimg.search.folder import FREED, LOCK, RUNS, STUDY
-from fastimg.search.stored_search import SearchUploads, folder_here
+from fastimg.search.places import stored_search
+from fastimg.search.places.folder import FREED, LOCK, RUNS, STUDY
+from fastimg.search.places.stored_search import SearchStore, SearchUploads, folder_here
 from fastimg.train.checkpoints.manifests import MANIFEST, OBJECTS
 from fastimg.train.checkpoints.stored_runs import manifest_of
 
@@ -101,7 +101,7 @@ def test_another_machine_goes_on_and_the_first_one_after_it(search, server, home
     assert f"fetching the search at {URL}" in " ".join(on.out.split())
     shutil.rmtree(home)
     (tmp_path / "first").rename(home)
-    stale = folder_here(URL, None) / RUNS / "left"
+    stale = folder_here(SearchStore(URL, None, {})) / RUNS / "left"
     stale.mkdir()
     on = search(URL, 3)
     assert on.code == 0 and "fetching the search" in " ".join(on.out.split()) and not stale.exists()
@@ -133,7 +133,7 @@ def test_what_ends_early_is_uploaded(search, server, home, tmp_path, monkeypatch
 
 def test_an_interrupted_search_that_cannot_be_uploaded_says_so(search, server, home, monkeypatch):
     def interrupted(self, jobs, report):
-        (folder_here(URL, None) / RUNS).mkdir()
+        (folder_here(SearchStore(URL, None, {})) / RUNS).mkdir()
         server.before = lambda name: "expired"
         raise KeyboardInterrupt
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_uploaded_is_here_and_the_same_command_uploads_it(search,
     lost = search(URL, 1)
     said = " ".join(lost.err.split())
     assert lost.code == 1 and "the end of the search could not be uploaded: " in said, lost.err
-    assert f"the search is in {folder_here(URL, None)}, and the same command uploads it" in said
+    assert f"the search is in {folder_here(SearchStore(URL, None, {}))}, and the same command uploads it" in said
     assert "Traceback" not in lost.err and not (server.folder / "searches/S" / MANIFEST).exists()
     server.before = lambda name: ""
     assert search(URL, 1).code == 0
@@ -179,7 +179,7 @@ def test_two_at_once_are_told_apart(server, tmp_path):
     both = []
     for folder in folders:
         (folder / RUNS).mkdir(parents=True)
-        both.append(SearchUploads(URL, folder, server.options, lambda words: None))
+        both.append(SearchUploads(SearchStore(URL, None, server.options), folder, lambda words: None))
     both[0].finish(lambda words: None)
     with pytest.raises(UserError, match="another process has written to this search meanwhile; end one of the two"):
         both[1].finish(lambda words: None)
@@ -189,7 +189,7 @@ def test_it_is_uploaded_from_time_to_time_while_it_changes(server, tmp_path, mon
     monkeypatch.setattr(stored_search, "PERIOD", 0.01)
     folder = tmp_path / "S"
     folder.mkdir()
-    uploads = SearchUploads(URL, folder, server.options, print)
+    uploads = SearchUploads(SearchStore(URL, None, server.options), folder, print)
     arrived, uploaded = threading.Semaphore(0), uploads.uploaded
     monkeypatch.setattr(uploads, "uploaded", lambda: (uploaded(), arrived.release()))
     uploads.begin()
@@ -217,7 +217,7 @@ def test_files_that_come_and_go_are_uploaded_as_after_a_kill(server, tmp_path):
     study.execute("create table trials (number)")
     study.commit()
     study.execute("insert into trials values (1)")  # and not committed
-    uploads = SearchUploads(URL, folder, server.options, print)
+    uploads = SearchUploads(SearchStore(URL, None, server.options), folder, print)
 
     def collected(name: str) -> Path:
         (tmp_path / name).mkdir()

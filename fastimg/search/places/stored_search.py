@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.train.checkpoints.folder_uploads import FolderUploads
-from fastimg.train.checkpoints.run_uploads import RunUploads, collect_run
+from fastimg.train.checkpoints.run_uploads import FolderUploads, RunUploads, collect_run
 from fastimg.train.checkpoints.stored_runs import fetch_exactly, manifest_of, staged_runs
 
 from .folder import BOARD, FREED, LOCK, RUNS, STUDY
@@ -27,25 +27,31 @@ _SEEN = ".uploaded"  # the tag of the manifest that this machine has written, or
 Say = Callable[[str], object]
 
 
-def folder_here(url: str, cache_dir: Path | None) -> Path:
+class SearchStore(NamedTuple):
+    """Where the folder of a search goes, the cache of this machine, and the options of the store."""
+
+    url: str
+    cache_dir: Path | None
+    options: Mapping[str, str]
+
+
+def folder_here(store: SearchStore) -> Path:
     """Where the folder of a search at a URL is on this machine. Raises UsageError for a URL that names none."""
-    output, _, name = url.rpartition("/")
+    output, _, name = store.url.rpartition("/")
     if output.endswith(("/", ":")):
-        raise UsageError(f"--output {url}: names no folder; give a URL that ends in one, as in {url}/NAME")
-    return staged_runs(output, cache_dir) / name
+        raise UsageError(f"--output {store.url}: names no folder; give a URL that ends in one, as in {store.url}/NAME")
+    return staged_runs(output, store.cache_dir) / name
 
 
 @contextmanager
-def stored_search(
-    url: str, folder: Path, cache_dir: Path | None, options: Mapping[str, str], say: Say
-) -> Iterator[None]:
-    """In the block `folder` is the one at the URL, to which it is uploaded every minute, and at the end.
+def stored_search(store: SearchStore, folder: Path, say: Say) -> Iterator[None]:
+    """In the block `folder` is the one in the store, to which it is uploaded every minute, and at the end.
 
     Raises UserError if the end could not be uploaded, and DataError.
     """
-    uploads = SearchUploads(url, folder, options, say)
+    uploads = SearchUploads(store, folder, say)
     try:
-        uploads.bring(options, cache_dir)
+        uploads.bring()
         uploads.begin()
     except BaseException:
         uploads.close()
@@ -64,7 +70,7 @@ def stored_search(
     uploads.end()
     best = folder / _BEST
     if best.exists():
-        RunUploads(f"{url}/{_BEST}", best.resolve(), options, say).finish(say)
+        RunUploads(f"{store.url}/{_BEST}", best.resolve(), store.options, say).finish(say)
 
 
 class SearchUploads(FolderUploads):
@@ -75,9 +81,13 @@ class SearchUploads(FolderUploads):
     again = "the same command uploads it"
     other = "--output"
 
-    def bring(self, options: Mapping[str, str], cache_dir: Path | None) -> None:
+    def __init__(self, store: SearchStore, folder: Path, warn: Say) -> None:
+        super().__init__(store.url, folder, store.options, warn)
+        self._place = store
+
+    def bring(self) -> None:
         """Have the folder as it is in the store, unless it is this machine that has uploaded it. Raises DataError."""
-        manifest = manifest_of(self.url, options, "search")
+        manifest = manifest_of(self.url, self._place.options, "search")
         seen = self.directory / _SEEN
         if manifest is None or (seen.exists() and seen.read_text(encoding="utf-8") == self.tag):
             return
@@ -87,7 +97,7 @@ class SearchUploads(FolderUploads):
             elif path.name != LOCK:
                 path.unlink()
         self._warn(f"fetching    the search at {self.url} into {self.directory}")
-        fetch_exactly(self.url, options, cache_dir, manifest)
+        fetch_exactly(self.url, self._place.options, self._place.cache_dir, manifest)
         self.uploaded()
 
     def begin(self) -> None:

@@ -9,8 +9,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from fastimg.convert.journal import SPLIT
+from fastimg.convert.plan import Begun
 from fastimg.convert.recompression.facts import StatedRecompression
 from fastimg.convert.sources.containers.betons import ORIGINAL
+from fastimg.convert.survey import Schema
 from fastimg.errors import UserError
 from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.content import Content
@@ -28,10 +31,6 @@ from fastimg.loaders.folders.ignored import Ignored
 from fastimg.loaders.remote.mirrors import mirror_at, wanted_indexes, wanted_shards
 from fastimg.loaders.remote.present_shards import PresentShards
 from fastimg.wording import plural
-
-from .journal import SPLIT
-from .plan import Begun
-from .survey import Schema
 
 
 class _Shard(msgspec.Struct):
