@@ -22,7 +22,7 @@ from fastimg.cluster import head, tasks
 from fastimg.config.commands import Convert
 from fastimg.convert import pipeline
 from fastimg.convert.jobs import shard_passes
-from fastimg.convert.sources import folders, streams
+from fastimg.convert.sources import folders, spools
 from fastimg.convert.sources.folders import FilesReader
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
@@ -202,7 +202,7 @@ def test_cores_that_no_node_has(warm, cluster, image_folder, tmp_path):
 )
 def test_nodes_read_what_was_read_once(warm, cluster, image_folder, tmp_path, monkeypatch, said, name, flags):
     src = read_once(image_folder, tmp_path)[name]
-    monkeypatch.setattr(streams, "_linked", lambda *_: False) if name == "texts" else None
+    monkeypatch.setattr(spools, "_linked", lambda *_: False) if name == "texts" else None
     here = made(src, tmp_path / "here", **flags)
     assert len([file for file in here if file.endswith(".tar")]) > 2
     said.clear()
