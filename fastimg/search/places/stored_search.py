@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from .folder import BOARD, FREED, LOCK, RUNS, STUDY
 
 PERIOD = 60.0  # seconds between two uploads, at least
 _BEST = "best"
+_FETCHING = ".fetching"  # is there until all has been fetched
 _SEEN = ".uploaded"  # the tag of the manifest that this machine has written, or fetched
 Say = Callable[[str], object]
 
@@ -70,7 +72,13 @@ def stored_search(store: SearchStore, folder: Path, say: Say) -> Iterator[None]:
     uploads.end()
     best = folder / _BEST
     if best.exists():
-        RunUploads(f"{store.url}/{_BEST}", best.resolve(), store.options, say).finish(say)
+        _BestUploads(f"{store.url}/{_BEST}", best.resolve(), store.options, say).finish(say)
+
+
+class _BestUploads(RunUploads):
+    """The upload of the best run."""
+
+    again = "the same command uploads it"
 
 
 class SearchUploads(FolderUploads):
@@ -91,14 +99,24 @@ class SearchUploads(FolderUploads):
         seen = self.directory / _SEEN
         if manifest is None or (seen.exists() and seen.read_text(encoding="utf-8") == self.tag):
             return
-        for path in self.directory.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
-                path.unlink()
+        self._set_aside()
         self._warn(f"fetching    the search at {self.url} into {self.directory}")
+        (self.directory / _FETCHING).touch()
         fetch_exactly(self.url, self._place.options, self._place.cache_dir, manifest)
         self.uploaded()
+        (self.directory / _FETCHING).unlink()
+
+    def _set_aside(self) -> None:
+        """Empty the folder. What was not uploaded is not deleted: another machine has gone on with an earlier state."""
+        parent = self.directory.parent
+        aside = Path(tempfile.mkdtemp(prefix=f"{self.directory.name}-before-", dir=parent))
+        for path in self.directory.iterdir():
+            if path.name != LOCK:
+                path.rename(aside / path.name)
+        if (aside / RUNS).exists() and not (aside / _FETCHING).exists():
+            self._warn(f"the search went on elsewhere: what was in {self.directory} is in {aside} now")
+        else:  # nothing, or what an interrupted fetch has left
+            shutil.rmtree(aside)
 
     def begin(self) -> None:
         """Upload from now on."""

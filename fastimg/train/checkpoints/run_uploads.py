@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,7 +25,7 @@ _LINKS = ("last", "best")
 Say = Callable[[str], object]
 
 
-class FolderUploads:
+class FolderUploads(ABC):
     """The uploads of `directory` to a URL. `note` and `finish` are called by one thread at a time.
 
     A subclass says what is uploaded, and how it is called. Raises DataError for a URL that cannot be written to.
@@ -54,15 +55,15 @@ class FolderUploads:
         self._thread = threading.Thread(target=self._work, name="fastimg-run-upload", daemon=True)
         self._thread.start()
 
+    @abstractmethod
     def collect(self, folder: Path) -> None:
         """Link or copy into an empty folder what is to be uploaded. Raises OSError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, links: Mapping[str, str]) -> int:
         """What the manifest states as its step."""
-        raise NotImplementedError
 
-    def uploaded(self) -> None:
+    def uploaded(self) -> None:  # noqa: B027 - most have nothing to do then
         """The manifest with `tag` is in the store."""
 
     def note(self) -> None:

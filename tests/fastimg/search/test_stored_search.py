@@ -104,7 +104,9 @@ def test_another_machine_goes_on_and_the_first_one_after_it(search, server, home
     stale = folder_here(SearchStore(URL, None, {})) / RUNS / "left"
     stale.mkdir()
     on = search(URL, 3)
-    assert on.code == 0 and "fetching the search" in " ".join(on.out.split()) and not stale.exists()
+    said = " ".join(on.out.split())
+    assert on.code == 0 and "fetching the search" in said and "the search went on elsewhere" in said
+    assert not stale.exists() and len(list(stale.parents[2].glob(f"S-before-*/{RUNS}/left"))) == 1
     again = search(URL, 3)
     assert again.code == 0 and "fetching the search" not in " ".join(again.out.split())
     assert search(tmp_path / "here", 3).code == 0
@@ -166,6 +168,25 @@ def test_another_cache_is_refused(search, server, home, tmp_path):
     said = " ".join(ran.err.split())
     assert "uploading" not in ran.out
     assert ran.code == 2 and f"began with cache_dir {home}, and this one has {tmp_path / 'other'}" in said
+
+
+def test_what_an_interrupted_fetch_has_left_is_fetched_anew(search, server, home, tmp_path):
+    assert search(URL, 1).code == 0
+    shutil.rmtree(home)
+    server.before = lambda name: "expired" if name.startswith("searches/S/objects/") else ""
+    lost = search(URL, 1)
+    assert lost.code == 1 and "Traceback" not in lost.err
+    server.before = lambda name: ""
+    on = search(URL, 1)
+    assert on.code == 0 and "went on elsewhere" not in on.out
+    assert not list(home.glob("runs/*/S-before-*")) and len(trials(in_store(server, tmp_path))) == 1
+
+
+def test_a_best_run_that_cannot_be_uploaded_says_what_to_do(search, server, home):
+    server.before = lambda name: "expired" if name.startswith("searches/S/best/objects/") else ""
+    lost = search(URL, 1)
+    said = " ".join(lost.err.split())
+    assert lost.code == 1 and said.endswith("and the same command uploads it") and "--resume auto" not in said
 
 
 def test_nothing_is_uploaded_of_a_search_that_is_refused(search, server, home):

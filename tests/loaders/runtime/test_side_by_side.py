@@ -11,6 +11,12 @@ from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by, check
 NAME = "fastimg-tested"
 
 
+def work_until_cancelled() -> None:
+    while True:
+        check()
+        time.sleep(0.001)
+
+
 def own_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(NAME)]
 
@@ -49,9 +55,7 @@ def test_an_error_ends_the_others(failing: int) -> None:
         if number == failing:
             raise OSError(f"of {number}")
         with pytest.raises(Cancelled):
-            while True:
-                check()
-                time.sleep(0.001)
+            work_until_cancelled()
         stopped.append(number)
         check()
 
@@ -80,9 +84,7 @@ def test_a_caller_that_is_cancelled_ends_them_all() -> None:
     def work(number: int) -> None:
         if together.wait() == 0:
             over.set()
-        while True:
-            check()
-            time.sleep(0.001)
+        work_until_cancelled()
 
     with cancelled_by(over.is_set), pytest.raises(Cancelled):
         side_by_side(work, range(3), 3, NAME)
@@ -98,9 +100,7 @@ def test_a_caller_that_waits_for_the_others_can_be_cancelled() -> None:
         if threading.current_thread() is caller:
             threading.Timer(0.05, over.set).start()
             return
-        while True:
-            check()
-            time.sleep(0.001)
+        work_until_cancelled()
 
     with cancelled_by(over.is_set), pytest.raises(Cancelled):
         side_by_side(work, range(2), 2, NAME)
