@@ -1,13 +1,16 @@
 """Compare `--recipe cifar-fast` with airbench's own script: same 32 x 32 pixels, alternating, in separate processes.
 
+    python benchmarks/cifar.py --data FOLDER --airbench package           # `pip install airbench`, its `train94`
     python benchmarks/cifar.py --data FOLDER --airbench airbench94.py     # of KellerJordan/cifar10-airbench
     python benchmarks/cifar.py --device cuda --out FILE                   # fastimg alone, for benchmarks/gpu.py
 
-FOLDER is anything that `fastimg train` reads; the default is scikit-learn's digits. Images are resized to 32 pixels
-once, and both train on the resized images. The time covers what airbench's script times: whitening, training, and the
-last evaluation, but not imports, reading, or evaluations between epochs. On a CPU the script is patched to make no CUDA
-calls and to use no float16, and runs under the autocast that fastimg chooses; on a GPU it runs unchanged. Accuracies
-are with test-time augmentation: mirrored images in fastimg, mirrored and shifted ones in airbench.
+FOLDER is anything that `fastimg train` reads, or a folder with the two files that airbench's script makes of CIFAR-10,
+train.pt and test.pt; the default is scikit-learn's digits. Images are resized to 32 pixels once, and both train on the
+resized images. The time covers what airbench's script times: whitening, training, and the last evaluation, but not
+imports, reading, or evaluations between epochs. On a CPU the script is patched to make no CUDA calls and to use no
+float16, and runs under the autocast that fastimg chooses, each training in its own process; on a GPU it runs unchanged,
+all trainings in one process, --warmups of each before time counts. Accuracies are with test-time augmentation: mirrored
+images in fastimg, mirrored and shifted ones in airbench.
 """
 
 import argparse
@@ -20,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,10 +41,14 @@ from fastimg.config.recipes import settings
 from fastimg.data.datasets import open_parts
 from fastimg.data.digits import digits_folder
 from fastimg.loaders import CenterCrop, LoaderConfig
+from fastimg.loaders.backends.resident import ResidentImages
 from fastimg.loaders.backends.selection import open_source
+from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.precision import choose
 
 SIZE = 32
+PACKAGE = Path("package")
+Run = Callable[[int], dict[str, Any]]  # with a seed
 Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]  # [N, 32, 32, 3], [N]
 
 
@@ -48,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Measure, print, and append the results; return them."""
     args = _parsed(arguments)
     if args.one is not None:
-        run = _fastimg if args.one == "fastimg" else _airbench
-        print(json.dumps(run(args)))
+        for found in _trainings(args):
+            print(json.dumps(found), flush=True)
         return []
     console = Console(width=110)
     with tempfile.TemporaryDirectory() as folder:
@@ -57,10 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         names = ["fastimg", "airbench"] if args.airbench else ["fastimg"]
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in range(args.runs):
-            for name in names if number % 2 == 0 else names[::-1]:
-                runs[name].append(_process(name, number, args, Path(folder)))
-                found = runs[name][-1]
-                console.print(f"{name:8} {found['seconds']:8.2f} s   {found['accuracy']:.2%}", highlight=False)
+            order = names if number % 2 == 0 else names[::-1]
+            # On a CPU, airbench's process is patched.
+            for together in [[name] for name in order] if args.device == "cpu" else [names] * (number == 0):
+                count = 1 if args.device == "cpu" else args.runs
+                for found in _process(together, range(number, number + count), args, Path(folder)):
+                    runs[found["by"]].append(found)
+                    console.print(
+                        f"{found['by']:8} {found['seconds']:8.2f} s   {found['accuracy']:.2%}", highlight=False
+                    )
     environment = measure.environment()
     rows = []
     for name, found in runs.items():
@@ -81,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             "width": args.width,
             "epochs": args.epochs,
             "batch_size": args.batch_size,
+            "warmups": args.warmups,
             **counts,
         }
         record = {"benchmark": "cifar", **measure.flat(row), **raw, **setting, "environment": environment}
@@ -93,49 +107,78 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="shards or a folder of images; default: scikit-learn's digits")
-    parser.add_argument("--airbench", type=Path, help="airbench94.py, to run beside it")
+    parser.add_argument("--airbench", type=Path, help="airbench94.py, or `package`, to run beside it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage, for both")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=1, help="repeat every training image this many times, for timing")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--warmups", type=int, default=0, help="untimed trainings in each process before the timed one")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "cifar.jsonl")
-    parser.add_argument("--one", choices=("fastimg", "airbench"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--seeds", default="0", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
-def _process(name: str, seed: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One run in its own process."""
-    own = ["--one", name, "--folder", str(folder), "--seed", str(seed), "--device", args.device]
-    own += ["--width", str(args.width), "--epochs", str(args.epochs), "--batch-size", str(args.batch_size)]
+def _process(
+    names: Sequence[str], seeds: Sequence[int], args: argparse.Namespace, folder: Path
+) -> list[dict[str, Any]]:
+    """Trainings in their own process: each name with each seed, alternating."""
+    own = ["--one", ",".join(names), "--folder", str(folder), "--seeds", ",".join(map(str, seeds))]
+    own += ["--device", args.device, "--width", str(args.width), "--epochs", str(args.epochs)]
+    own += ["--batch-size", str(args.batch_size), "--warmups", str(args.warmups)]
     own += ["--airbench", str(args.airbench)] if args.airbench else []
     ran = subprocess.run([sys.executable, __file__, *own], capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise SystemExit(f"{name} failed:\n{ran.stdout}\n{ran.stderr}")
-    result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return result
+        raise SystemExit(f"{' and '.join(names)} failed:\n{ran.stdout}\n{ran.stderr}")
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+def _trainings(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The results of what --one and --seeds name, after the warm-ups."""
+    makers = {"fastimg": _fastimg, "airbench": _airbench}
+    with contextlib.redirect_stdout(sys.stderr):  # what airbench prints
+        runs = {name: makers[name](args) for name in args.one.split(",")}
+        for number in range(args.warmups):
+            for run in runs.values():
+                run(-1 - number)
+    for number, seed in enumerate(map(int, args.seeds.split(","))):
+        for name, run in list(runs.items())[:: -1 if number % 2 else 1]:
+            with contextlib.redirect_stdout(sys.stderr):
+                found = run(seed)
+            yield {"by": name, **found}
 
 
 def _write(args: argparse.Namespace, folder: Path) -> dict[str, int]:
     """Write the same pixels for both: a folder of PNGs, and the two files that airbench's script makes of CIFAR-10."""
-    train, val = open_parts(args.data or digits_folder(), "train", None, None, 0)
-    assert val is not None
     count = {}
-    for split, part, repeat in (("train", train, args.repeat), ("val", val, 1)):
-        images, labels = _pixels(part.dataset, part.indices)
+    for split, (images, labels) in _splits(args.data).items():
+        repeat = args.repeat if split == "train" else 1
         images, labels = np.tile(images, (repeat, 1, 1, 1)), np.tile(labels, repeat)
         count[split] = len(labels)
-        for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
-            file = folder / "images" / split / f"{label:02d}" / f"{number:06d}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(file, compress_level=1)
+        root = folder / "images" / split
+        for label in np.unique(labels):
+            (root / f"{label:02d}").mkdir(parents=True)
+        files = [root / f"{label:02d}" / f"{number:06d}.png" for number, label in enumerate(labels)]
+        with ThreadPoolExecutor(available_cpus()) as threads:
+            list(threads.map(lambda image, file: Image.fromarray(image).save(file, compress_level=1), images, files))
         content = {"images": torch.from_numpy(images), "labels": torch.from_numpy(labels), "classes": []}
         (folder / "cifar10").mkdir(exist_ok=True)
         torch.save(content, folder / "cifar10" / ("train.pt" if split == "train" else "test.pt"))
     return {"images": count["train"], "validated": count["val"]}
+
+
+def _splits(data: Path | None) -> dict[str, Split]:
+    """The images of `train` and `val`, resized to 32 pixels."""
+    if data is not None and (data / "train.pt").is_file():
+        files = {"train": data / "train.pt", "val": data / "test.pt"}
+        loaded = {split: torch.load(file, weights_only=True) for split, file in files.items()}
+        return {split: (one["images"].numpy(), one["labels"].numpy()) for split, one in loaded.items()}
+    train, val = open_parts(data or digits_folder(), "train", None, None, 0)
+    assert val is not None
+    return {split: _pixels(part.dataset, part.indices) for split, part in (("train", train), ("val", val))}
 
 
 def _pixels(dataset: Any, indices: npt.NDArray[np.int64] | None) -> Split:
@@ -147,7 +190,7 @@ def _pixels(dataset: Any, indices: npt.NDArray[np.int64] | None) -> Split:
     return torch.cat([i for i, _ in kept]).numpy(), torch.cat([t for _, t in kept]).numpy()
 
 
-def _fastimg(args: argparse.Namespace) -> dict[str, Any]:
+def _fastimg(args: argparse.Namespace) -> Run:
     """`fastimg train --recipe cifar-fast`, in this process."""
     from fastimg.train import setup
     from fastimg.train.loop import train
@@ -162,26 +205,53 @@ def _fastimg(args: argparse.Namespace) -> dict[str, Any]:
         spent = time.perf_counter() - began
 
     setup.whiten = timed
+    _read_once()
     values = settings("cifar-fast") | {
         "data": args.folder / "images",
         "model_kwargs": (f"width={args.width}",),
         "epochs": args.epochs,
         "batch_size": args.batch_size,
         "val_interval": args.epochs,
-        "seed": args.seed,
         "device": args.device,
         "output": args.folder / "runs",
         "log_interval": 1000,
     }
     rate = values["lr"] * args.batch_size / values["lr_base_size"]
     values["min_lr"] = rate * values["min_lr"] / values["lr"]
-    result = train(Train(**values), Console(file=io.StringIO()))
-    assert result.run is not None and result.best is not None
-    records = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
-    epochs = [record for record in records if record["kind"] == "epoch"]
-    seconds = spent + sum(record["train_seconds"] for record in epochs) + epochs[-1]["val_seconds"]
-    device = torch.device(args.device)
-    return {"seconds": seconds, "accuracy": result.best.top1, "precision": choose(device, True, "auto").reason}
+    precision = choose(torch.device(args.device), True, "auto").reason
+
+    def run(seed: int) -> dict[str, Any]:
+        config = Train(**values, seed=abs(seed), name=f"seed {seed}")
+        result = train(config, Console(file=io.StringIO()))
+        assert result.run is not None and result.best is not None
+        records = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
+        epochs = [record for record in records if record["kind"] == "epoch"]
+        seconds = spent + sum(record["train_seconds"] for record in epochs) + epochs[-1]["val_seconds"]
+        return {"seconds": seconds, "accuracy": result.best.top1, "precision": precision}
+
+    return run
+
+
+def _read_once() -> None:
+    """Keep the images that one training has read for the next: reading does not count."""
+    anything: Any = ResidentImages
+    read, load = anything._read_sizes, anything.load
+    sizes: dict[int, Any] = {}
+    pixels: dict[int, torch.Tensor] = {}
+
+    def read_sizes(images: Any) -> Any:
+        count = len(images.dataset) if images.indices is None else len(images.indices)
+        if count not in sizes:
+            sizes[count] = read(images)
+        return sizes[count]
+
+    def loaded(images: Any) -> torch.Tensor:
+        if len(images) not in pixels:
+            pixels[len(images)] = load(images)
+        images.pixels = pixels[len(images)]
+        return pixels[len(images)]
+
+    anything._read_sizes, anything.load = read_sizes, loaded
 
 
 class _Clock:
@@ -197,9 +267,32 @@ class _Clock:
         return 1e3 * (end.at - self.at)
 
 
-def _airbench(args: argparse.Namespace) -> dict[str, Any]:
-    """Run the script's own `main` with the given settings."""
+def _airbench(args: argparse.Namespace) -> Run:
+    """Airbench's own training with the given settings."""
     precision = choose(torch.device(args.device), True, "auto")
+    seen: dict[str, Any] = {}
+
+    def note(variables: dict[str, Any], is_final_entry: bool) -> None:
+        seen.update(seconds=variables["total_time_seconds"], accuracy=variables.get("tta_val_acc"))
+
+    prepare = partial(_take_cuda_out, autocast=precision.autocast) if args.device == "cpu" else lambda module: None
+    script = _package if args.airbench == PACKAGE else _script
+    with contextlib.chdir(args.folder):
+        train = script(args, note, prepare)
+
+    def run(seed: int) -> dict[str, Any]:
+        torch.manual_seed(abs(seed))
+        with contextlib.chdir(args.folder):
+            train()
+        return {**seen, "precision": precision.reason if args.device == "cpu" else "fp16 weights"}
+
+    return run
+
+
+def _script(
+    args: argparse.Namespace, note: Callable[..., None], prepare: Callable[[Any], None]
+) -> Callable[[], object]:
+    """`main` of the script."""
     spec = importlib.util.spec_from_file_location("airbench", args.airbench)
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -207,22 +300,31 @@ def _airbench(args: argparse.Namespace) -> dict[str, Any]:
     module.hyp["net"]["base_width"] = args.width
     module.hyp["opt"]["train_epochs"] = args.epochs
     module.hyp["opt"]["batch_size"] = args.batch_size
-    torch.manual_seed(args.seed)
-    seen: dict[str, Any] = {}
-
-    def note(variables: dict[str, Any], is_final_entry: bool) -> None:
-        seen.update(seconds=variables["total_time_seconds"], accuracy=variables["tta_val_acc"])
-
     module.print_training_details = note
-    with contextlib.chdir(args.folder):
-        if args.device == "cpu":
-            _take_cuda_out(module, partial(precision.autocast))
-        module.main(0)
-    return {**seen, "precision": precision.reason if args.device == "cpu" else "fp16 weights"}
+    prepare(module)
+    return partial(module.main, 0)
 
 
-def _take_cuda_out(module: Any, autocast: Any) -> None:
-    """Replace the script's CUDA calls by no-ops, and float16 by float32 under `autocast`."""
+def _package(
+    args: argparse.Namespace, note: Callable[..., None], prepare: Callable[[Any], None]
+) -> Callable[[], object]:
+    """`train94` of the package that its author publishes."""
+    utils: Any = importlib.import_module("airbench.utils")
+    recipe: Any = importlib.import_module("airbench.lib_airbench94")
+    utils.print_training_details = note
+    widths = {"block1": args.width, "block2": 4 * args.width, "block3": 4 * args.width}
+    utils.make_net = partial(recipe.make_net94, widths)
+    prepare(utils)
+
+    def run() -> None:
+        loader = utils.CifarLoader("cifar10", True, args.batch_size, recipe.hyp["aug"], altflip=True)
+        recipe.train94(loader, epochs=args.epochs, make_net=utils.make_net)
+
+    return run
+
+
+def _take_cuda_out(module: Any, autocast: Callable[[], Any]) -> None:
+    """Replace its CUDA calls by no-ops, and float16 by float32 under `autocast`."""
     anything: Any = torch
     anything.cuda.Event = _Clock
     anything.cuda.synchronize = lambda: None

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -263,6 +264,7 @@ def marked_tests(bench: Bench) -> None:
     bench.need_cuda()
     files = marked_files(measure.ROOT / "tests")
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "gpu_test_log", "--no-header"]
+    options += ["-p", "no:benchmark"]  # pytest-benchmark warns beside xdist, and a warning is an error here
     options += ["--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist"):
         options += ["-n", str(min(8, max(1, available_cpus() // 2))), "--dist", "worksteal"]
@@ -273,19 +275,35 @@ def marked_tests(bench: Bench) -> None:
         paths = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
         environment = {**os.environ, "PYTHONPATH": paths, gpu_test_log.VARIABLE: str(log)}
         command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
-        code = None
-        try:
-            code = subprocess.run(command, cwd=measure.ROOT, env=environment, timeout=max(1.0, bench.left())).returncode
-        except subprocess.TimeoutExpired:
+        code = _run_tests(command, environment, max(1.0, bench.left() - _TELLING))
+        if code is None:
             bench.console.print("time is up: `gpu.py --only tests --limit tests=570` has time for all tests")
-        collected, outcomes = gpu_test_log.read(log)
+        collected, outcomes, running = gpu_test_log.read(log)
     if code == 5:
         raise SkippedError("pytest found no test marked gpu")
     counts = {name: list(outcomes.values()).count(name) for name in ("passed", "failed", "skipped")}
     failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
     row = {"tests": collected, **counts, "not_ended": max(0, collected - len(outcomes)), "exit_status": code}
     ok = not failed and code in (0, None)
-    bench.report("pytest -m gpu", [{**row, "failures": " ".join(failed), "ok": ok}])
+    bench.report("pytest -m gpu", [{**row, "failures": " ".join(failed), "running": " ".join(running), "ok": ok}])
+
+
+_TELLING = 8.0  # seconds in which pytest prints the failures so far
+
+
+def _run_tests(command: list[str], environment: dict[str, str], seconds: float) -> int | None:
+    """The exit status of pytest, or None if the time ran out. It is then interrupted, and prints what has failed."""
+    process = subprocess.Popen(command, cwd=measure.ROOT, env=environment)
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=_TELLING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return None
 
 
 def marked_files(tests: Path) -> list[Path]:

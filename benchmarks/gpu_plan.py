@@ -99,7 +99,7 @@ SECTIONS = {
         Section(
             name="augment-parity",
             function="gpu_parity:augment_parity",
-            seconds=45,
+            seconds=100,
             second=True,
             what="augmentation against the reference: every type, an odd size",
         ),

@@ -1,7 +1,8 @@
 """A pytest plugin that notes every test as it ends, one JSON line each, so that results outlive a run that is stopped.
 
-`pytest -p gpu_test_log` appends `{"collected": N}`, then `{"test": name, "outcome": "passed", "seconds": 1.2}` to the
-file that $FASTIMG_TEST_LOG names. With pytest-xdist the process that distributes the tests notes them.
+`pytest -p gpu_test_log` appends `{"collected": N}`, then `{"began": name}` and `{"test": name, "outcome": "passed",
+"seconds": 1.2}` to the file that $FASTIMG_TEST_LOG names. With pytest-xdist the process that distributes the tests
+notes them.
 """
 
 import json
@@ -19,6 +20,12 @@ def pytest_collection_finish(session: Any) -> None:
         _note({"collected": len(session.items)})
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Note a test that begins."""
+    if os.environ.get("PYTEST_XDIST_WORKER") is None:
+        _note({"began": nodeid})
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """Note a test that has ended: passed, failed or skipped; an error in a fixture counts as failed."""
     distributed = os.environ.get("PYTEST_XDIST_WORKER") is not None and not hasattr(report, "node")
@@ -26,19 +33,25 @@ def pytest_runtest_logreport(report: Any) -> None:
         _note({"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)})
 
 
-def read(log: Path) -> tuple[int, dict[str, str]]:
-    """(the number of tests, the outcomes of those that have ended by name). A line that was cut short is left out."""
+def read(log: Path) -> tuple[int, dict[str, str], list[str]]:
+    """(the number of tests, the outcomes of those that have ended by name, those that began and have not ended).
+
+    A line that was cut short is left out.
+    """
     collected = 0
     outcomes: dict[str, str] = {}
+    began: list[str] = []
     for line in log.read_text().splitlines() if log.exists() else ():
         try:
             noted = json.loads(line)
         except ValueError:
             continue
         collected = noted.get("collected", collected)
+        if "began" in noted:
+            began.append(noted["began"])
         if "test" in noted and outcomes.get(noted["test"]) != "failed":
             outcomes[noted["test"]] = noted["outcome"]
-    return collected, outcomes
+    return collected, outcomes, [name for name in began if name not in outcomes]
 
 
 def _note(values: dict[str, Any]) -> None:
