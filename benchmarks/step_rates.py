@@ -1,10 +1,11 @@
 """Update the table of step rates by which `train` chooses the mixed precision type, from the results of `gpu.py`.
 
-    python benchmarks/step_rates.py results/gpu-NVIDIA-DATE.jsonl     adds its rates to the table in the package python
-    benchmarks/step_rates.py --check                           only reads the table, and prints the choices that follow
+    python benchmarks/step_rates.py benchmarks/results/gpu.jsonl   adds its rates to the package's table
+    python benchmarks/step_rates.py --check                        only reads the table, and prints what follows
 
 A rate replaces an older one of the same GPU, torch, model, type, mode and batch. Records of failures and of CPUs are
-skipped and counted. An invalid record is an error, and nothing is written.
+skipped and counted, and so are those with a `note`, which says why their rate is not comparable. An invalid record is
+an error, and nothing is written.
 """
 
 import argparse
@@ -58,12 +59,12 @@ class BadRecordError(Exception):
 
 
 def collected(files: list[Path]) -> tuple[list[StepRate], int]:
-    """The rates in files of gpu.py, and the number of records that were skipped: failures, and rates of a CPU."""
+    """The rates in files of gpu.py, and the number of records that were skipped: failures, CPUs, and noted ones."""
     rates: list[StepRate] = []
     left_out = 0
     kinds: dict[str, step_rates.Kind] = {}
     for where, record in _records(files):
-        if "error" in record or record.get("gpu") in (None, "", "cpu"):
+        if "error" in record or "note" in record or record.get("gpu") in (None, "", "cpu"):
             left_out += 1
             continue
         missing = [key for key in KEYS if key not in record and key != "kind"]

@@ -20,13 +20,14 @@ that drew it (`blurs`). What a policy cannot draw is not compiled: warps that ar
 Everything is integer arithmetic except the line, blends (float32), autocontrast (float64) and hues (both): single
 operations, which `enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` compares it with the reference
 under Triton's interpreter on the CPU, for every operation, type and odd size; compiles the launched kernels for an H200
-(sm_90), and looks at accesses and roundings there; and, with `-m gpu`, compares on a device, which has not been done.
-`test_counting.py` executes `statistics.cu` as C++ on the CPU.
+(sm_90), and looks at accesses and roundings there; and, with `-m gpu`, compares on a device. `test_counting.py`
+executes `statistics.cu` as C++ on the CPU.
 
-Not measured: predicted from machine code (`benchmarks/kernels.py`, `results/kernels.jsonl`, Triton 3.9) for 1024 x 3 x
-224 x 224, uint8 to bfloat16, on an H200. The floor is 462 MB: 0.108 ms at 4.3 TB/s. Flips: 5.9 instructions a value,
-so 0.031 ms at the issue rate: 0.107 to 0.138 ms, from perfect overlap to none. TrivialAugment: 15.6, and with
-statistics and tables 0.122 to 0.207 ms; 0.132 to 0.220 ms where Triton counts the statistics.
+Measured on an H200 for 1024 x 3 x 224 x 224, uint8 to bfloat16 (`benchmarks/gpu.py`, `results/gpu.jsonl`, Triton 3.6,
+medians of 10): a copy of the same 462 MB takes 0.111 ms, flips 0.153, TrivialAugment 0.215, and 0.269 where Triton
+counts the statistics. Predicted from machine code (`benchmarks/kernels.py`, `results/kernels.jsonl`, Triton 3.9), which
+was too little: flips, 5.9 instructions a value, 0.107 to 0.138 ms, from perfect overlap to none; TrivialAugment, 15.6,
+with statistics and tables 0.122 to 0.207 ms, and 0.132 to 0.220 ms where Triton counts.
 
 In: a plan, a batch on a GPU, a table. Out: the model's input. Must not know: loaders, the application.
 """

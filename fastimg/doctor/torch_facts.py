@@ -80,13 +80,16 @@ def _in_use() -> InUse:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda" and nvcodec.installed()
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    rule = choose(device, True, "auto")
+    measured = step_rates.machine_types(gpu) if gpu is not None and rule.dtype is torch.bfloat16 else ()
     return InUse(
         loader=chosen_backend("auto"),
         decode="the CPU; `--decode gpu` uses nvImageCodec" if on_gpu else "the CPU",
         augmentation=named(device),
-        precision=choose(device, True, "auto").reason,
+        precision="; ".join((rule.reason, *measured)),
         device=str(device),
-        faster=tuple(step_rates.machine_gains(torch.cuda.get_device_name(device))) if device.type == "cuda" else (),
+        faster=tuple(step_rates.machine_gains(gpu)) if gpu is not None else (),
     )
 
 

@@ -1,7 +1,9 @@
 """Measured rates of training steps, and what they decide: the type of mixed precision, and hints about --compile.
 
-`step_rates.json` holds the rates; `benchmarks/step_rates.py` writes it from what `benchmarks/gpu.py` measured. While it
-has none for a GPU, the rule of `models.precision` holds there. Rates decide by kind of model, GPU, torch and --compile.
+`step_rates.json` holds the rates; `benchmarks/step_rates.py` writes it from what `benchmarks/gpu.py` measured: so far
+four models on an H200, not compiled, in batches of 256 (`benchmarks/results/gpu.jsonl`). Where it has none for a GPU,
+nor for one of its generation, the rule of `models.precision` holds. Rates decide by kind of model, GPU, torch and
+--compile.
 """
 
 import json
@@ -176,6 +178,14 @@ def machine_gains(gpu: str, rates: Sequence[StepRate] | None = None) -> list[str
             flag = "--compile" if mode == "default" else f"--compile {mode}"
             sentences.append(f"`train {flag}` is {gain.ratio:.2f}x {gain.about}: measured in bf16; off by default")
     return sentences
+
+
+def machine_types(gpu: str, rates: Sequence[StepRate] | None = None) -> list[str]:
+    """The kinds of model for which `precision` chooses fp16 on a GPU that has bf16, in words for people."""
+    rates = read() if rates is None else rates
+    subjects = (Trainee("", kind, 256, gpu) for kind in get_args(Kind))
+    gains = (_gain(subject, ("fp16", None), ("bf16", None), rates) for subject in subjects)
+    return [f"fp16 {gain.about} ({gain.ratio:.2f}x bf16)" for gain in gains if gain is not None and gain.ratio > GAIN]
 
 
 def gpu_class(name: str) -> str | None:

@@ -15,11 +15,21 @@ from fastimg.models.precision import Precision
 from fastimg.models.registry import NO_PIXELS, Model, TextSide
 from fastimg.models.tokenizer import Tokenizer
 from fastimg.train.choices import step_rates
-from fastimg.train.choices.step_rates import StepRate, compile_gain, gpu_class, kind_of, machine_gains, precision, read
+from fastimg.train.choices.step_rates import (
+    StepRate,
+    compile_gain,
+    gpu_class,
+    kind_of,
+    machine_gains,
+    machine_types,
+    precision,
+    read,
+)
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 BF16 = Precision("cuda", torch.bfloat16, "bf16 autocast")
+RATE = ("gpu", "torch", "arch", "dtype", "compile", "batch", "images_per_second", "ms", "memory_mib", "n")
 
 
 def rate(images_per_second, dtype="bf16", compile=None, arch="resnet50", batch=256, gpu=H200, kind="convolutional"):
@@ -59,10 +69,42 @@ def chosen(config=None, gpu=H200, subject=None, scaled=None):
     return precision(BF16, config or Train(), subject or model(), gpu, scaled)
 
 
-def test_the_package_has_a_table():
-    """Empty until `benchmarks/gpu.py` has run on a GPU; its contents are always valid."""
-    assert isinstance(read(), list)
-    assert chosen(gpu="NVIDIA of tomorrow").dtype is torch.bfloat16
+def test_the_packages_table_holds_what_was_measured():
+    """The comparable rates in `benchmarks/results/gpu.jsonl`, and no others."""
+    lines = (BENCHMARKS / "results/gpu.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [one for one in map(json.loads, lines) if one["section"] == "steps" and "images_per_second" in one]
+    comparable = [{field: one[field] for field in RATE} for one in steps if "note" not in one]
+    in_table = [{field: getattr(one, field) for field in RATE} for one in read()]
+    assert sorted(in_table, key=str) == sorted(comparable, key=str) and len(comparable) == 8
+
+
+@pytest.mark.parametrize(
+    ("subject", "gpu", "dtype", "words"),
+    [
+        (("resnet50", "convolutional"), H200, torch.float16, "1.3x bf16 for resnet50 on NVIDIA H200"),
+        (("resnet18", "convolutional"), H200, torch.float16, "1.4x bf16 for resnet18 on"),
+        (("efficientnet_b0", "convolutional"), H200, torch.float16, "1.2x bf16 for efficientnet_b0 on"),
+        (("vit_small_patch16_224", "transformer"), H200, torch.bfloat16, "fp16 is 0.99x bf16"),
+        (("resnet34", "convolutional"), H200, torch.float16, "1.3x bf16 for convolutional models on"),
+        (("resnet50", "convolutional"), H100, torch.float16, f"NVIDIA H200, the nearest to {H100}"),
+        (("convnext_tiny", "convolutional without batch norm"), H200, torch.bfloat16, "not measured"),
+        (("resnet50", "convolutional"), "NVIDIA A100-SXM4-80GB", torch.bfloat16, "not measured"),
+        (("resnet50", "convolutional"), "NVIDIA of tomorrow", torch.bfloat16, "not measured"),
+    ],
+)
+def test_choices_by_the_packages_table(subject, gpu, dtype, words):
+    found = chosen(gpu=gpu, subject=model(*subject))
+    assert found.dtype is dtype and words in found.reason
+
+
+def test_what_doctor_says_of_the_type():
+    assert machine_types(H200) == ["fp16 for convolutional models on NVIDIA H200, torch 2.11 (1.30x bf16)"]
+    assert machine_types("NVIDIA of tomorrow") == []
+
+
+def test_compiling_is_not_in_the_packages_table():
+    assert chosen(Train(compile="default")).dtype is torch.bfloat16
+    assert compile_gain(Train(batch_size=256), BF16, model(), H200) is None and machine_gains(H200) == []
 
 
 def test_fp16_if_measured_to_be_faster(table):
@@ -259,14 +301,15 @@ def make(python, tmp_path, *records, arguments=()):
 @pytest.mark.slow
 def test_the_table_is_made_from_the_results_of_gpu_py(tmp_path, python):
     failed = {"section": "steps", "arch": "test_vit", "dtype": "fp16", "gpu": H200, "error": "OutOfMemoryError"}
+    noted = record(900, dtype="fp16", arch="test_vit", note="beside other sections")
     done = make(
         python,
         tmp_path,
         *(record(), record(1300, dtype="fp16"), record(1500, compile="default"), record(2000, arch="test_vit")),
-        *(failed, record(gpu=None), {"section": "loader", "images_per_second": 1}),
+        *(failed, noted, record(gpu=None), {"section": "loader", "images_per_second": 1}),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 rates added, 2 records skipped" in done.stdout
+    assert "4 rates added, 3 records skipped" in done.stdout
     assert "`train --compile` is 1.50x for convolutional models on NVIDIA H200" in done.stdout
     rates = read(tmp_path / "rates.json")
     assert [(one.arch, one.dtype, one.compile, one.kind) for one in rates] == [
