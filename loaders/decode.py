@@ -27,7 +27,7 @@ from PIL import Image, UnidentifiedImageError
 from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.folders.deep_png import read_deep_png
 from fastimg.loaders.folders.formats import recognise, register_plugins
-from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
+from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, glance, new_header, view_of
 from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, splice
 from fastimg.loaders.runtime.scratch import Scratch
@@ -51,7 +51,7 @@ T = TypeVar("T", bound=np.generic)
 
 _EXTENSIONS = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2"}
 _TURBO_FRAMES = frozenset({BASELINE, EXTENDED, PROGRESSIVE})  # Huffman-coded
-_TURBO_SAMPLING = frozenset({(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)})  # luma factors over 1x1 chroma
+_TURBO_SAMPLING = frozenset({0x11, 0x21, 0x22, 0x12, 0x41})  # of luma over 1 x 1 of chroma, as by `glance`
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,21 +359,8 @@ def _tells_late(png: bytes | memoryview) -> bool:
 
 def _jpeg_header(data: bytes | memoryview) -> Header | None:
     """The header of a JPEG; None if it has no frame, in which case Pillow decides."""
-    headers = new_header()
-    parse_header(view_of(data), headers)
-    header = headers[0]
-    if not header["sof"]:
+    sof, width, height, orientation, interval, precision, luma = glance(view_of(data), new_header())
+    if not sof:
         return None
-    components = header["components"]
-    sampled = components == 1
-    if components == 3:
-        h, v = header["h"].tolist(), header["v"].tolist()
-        sampled = (h[0], v[0]) in _TURBO_SAMPLING and h[1:3] == v[1:3] == [1, 1]
-    return Header(
-        "jpeg",
-        int(header["width"]),
-        int(header["height"]),
-        int(header["orientation"]),
-        turbo=bool(sampled and header["sof"] in _TURBO_FRAMES and header["precision"] == 8),
-        restarts=bool(header["interval"]),
-    )
+    turbo = sof in _TURBO_FRAMES and precision == 8 and luma in _TURBO_SAMPLING
+    return Header("jpeg", width, height, orientation, turbo, restarts=interval > 0)

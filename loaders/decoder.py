@@ -48,6 +48,17 @@ class SampleReader:
         self.seconds += time.perf_counter() - began
         return data
 
+    def read_group(self, ids: Sequence[int], scratch: Scratch) -> list[memoryview | None]:
+        """The encoded samples `ids` [k], k <= GROUP, in `scratch.other(0)` and on; None for those that `read` reads.
+
+        Raises Cancelled, and DataError if the data has changed. Of data with large images `PartialReads` reads parts.
+        """
+        read = getattr(self.dataset, "read_group", None)
+        if read is None or getattr(self.dataset, "blocks", None) is not None:
+            return [None] * len(ids)
+        found: list[memoryview | None] = self.timed(read, ids, [scratch.other(place) for place in range(len(ids))])
+        return found
+
     def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `read(...)` returns, for datasets that read several samples at once. Raises Cancelled."""
         if self._is_cancelled():

@@ -29,6 +29,10 @@ def resample(
             resample(pixels, window._replace(at=(0, 0)), interpolation, resized)
             paste(resized, window, fill, out)
         return
+    if window.size == (width, height):  # no filter changes a value
+        left, top = x + window.at[0], y + window.at[1]
+        out[...] = pixels[top : top + out.shape[0], left : left + out.shape[1]]
+        return
     box = np.ascontiguousarray(pixels[y : y + height, x : x + width])
     # Pillow's arrays: torch warns about what it might write to. A single pixel of a turned image keeps its strides.
     if not box.flags.writeable or min(box.strides) < 0:

@@ -179,6 +179,18 @@ class WatchedFiles:
             ) from error
         self._watch.read(number)
 
+    def fill_group(self, numbers: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
+        """Fill several views as `fill` does; which ones are filled. Raises ShardError if a file has changed.
+
+        What keeps a view from being filled, `fill` tells.
+        """
+        from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
+
+        filled = fill_parts([self._handles.file(number) for number in numbers], views, offsets)
+        for number in numbers:
+            self._watch.read(number)
+        return filled
+
     def peek(self, number: int, size: int, offset: int) -> bytes:
         """See ShardFiles."""
         return os.pread(self._handles.file(number), size, offset)

@@ -172,6 +172,21 @@ class _Sizes(SampleReader):
         self.of[index] = read_header(data, self._max_pixels).size
         return data
 
+    def read_group(self, ids: Sequence[int], scratch: Scratch) -> list[memoryview | None]:
+        held = self._reader.read_group(ids, scratch)
+        return [
+            data if data is not None and self._knows(index, data) else None
+            for index, data in zip(ids, held, strict=True)
+        ]
+
+    def _knows(self, index: int, data: memoryview) -> bool:
+        """Keep the size of an image; False if it has none, which `read` then reports."""
+        try:
+            self.of[index] = read_header(data, self._max_pixels).size
+        except ImageError:
+            return False
+        return True
+
 
 def _check(field: StoredField, ignore: int) -> None:
     if field.kind == "image" and field.geometry != "mask":

@@ -33,6 +33,7 @@ from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .large import PartialReads
 from .large_ahead import will_need_parts
+from .resize_queue import ResizeQueue
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,15 @@ class ImageDecoder(Decoder):
     def _fill_group(
         self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, C], k <= GROUP: tiled JPEGs are queued and decoded at the end, others at once."""
+        """Fill `out` [k, H, W, C], k <= GROUP: tiled JPEGs are decoded at the end, others at once and resized then."""
         queue = scratch.own(TileQueue)
         queue.clear()
+        decoded = scratch.own(ResizeQueue)
+        decoded.clear()
         failures: list[Failure] = []
+        held = reader.read_group(ids, scratch)
         for place, index in enumerate(ids):
-            error = self._queue_or_decode(reader, index, draws[place], place, out, queue, scratch)
+            error = self._queue_or_decode(reader, index, held[place], draws[place], place, out, queue, scratch)
             if error is not None:
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
@@ -126,12 +130,14 @@ class ImageDecoder(Decoder):
             error = attempt(self._decode, data, draws[place], out[place], scratch)
             if error is not None:
                 failures.append((place, error))
+        decoded.run(self.crop, scratch, out)
         return failures
 
     def _queue_or_decode(
         self,
         reader: SampleReader,
         index: int,
+        held: memoryview | None,
         draws: Sequence[float],
         place: int,
         out: Pixels,
@@ -148,19 +154,38 @@ class ImageDecoder(Decoder):
                 and large.crop(reader, index, self.crop, draws, self.max_pixels, scaling, scratch, out[place])
             ):
                 return None
-            data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
+            data = held or reader.read(index, scratch.other(place))  # queued samples must stay in memory
             if not (self._queues and queue.add(data, self.crop, draws, self.max_pixels, place)):
-                self._decode(data, draws, out[place], scratch)
+                self._decode_to_queue(data, draws, place, out, scratch)
         except Exception as error:  # noqa: BLE001 - the pool tells them apart
             return error
         return None
 
-    def _decode(self, data: bytes | memoryview, draws: Sequence[float], out: Pixels, scratch: Scratch) -> None:
-        """Decode what the compiled decoder does not take, by libjpeg-turbo or Pillow."""
+    def _decode_to_queue(
+        self, data: memoryview, draws: Sequence[float], place: int, out: Pixels, scratch: Scratch
+    ) -> None:
+        """`_decode`, but what can wait for its resize until the end of the group does."""
+        if not self._queues:
+            self._decode(data, draws, out[place], scratch)
+            return
+        queue = scratch.own(ResizeQueue)
+        header, window = self._header_and_window(data, draws)
+        pixels, box = decode_box(data, header, window.box, scratch.other(len(queue)), self.channels)
+        if not queue.add(pixels, window._replace(box=box), out.shape[1:3], place):
+            resample(pixels, window._replace(box=box), self.crop.interpolation, out[place])
+        elif queue.full:
+            queue.run(self.crop, scratch, out)
+
+    def _header_and_window(self, data: bytes | memoryview, draws: Sequence[float]) -> tuple[Header, Window]:
         header = read_header(data, self.max_pixels)
         window = self.crop.window(*header.size, draws)
         if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
             raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+        return header, window
+
+    def _decode(self, data: bytes | memoryview, draws: Sequence[float], out: Pixels, scratch: Scratch) -> None:
+        """Decode what the compiled decoder does not take, by libjpeg-turbo or Pillow."""
+        header, window = self._header_and_window(data, draws)
         fill = fill_of(self.crop)
         if self.depth == 16:
             self._decode_deep(data, header, window, out, scratch)

@@ -154,9 +154,10 @@ class ViewDecoder(Decoder):
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)
         failures: list[Failure] = []
+        held = reader.read_group(ids, scratch)
 
         def read_and_queue(place: int, index: int) -> None:
-            data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
+            data = held[place] or reader.read(index, scratch.other(place))  # queued samples must stay in memory
             self._queue_or_decode(data, self._split(draws[place]), place, outs, queue, scratch)
 
         for place, index in enumerate(ids):

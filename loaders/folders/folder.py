@@ -258,6 +258,7 @@ class FilesDataset(WithFields):
         self.classes = classes
         self.labels: npt.NDArray[np.int64] = np.full(len(paths), -1) if labels is None else np.asarray(labels, np.int64)
         self._root = root
+        self._prefix = os.path.join(root, "")
         self.paths = list(paths)
 
     def __len__(self) -> int:
@@ -274,7 +275,7 @@ class FilesDataset(WithFields):
         Raises ImageError if it cannot be read, DataError if the cause is not this file.
         """
         try:
-            with open(self._root / self.paths[index], "rb", buffering=0) as file:
+            with open(self._prefix + self.paths[index], "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 view = scratch.encoded(size)
                 if file.readinto(view) != size:
@@ -288,6 +289,14 @@ class FilesDataset(WithFields):
                     f"{self._root}: disappeared while it was in use; bring it back and use resume=True"
                 ) from error
             raise ImageError(error.strerror or str(error)) from error
+
+    def read_group(self, indices: Sequence[int], scratches: Sequence[Scratch]) -> list[memoryview | None]:
+        """The bytes of several files, each in its Scratch; None for those that have to be read by `read`."""
+        if type(self).read is not _READ:  # a subclass reads in its own way
+            return [None] * len(indices)
+        from fastimg.loaders.runtime.file_reads import read_files  # numba, which listing folders does not need
+
+        return read_files([self._prefix + self.paths[index] for index in indices], scratches)
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Does nothing: opening a file twice costs more than reading ahead saves."""
@@ -312,3 +321,6 @@ class FilesDataset(WithFields):
 
     def close(self) -> None:
         """Does nothing: no file stays open."""
+
+
+_READ = FilesDataset.read

@@ -28,6 +28,11 @@ class Scratch:
             self._encoded = bytearray(_rounded(nbytes))
         return memoryview(self._encoded)[:nbytes]
 
+    def encoded_room(self, least: int) -> memoryview:
+        """All of the room for an encoded sample, at least `least` bytes, for one whose size is not known."""
+        self.encoded(least)
+        return memoryview(self._encoded)
+
     def spliced(self, nbytes: int) -> bytearray:
         """Room for at least `nbytes` of a JPEG that is cut out of another one."""
         if len(self._spliced) < nbytes:
@@ -68,3 +73,9 @@ class Scratch:
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // 65536) * 65536
+
+
+def address_of(data: npt.NDArray[Any]) -> int:
+    """Where an array's first value lies. Three times as fast as `data.ctypes.data`."""
+    address: int = data.__array_interface__["data"][0]
+    return address

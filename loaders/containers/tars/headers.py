@@ -68,6 +68,11 @@ def stated_size(header: bytes | memoryview) -> int:
     return _number(bytes(header[124:136]))
 
 
+def states_size(header: bytes | memoryview, size: int) -> bool:
+    """Whether it is the size in a header."""
+    return bytes(header[_SIZE]) == b"%011o\0" % size or stated_size(header) == size
+
+
 def entries(file: int) -> Iterator[TarMember]:
     """Yield the members of an open tar in order. Raises ValueError for an invalid tar, and OSError."""
     total = os.fstat(file).st_size

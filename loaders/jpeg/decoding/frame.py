@@ -103,6 +103,21 @@ def parse_header(data: Any, headers: Any) -> bool:
 
 
 @held
+def glance(data: Any, headers: Any) -> tuple[int, int, int, int, int, int, int]:
+    """Fill `headers[0]`, and return what a decoder is chosen by.
+
+    That is SOF's marker (0 without a frame), width, height, orientation, restart interval, precision, and the factors
+    of luma, `h << 4 | v`, over chroma of 1 x 1 (0x11 of one component, 0 of others).
+    """
+    parse_header(data, headers)
+    header = headers[0]
+    luma = 0x11 if header.components == 1 else 0
+    if header.components == 3 and header.h[1] == header.h[2] == 1 and header.v[1] == header.v[2] == 1:
+        luma = header.h[0] << 4 | header.v[0]
+    return header.sof, header.width, header.height, header.orientation, header.interval, header.precision, luma
+
+
+@held
 def parse_segment(data: Any, headers: Any) -> int:
     """Read the segment at the record's `offset` into it. Returns its marker, 0 if the structure is invalid."""
     header = headers[0]

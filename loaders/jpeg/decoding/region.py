@@ -117,6 +117,29 @@ def find_region(
     return bool(is_wide_enough(region.left, region.right, region.picture_width, region.tile_width))
 
 
+@compiled
+def region_of_pixels(picture: Any, box: Any, size: Any, at: Any, out: Any, bicubic: bool, regions: Any) -> None:
+    """Fill `regions[0]` for columns that hold exactly what the window `out` [H, W, C] depends on.
+
+    `picture` is (width, height); `box`, `size` and `at` are as in `find_region`, and inside the picture.
+    """
+    region = regions[0]
+    region.planes = out.shape[2]
+    region.resized_width, region.resized_height = size[0], size[1]
+    region.at_x, region.at_y = at[0], at[1]
+    region.origin_x, region.start_x, region.extent_x, region.x, region.width = _span(
+        box[0], box[2], size[0], at[0], out.shape[1], bicubic, 8, picture[0]
+    )
+    region.origin_y, region.start_y, region.extent_y, region.y, region.height = _span(
+        box[1], box[3], size[1], at[1], out.shape[0], bicubic, 8, picture[1]
+    )
+    region.stride = -(-region.height // WIDE) * WIDE
+    region.held_x, region.held_y, region.held_stride = region.x, region.y, region.stride
+    # One tile that is as large as the columns, by which the bytes of a plane are counted.
+    region.left, region.right, region.top, region.bottom = 0, 1, 0, 1
+    region.tile_width, region.tile_height = region.width, region.stride
+
+
 @inlined
 def _side(box: Any, size: Any, mode: int, square: bool) -> int:
     """The samples across a decoded block of luma; `square` is whether chroma has the same shape as luma."""

@@ -223,7 +223,7 @@ def test_a_slow_disk(cli, image_folder, tmp_path, monkeypatch, soon, slower):
 
 
 def test_a_slow_decoder(cli, image_folder, tmp_path, monkeypatch, soon, slower):
-    monkeypatch.setattr(ImageDecoder, "_decode", slower(ImageDecoder._decode, 0.05))
+    monkeypatch.setattr(ImageDecoder, "_decode_to_queue", slower(ImageDecoder._decode_to_queue, 0.05))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1")
     said, summed = verdicts(out, "decode-bound")
     assert len(said) == len(summed) == 1 and "without waiting" in said[0] and "tiled JPEG" in said[0]

@@ -50,7 +50,7 @@ def test_reading_is_counted_separately(image_folder, monkeypatch):
 
 def test_decoding_is_the_rest_of_the_threads_time(image_folder, monkeypatch):
     epoch(image_folder)
-    monkeypatch.setattr(ImageDecoder, "_decode", asleep(ImageDecoder._decode))
+    monkeypatch.setattr(ImageDecoder, "_decode_to_queue", asleep(ImageDecoder._decode_to_queue))
     spent, _, count = epoch(image_folder)
     assert spent.busy - spent.read >= NAP * count
 
