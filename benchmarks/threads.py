@@ -1,6 +1,6 @@
 """The loader with more threads than there are cores: what is left of its speed when they wait for Python's lock (GIL).
 
-    python benchmarks/threads.py FOLDER                     untiled JPEGs in a folder, and the same in tiled shards
+    python benchmarks/threads.py FOLDER                     JPEGs in a folder, the same tiled, and in tiled shards
     python benchmarks/threads.py FOLDER --before CHECKOUT   another checkout as well, with its environment in .venv
 
 Decoding and resizing are replaced by a sleep of --microseconds without the lock, as if each thread had a core of its
@@ -30,7 +30,7 @@ from rich.console import Console
 
 BATCH = 256
 EPOCH = 4096  # images
-THREADS = (1, 2, 4, 8, 16, 32)
+THREADS = (1, 4, 8, 16, 32)
 CROP = 224
 
 
@@ -84,14 +84,20 @@ def _elsewhere(checkout: Path, args: argparse.Namespace) -> Iterator[dict[str, A
 def _rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each kind of source and number of threads, in this process."""
     from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+    from fastimg.loaders.jpeg.rewriting.tiles import tile
 
     torch.set_num_threads(1)
     names = list_images(args.folder)
     files = dataset(args.folder, EPOCH)
     with tempfile.TemporaryDirectory() as folder:
+        tiled = Path(folder) / "tiled"
+        tiled.mkdir()
+        for number, name in enumerate(names):
+            (tiled / f"{number:05d}.jpg").write_bytes(tile((args.folder / name).read_bytes()).jpeg)
         shards = _shards(args.folder, names, Path(folder))
         _sleep_instead(args.microseconds)
-        for source, samples in (("untiled files", files), ("tiled shards", shards)):
+        sources = {"files": files, "tiled files": dataset(tiled, EPOCH), "tiled shards": shards}
+        for source, samples in sources.items():
             for threads in THREADS:
                 config = LoaderConfig(batch_size=BATCH, workers=threads)
                 decoder = ImageDecoder(RandomResizedCrop(size=CROP))

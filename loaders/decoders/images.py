@@ -1,4 +1,7 @@
-"""The decoder of images: header -> window of the crop -> decode -> resize -> row."""
+"""The decoder of images: header -> window of the crop -> decode -> resize -> row.
+
+Samples are read, tiled JPEGs decoded, and other pictures resized GROUP at a time, in compiled calls without the GIL.
+"""
 
 import functools
 from collections.abc import Sequence

@@ -532,17 +532,35 @@ def test_marked_tests_are_counted_and_failures_named(marked_tests: Any) -> None:
 
 
 def test_marked_tests_that_ended_before_time_was_up_count(marked_tests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = subprocess.run
+    checks = importlib.import_module("gpu_checks")
 
-    def stopped(command: list[str], timeout: float, env: dict[str, str], **options: Any) -> None:
-        run([*command, "-k", "good"], env=env, check=True, **options)
+    def stopped(command: list[str], env: dict[str, str], seconds: float) -> None:
+        subprocess.run([*command, "-k", "good"], env=env, check=True)
         log = Path(env["FASTIMG_TEST_LOG"])
-        log.write_text(log.read_text().replace('"collected": 1', '"collected": 3') + '{"test": "tests/test_mar')
-        raise subprocess.TimeoutExpired(command, timeout)
+        began = '{"began": "tests/test_marked.py::test_bad"}\n'
+        log.write_text(log.read_text().replace('"collected": 1', '"collected": 3') + began + '{"test": "tests/test_mar')
 
-    monkeypatch.setattr(subprocess, "run", stopped)
+    monkeypatch.setattr(checks, "_run_tests", stopped)
     row = marked_tests()
     assert [row[name] for name in ("tests", "passed", "failed", "not_ended", "exit_status")] == [3, 1, 0, 2, None]
+    assert row["running"] == "tests/test_marked.py::test_bad"
+
+
+@pytest.mark.parametrize("heeds", [True, False], ids=["heeds the signal", "ignores it"])
+def test_tests_that_take_too_long_are_interrupted(heeds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are given time to say what has failed, and are killed if they do not end."""
+    checks = importlib.import_module("gpu_checks")
+    monkeypatch.setattr(checks, "_TELLING", 60.0 if heeds else 0.2)
+    said = tmp_path / "said"
+    ending = f"open({str(said)!r}, 'w').write('a failure'); sys.exit(2)" if heeds else "pass"
+    script = "import signal, sys, time\n"
+    script += f"def end(*_): {ending}\nsignal.signal(signal.SIGINT, end)\n"
+    script += "while True: time.sleep(0.01)"
+    began = time.monotonic()
+    assert checks._run_tests([sys.executable, "-c", script], dict(os.environ), 8.0) is None
+    assert time.monotonic() - began < 60
+    assert said.exists() == heeds
+    assert checks._run_tests([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), 60.0) == 3
 
 
 def test_marked_tests_of_training_come_first() -> None:
