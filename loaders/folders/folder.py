@@ -258,7 +258,7 @@ class FilesDataset(WithFields):
         self.classes = classes
         self.labels: npt.NDArray[np.int64] = np.full(len(paths), -1) if labels is None else np.asarray(labels, np.int64)
         self._root = root
-        self._prefix = os.path.join(root, "")
+        self._prefix = str(root)  # joined as text: Path takes 10 us for each
         self.paths = list(paths)
 
     def __len__(self) -> int:
@@ -275,7 +275,7 @@ class FilesDataset(WithFields):
         Raises ImageError if it cannot be read, DataError if the cause is not this file.
         """
         try:
-            with open(self._prefix + self.paths[index], "rb", buffering=0) as file:
+            with open(os.path.join(self._prefix, self.paths[index]), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 view = scratch.encoded(size)
                 if file.readinto(view) != size:
@@ -296,7 +296,7 @@ class FilesDataset(WithFields):
             return [None] * len(indices)
         from fastimg.loaders.runtime.file_reads import read_files  # numba, which listing folders does not need
 
-        return read_files([self._prefix + self.paths[index] for index in indices], scratches)
+        return read_files([os.path.join(self._prefix, self.paths[index]) for index in indices], scratches)
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Does nothing: opening a file twice costs more than reading ahead saves."""
