@@ -119,7 +119,14 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seeds", default="0", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.data is not None and not args.data.exists():
+        parser.error(f"--data {args.data}: no such file or folder")
+    if args.airbench == PACKAGE and importlib.util.find_spec("airbench") is None:
+        parser.error("--airbench package: not installed; `pip install airbench`, or give its script")
+    if args.airbench not in (None, PACKAGE) and not args.airbench.is_file():
+        parser.error(f"--airbench {args.airbench}: no such file")
+    return args
 
 
 def _process(

@@ -66,7 +66,14 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "threads.jsonl")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    try:
+        list_images(args.folder)
+    except ValueError as error:
+        parser.error(f"{error}; give a folder of JPEGs")
+    if args.before is not None and not (args.before / ".venv" / "bin" / "python").exists():
+        parser.error(f"--before {args.before}: no checkout with an environment in .venv")
+    return args
 
 
 def _elsewhere(checkout: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

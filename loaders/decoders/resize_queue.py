@@ -15,7 +15,7 @@ from fastimg.loaders.crop import CropRule, Window, reaches_out
 from fastimg.loaders.jpeg.decoding.columns import size_of_columns, size_of_passes
 from fastimg.loaders.jpeg.decoding.filters import resize_columns
 from fastimg.loaders.jpeg.decoding.memory import bytes_at
-from fastimg.loaders.jpeg.decoding.region import new_region, region_of_pixels
+from fastimg.loaders.jpeg.decoding.region import WINDOW, new_region, region_of_pixels
 from fastimg.loaders.jpeg.decoding.vectors import transpose
 from fastimg.loaders.runtime.compiled import compiled
 from fastimg.loaders.runtime.scratch import GROUP, Scratch, address_of
@@ -31,15 +31,7 @@ _JOB = np.dtype(
         ("done", np.int64),
         ("picture_width", np.int64),
         ("picture_height", np.int64),
-        # As in `tiled`.
-        ("x", np.int64),
-        ("y", np.int64),
-        ("width", np.int64),
-        ("height", np.int64),
-        ("resized_width", np.int64),
-        ("resized_height", np.int64),
-        ("at_x", np.int64),
-        ("at_y", np.int64),
+        *WINDOW,
     ]
 )
 

@@ -258,7 +258,7 @@ class FilesDataset(WithFields):
         self.classes = classes
         self.labels: npt.NDArray[np.int64] = np.full(len(paths), -1) if labels is None else np.asarray(labels, np.int64)
         self._root = root
-        self._prefix = str(root)  # joined as text: Path takes 10 us for each
+        self._prefix = str(root)  # joined as text, for each file that is read
         self.paths = list(paths)
 
     def __len__(self) -> int:

@@ -17,6 +17,9 @@ Scaling: TypeAlias = bool | Literal["low", "eighths"]
 LOW, EIGHTHS = 2, 3  # in compiled code, where 1 is libjpeg-turbo's at 1/2, 1/4 and 1/8, and 0 none
 _MARGIN = 2  # pixels that the upsampling of chroma looks past a box
 
+# Of a job: the window of its crop: the box, its size after the resize, and where the output begins in it.
+WINDOW = [(name, np.int64) for name in ("x", "y", "width", "height", "resized_width", "resized_height", "at_x", "at_y")]
+
 # In samples of the decoded picture, which may be scaled.
 REGION = np.dtype(
     [

@@ -20,7 +20,7 @@ from .columns import DONE, OTHER, decode_columns, size_of_columns, size_of_passe
 from .filters import resize_columns
 from .frame import JPEG_HEADER, is_decodable, new_header, parse_header, view_of
 from .memory import bytes_at
-from .region import find_region, hold_luma, new_region
+from .region import WINDOW, find_region, hold_luma, new_region
 
 _JOB = np.dtype(
     [
@@ -28,15 +28,7 @@ _JOB = np.dtype(
         ("nbytes", np.int64),
         ("row", np.int64),  # of the batch
         ("status", np.int64),  # 0 while it waits
-        # A crop's window: the box, its size after the resize, and where the output begins in it.
-        ("x", np.int64),
-        ("y", np.int64),
-        ("width", np.int64),
-        ("height", np.int64),
-        ("resized_width", np.int64),
-        ("resized_height", np.int64),
-        ("at_x", np.int64),
-        ("at_y", np.int64),
+        *WINDOW,
     ]
 )
 

@@ -20,7 +20,7 @@ from .columns import DONE, OTHER, decode_columns, size_of_columns, size_of_passe
 from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
 from .memory import bytes_at
-from .region import REGION, find_region, hold_luma
+from .region import REGION, WINDOW, find_region, hold_luma
 from .tiled import is_mirrored, peek
 from .vectors import WIDE
 
@@ -30,15 +30,7 @@ _IMAGE = np.dtype([("address", np.int64), ("nbytes", np.int64), ("status", np.in
 
 _CROP = np.dtype(
     [
-        # The window: the box, its size after the resize, and where the output begins in it.
-        ("x", np.int64),
-        ("y", np.int64),
-        ("width", np.int64),
-        ("height", np.int64),
-        ("resized_width", np.int64),
-        ("resized_height", np.int64),
-        ("at_x", np.int64),
-        ("at_y", np.int64),
+        *WINDOW,
         # The output: its address, its size, and the filter.
         ("out", np.int64),
         ("across", np.int64),
