@@ -1,7 +1,8 @@
 """The loader with more threads than there are cores: what is left of its speed when they wait for Python's lock (GIL).
 
-    python benchmarks/threads.py FOLDER                     JPEGs in a folder, the same tiled, and in tiled shards
+    python benchmarks/threads.py FOLDER                     JPEGs in a folder, the same tiled, and converted
     python benchmarks/threads.py FOLDER --before CHECKOUT   another checkout as well, with its environment in .venv
+    python benchmarks/threads.py FOLDER --sources "fetched shards" ".beton"
 
 Decoding and resizing are replaced by a sleep of --microseconds without the lock, as if each thread had a core of its
 own; everything else is done as usual. Images are read, over and over, from the page cache. With a few threads the rate
@@ -31,6 +32,7 @@ from rich.console import Console
 BATCH = 256
 EPOCH = 4096  # images
 THREADS = (1, 4, 8, 16, 32)
+SOURCES = ("files", "tiled files", "tiled shards", "fetched shards", ".beton")  # fetched: in the cache of a store
 CROP = 224
 
 
@@ -63,6 +65,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="JPEGs")
     parser.add_argument("--before", type=Path, help="another checkout")
     parser.add_argument("--microseconds", type=int, default=1000, help="of native work for each image (default: 1000)")
+    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, metavar="SOURCE")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "threads.jsonl")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -81,6 +84,7 @@ def _elsewhere(checkout: Path, args: argparse.Namespace) -> Iterator[dict[str, A
     python = checkout / ".venv" / "bin" / "python"
     folder = args.folder.resolve()
     command = [str(python), __file__, str(folder), "--one", str(checkout), "--microseconds", str(args.microseconds)]
+    command += ["--sources", *args.sources]
     paths = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, env=paths)
     if done.returncode:
@@ -91,19 +95,11 @@ def _elsewhere(checkout: Path, args: argparse.Namespace) -> Iterator[dict[str, A
 def _rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each kind of source and number of threads, in this process."""
     from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
-    from fastimg.loaders.jpeg.rewriting.tiles import tile
 
     torch.set_num_threads(1)
-    names = list_images(args.folder)
-    files = dataset(args.folder, EPOCH)
-    with tempfile.TemporaryDirectory() as folder:
-        tiled = Path(folder) / "tiled"
-        tiled.mkdir()
-        for number, name in enumerate(names):
-            (tiled / f"{number:05d}.jpg").write_bytes(tile((args.folder / name).read_bytes()).jpeg)
-        shards = _shards(args.folder, names, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        sources = {name: _opened(name, args.folder, Path(folder), stack) for name in args.sources}
         _sleep_instead(args.microseconds)
-        sources = {"files": files, "tiled files": dataset(tiled, EPOCH), "tiled shards": shards}
         for source, samples in sources.items():
             for threads in THREADS:
                 config = LoaderConfig(batch_size=BATCH, workers=threads)
@@ -116,20 +112,41 @@ def _rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield {"source": source, "threads": threads, "images_per_second": round(rate, 1)}
 
 
-def _shards(images: Path, names: list[str], folder: Path) -> Any:
-    """The images in tiled shards, repeated to about an epoch."""
-    from fastimg.cli import run
+def _opened(source: str, images: Path, folder: Path, stack: contextlib.ExitStack) -> Any:
+    """The images as one of SOURCES, repeated to about an epoch."""
     from fastimg.loaders import open_dataset
+    from fastimg.loaders.jpeg.rewriting.tiles import tile
 
-    source = folder / "source" / "all"
+    if source == "files":
+        return dataset(images, EPOCH)
+    if source == "tiled files":
+        tiled = folder / "tiled"
+        tiled.mkdir()
+        for number, name in enumerate(list_images(images)):
+            (tiled / f"{number:05d}.jpg").write_bytes(tile((images / name).read_bytes()).jpeg)
+        return dataset(tiled, EPOCH)
+    converted = _converted(images, folder, "beton" if source == ".beton" else "tar")
+    if source == "fetched shards":
+        return stack.enter_context(contextlib.closing(open_dataset(converted.as_uri(), cache_dir=folder / "cache")))
+    return stack.enter_context(contextlib.closing(open_dataset(converted)))
+
+
+def _converted(images: Path, folder: Path, container: str) -> Path:
+    """The images in tiled shards or in a .beton, repeated to about an epoch."""
+    from fastimg.cli import run
+
+    made = folder / container
+    if made.exists():
+        return made
+    names = list_images(images)
+    source = folder / f"source-{container}" / "all"
     source.mkdir(parents=True)
     for number in range(EPOCH):
         (source / f"{number:05d}.jpg").symlink_to(images / names[number % len(names)])
     with contextlib.redirect_stdout(sys.stderr):
-        if run(["convert", str(source.parent), str(folder / "shards")]):
+        if run(["convert", str(source.parent), str(made), "--format", container]):
             raise SystemExit("conversion failed")
-    opened: Any = open_dataset(folder / "shards")
-    return opened["train"] if isinstance(opened, dict) else opened
+    return made
 
 
 def _sleep_instead(microseconds: int) -> None:

@@ -42,6 +42,12 @@ class ShardFiles(Protocol):
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """Fill `view` from `offset` of file `number`. Raises ShardError if it has changed, and DataError."""
 
+    def fill_group(self, numbers: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
+        """Fill several views as `fill` does, at once; which ones are filled. Raises ShardError if a file has changed.
+
+        Nothing is waited for. What kept a view from being filled, `fill` tells, or mends.
+        """
+
     def peek(self, number: int, size: int, offset: int) -> bytes:
         """At most `size` bytes, which nothing was verified of: for names and comparisons. Raises OSError, DataError."""
 
@@ -180,10 +186,7 @@ class WatchedFiles:
         self._watch.read(number)
 
     def fill_group(self, numbers: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
-        """Fill several views as `fill` does; which ones are filled. Raises ShardError if a file has changed.
-
-        What keeps a view from being filled, `fill` tells.
-        """
+        """See ShardFiles."""
         from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
 
         filled = fill_parts([self._handles.file(number) for number in numbers], views, offsets)

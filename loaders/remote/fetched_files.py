@@ -37,6 +37,7 @@ from .present_shards import PresentShards
 PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetched
 AHEAD = 2  # shards that are fetched in the background at once; of one range each, as many as there are streams
 _TIMES = 5  # a sample is read, if its shard is taken for another one meanwhile
+_NOT_OPEN = -1  # instead of a descriptor
 _SLACK = 2  # shards beyond the samples in use and those that are fetched ahead: half begun at either end
 
 
@@ -74,23 +75,40 @@ class FetchedFiles:
                 fill(shard.file, view, offset)
             except (OSError, EOFError) as error:
                 failure = error
-            verified, kept = shard.looked()
-            if verified and kept and failure is None:
-                self.mirror.use(shard, self._shards[number])
-                self._held.give(number, shard)
-                return
+            if failure is None:
+                if self._given_back(number, shard):
+                    return
+                continue  # the cache has taken it for another shard meanwhile
+            verified, _ = shard.looked()
             os.close(shard.file)
-            if verified and failure is None:
-                return
             if verified:
                 raise ShardError(
                     f"{self._path(number)}: cannot be read ({failure}); delete it, and it is fetched again"
                 ) from failure
-            # the cache has taken it for another shard meanwhile
         raise UnavailableError(
             f"{self._path(number)}: altered each of the {_TIMES} times that it was read; give a larger cache_limit=, "
             "or a folder that nobody else writes to"
         )
+
+    def fill_group(self, numbers: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
+        """See ShardFiles: what is in shards that are here."""
+        if self.by_ranges:
+            return [False] * len(numbers)
+        from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
+
+        opened: dict[int, HeldShard] = {}
+        sound: dict[int, bool] = {}
+        try:
+            for number in dict.fromkeys(numbers):
+                shard = self._held_or_here(number)
+                if shard is not None:
+                    opened[number] = shard
+            files = [opened[number].file if number in opened else _NOT_OPEN for number in numbers]
+            filled = fill_parts(files, views, offsets)
+        finally:
+            for number, shard in opened.items():
+                sound[number] = self._given_back(number, shard)
+        return [full and sound.get(number, False) for number, full in zip(numbers, filled, strict=True)]
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
         """See ShardFiles: of a shard that is not here, no more than this is fetched for PEEKS times."""
@@ -221,6 +239,20 @@ class FetchedFiles:
         """See ShardFiles: nothing more is fetched ahead."""
         self._ahead.close()
         self._held.close()
+
+    def _held_or_here(self, number: int) -> HeldShard | None:
+        """An open file of a shard, unless it has to be fetched."""
+        return self._held.take(number) or (self._opened(number) if self.mirror.has(self._shards[number]) else None)
+
+    def _given_back(self, number: int, shard: HeldShard) -> bool:
+        """Keep or close a shard; whether what was read of it is what was verified."""
+        verified, kept = shard.looked()
+        if verified and kept:
+            self.mirror.use(shard, self._shards[number])
+            self._held.give(number, shard)
+        else:
+            os.close(shard.file)
+        return verified
 
     def _opened(self, number: int) -> HeldShard:
         """An open file of a shard, without a lock, to be held or closed."""

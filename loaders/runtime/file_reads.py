@@ -54,14 +54,14 @@ def read_files(paths: Sequence[str], scratches: Sequence[Scratch]) -> list[memor
 
 
 def fill_parts(descriptors: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
-    """Fill each of `views`, none of them empty, from an open file; whether it is filled to its end."""
+    """Fill each of `views` from an open file; whether it is filled to its end. An empty one is, of any descriptor."""
     jobs = np.array(
         [
-            (descriptor, address_of(np.frombuffer(view, np.uint8)), len(view), offset)
+            (descriptor, address_of(np.frombuffer(view, np.uint8)) if view else 0, len(view), offset)
             for descriptor, view, offset in zip(descriptors, views, offsets, strict=True)
         ],
         np.int64,
-    )
+    ).reshape(-1, 4)
     filled = np.zeros(len(jobs), np.bool_)
     _fill(jobs, filled)
     found: list[bool] = filled.tolist()

@@ -125,6 +125,7 @@ def test_twenty_epochs_use_no_more_than_three(images, order):
         dataset, ImageDecoder(RandomResizedCrop(size=64)), LoaderConfig(batch_size=8, order=order, workers=2)
     )
     held, threads, files = [], set(), set()
+    gc.collect()  # what earlier tests have left
     for _ in range(20):
         for batch in loader:
             del batch
@@ -142,6 +143,7 @@ def test_twenty_epochs_leave_no_object(images):
     dataset = open_dataset(images)
     loader = Loader(dataset, DECODER, LoaderConfig(batch_size=8, workers=2))
     objects, large = [], []
+    gc.collect()
     tracemalloc.start()
     try:
         for epoch in range(20):

@@ -340,9 +340,11 @@ def wait_for(child, seconds=20):
 
 
 SCRIPT = """
+    import signal
     import sys
     from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     dataset = open_dataset(sys.argv[1])
     loader = Loader(dataset, ImageDecoder(RandomResizedCrop(size=16)), LoaderConfig(batch_size=2, workers=2))
     print("0", flush=True)
@@ -357,20 +359,19 @@ SCRIPT = """
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [0, 3, 30])
 def test_ctrl_c_ends_a_program_at_once(image_folder, python, batch):
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [python, "-c", textwrap.dedent(SCRIPT), str(image_folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        for line in process.stdout:
-            if int(line) >= batch:
-                break
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        try:
+            for line in process.stdout:
+                if int(line) >= batch:
+                    break
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == -signal.SIGINT
     assert stderr.rstrip().endswith("KeyboardInterrupt") and stderr.count("Traceback") == 1

@@ -381,6 +381,12 @@ class BetonFile:
         except OSError as error:
             raise ShardError(f"{self.path}: cannot be read ({error.strerror}); copy it again") from error
 
+    def fill_group(self, views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
+        """Fill several views as `fill` does, at once; which ones are filled. Of others `fill` tells why."""
+        from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
+
+        return fill_parts([self._file] * len(views), views, offsets)
+
     def as_part(self) -> BetonPart:
         """All samples as one part, for a writer that continues a copy of this file. fastimg must have written it."""
         size = os.fstat(self._file).st_size

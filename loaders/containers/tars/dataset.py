@@ -86,8 +86,6 @@ class TarDataset(WithFields):
 
         Raises ShardError as `read` does.
         """
-        if not isinstance(self.shard_files, WatchedFiles):  # some may have to be fetched first
-            return [None] * len(indices)
         members = self.records[["shard", "offset", "size"]][list(indices)].tolist()
         views = [scratch.encoded(BLOCK + size) for (_, _, size), scratch in zip(members, scratches, strict=True)]
         shards = [shard for shard, _, _ in members]

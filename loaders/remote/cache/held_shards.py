@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 
-HELD = 16  # open files: the shards of a window, for a few threads
+HELD = 64  # open files: the shards of a window, for a few threads
 
 
 class HeldShard:

@@ -116,6 +116,7 @@ class TestClosing:
             raise AssertionError("nobody said that the iteration is over")
 
         dataset.read = read
+        dataset.read_group = lambda ids, scratches: [None] * len(ids)
         loader = Loader(dataset, order="sequential", **SETTINGS)
         ended = []
 
