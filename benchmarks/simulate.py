@@ -4,10 +4,12 @@
 
 `terms`: what grows with the data, measured here on little of it: bytes and time of an index entry, of a place in the
 order, and of a shard in dataset.json, and how many requests fetch a shard. `cache`: what a cache holds and fetches in
-an epoch, whose limit is the smallest that the loader accepts. `epoch`: a whole epoch of the quasi-random
-order by shards, in the loader's own arithmetic, but window by window, so that it needs memory for one window and one
-shard alone: how many shards are in use at once, for how many places of the order, and how many nodes read from each,
-beside what the formulas say.
+an epoch, whose limit is the smallest that the loader accepts; and how many of four nodes, with a cache each, fetch a
+shard, which the order tells, too. `epoch`: a whole epoch of the quasi-random order by shards, in the loader's own
+arithmetic, but window by window, so that it needs memory for one window and one shard alone: how many shards are in use
+at once, for how many places of the order, how many nodes read from each, and, of four nodes, how many shards a cache
+has to hold so that none is fetched twice, beside what the formulas say. --window and --slots are those of `train`: on a
+GPU six batches are in memory.
 """
 
 import argparse
@@ -29,16 +31,19 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 from rich.console import Console
+from simulated_cache import NodeReads, Reads, least_room, with_cache
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import DataError, Loader, open_dataset
+from fastimg.loaders.containers.readahead import AHEAD, SHARDS_AHEAD
 from fastimg.loaders.containers.tars.shards import ShardWriter
-from fastimg.loaders.epochs import AHEAD
-from fastimg.loaders.order import _SAMPLES, Blocks, _block_places, _moved, epoch_order
+from fastimg.loaders.epochs import slots_for
+from fastimg.loaders.order import _SAMPLES, Blocks, Slices, _block_places, _moved, epoch_order
 from fastimg.loaders.random import hashes
 from fastimg.loaders.remote.cache.wanted_files import WantedFile
-from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.fetched_files import AHEAD as FETCHED_AHEAD
+from fastimg.loaders.remote.fetched_files import SLACK, fetched_files
 from fastimg.loaders.remote.fetching import RANGE, Fetching
 from fastimg.loaders.remote.stores import RemoteFolder
 
@@ -46,6 +51,8 @@ Record = dict[str, Any]
 
 _BATCH = 2048  # samples of a node's batch: 8 GPUs with 256 each
 _PICTURES = 800
+_NODES = 4
+_MORE_LARGE = SLACK + FETCHED_AHEAD  # shards beyond the window and the batches ahead
 _MORE = 10  # shards of one range beyond the window: eight that are fetched at once, and two; of 32 MB or more four
 _SMALL: dict[str, Any] = {"batch_size": 8, "crop": 32, "workers": 1, "order": "quasi-random", "block": "shard"}
 
@@ -58,6 +65,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--window", type=int, default=32_768)
+    parser.add_argument("--slots", type=int, default=slots_for("cuda"))
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "simulate.jsonl")
     args = parser.parse_args()
     sections = args.only.split(",")
@@ -69,7 +77,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             found["cache"] = cache_terms(Path(name))
     if "epoch" in sections:
-        found["epoch"] = [epoch(args.samples, args.shards, args.nodes, args.window)]
+        found["epoch"] = [epoch(args.samples, args.shards, args.nodes, args.window, args.slots)]
     measure.append_sections(args.out, "simulate", found)
     for section, records in found.items():
         for record in records:
@@ -169,7 +177,9 @@ def cache_terms(folder: Path) -> list[Record]:
     with contextlib.redirect_stdout(io.StringIO()):
         convert(Convert(src=source, dst=data, shard_size="40KB", val_fraction=0), Console(quiet=True))
     shards = [path.stat().st_size for path in sorted(data.glob("*.tar"))]
-    return [_cache_term(data.as_uri(), folder / f"cache-{window}", shards, window) for window in (32, 128)]
+    url = data.as_uri()
+    held = [_cache_term(url, folder / f"cache-{window}", shards, window) for window in (32, 128)]
+    return held + [_nodes_term(url, folder / f"nodes-{window}", shards, window) for window in (8, 16)]
 
 
 def _cache_term(url: str, place: Path, shards: list[int], window: int) -> Record:
@@ -203,6 +213,31 @@ def _cache_term(url: str, place: Path, shards: list[int], window: int) -> Record
     }
 
 
+def _nodes_term(url: str, place: Path, shards: list[int], window: int) -> Record:
+    """How many of a few nodes, each with a cache of its own, fetch a shard in an epoch."""
+    fetched, simulated = 0, 0
+    for rank in range(_NODES):
+        cache = place / str(rank)
+        with Loader(url, **_SMALL, window=window, cache_dir=cache, rank=rank, world_size=_NODES) as loader:
+            samples = sum(batch.samples for batch in loader)
+            fetched += len(list(cache.glob("*/*.tar")))
+            of: npt.NDArray[np.int64] = loader.dataset.shard_numbers  # type: ignore[attr-defined]
+        order = epoch_order(_PICTURES, 0, 0, "quasi-random", np.flatnonzero(np.diff(of, prepend=-1)), window)
+        slices = Slices(_PICTURES, 0, _SMALL["batch_size"], rank, _NODES)
+        simulated += len(np.unique(of[order[slices.span(0, slices.steps)]]))
+    span = _PICTURES / len(shards) + window
+    return {
+        "term": "nodes",
+        "nodes": _NODES,
+        "samples_of_a_node": samples,
+        "shards": len(shards),
+        "window": window,
+        "nodes_per_shard": fetched / len(shards),
+        "by_the_order": simulated / len(shards),
+        "formula": min(_NODES, span / _SMALL["batch_size"] + 1),
+    }
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -210,16 +245,19 @@ def _size(path: Path) -> int:
         return 0
 
 
-def epoch(samples: int, shards: int, nodes: int, window: int, seed: int = 0) -> Record:
+def epoch(samples: int, shards: int, nodes: int, window: int, slots: int, seed: int = 0) -> Record:
     """An epoch of the order by shards, sample by sample, beside the formulas."""
     began = time.perf_counter()
     size = -(-samples // shards)
     first = np.full(shards, -1, np.int64)  # the first and last place of each shard
     last = np.zeros(shards, np.int64)
     readers = np.zeros((shards, nodes), np.bool_)  # who reads from it
+    seen = range(0, nodes, -(-nodes // 4))
+    node_reads = NodeReads(seen, nodes, _BATCH, size, shards)
     place = 0
     for ids in order_in_parts(samples, size, window, seed):
         _note(ids, place, size, first, last, readers)
+        node_reads.note(ids, place)
         place += len(ids)
     assert place == samples and (first >= 0).all()
     moments = np.concatenate([first, last + 1])
@@ -238,8 +276,29 @@ def epoch(samples: int, shards: int, nodes: int, window: int, seed: int = 0) -> 
         "nodes_per_shard_formula": min(nodes, span / _BATCH + 1),
         "longest_stay": int((last - first).max() + 1),
         "longest_stay_formula": span,
+        **_caches([node_reads.of(node) for node in seen], samples, shards, nodes, window, slots),
         "seconds": time.perf_counter() - began,
         "mb_at_most": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    }
+
+
+def _caches(reads: list[Reads], samples: int, shards: int, nodes: int, window: int, slots: int) -> Record:
+    """What some nodes fetch with the smallest cache that the loader accepts, and with which none is fetched twice."""
+    together = nodes * _BATCH
+    ahead = max(AHEAD * together, SHARDS_AHEAD * -(-samples // shards))
+    formula = -(-(window + (slots + AHEAD) * together) * shards // samples) + _MORE_LARGE
+    found = [with_cache(each, formula, together, slots, ahead) for each in reads]
+    needed, by_last_use = (
+        max(least_room(each, together, slots, ahead, 4 * formula, awaits) for each in reads) for awaits in (True, False)
+    )
+    return {
+        "nodes_with_cache": len(reads),
+        "slots": slots,
+        "cache_shards_formula": formula,
+        "cache_shards_needed": needed,
+        "cache_shards_by_last_use": by_last_use,  # if shards that were asked for did not outlast others
+        "fetched_shards_of_a_node": float(np.mean([one.shards for one in found])),
+        "fetched_again": sum(one.again for one in found),
     }
 
 

@@ -313,7 +313,9 @@ class Epochs:
         self._starts = _shard_starts(dataset, self._indices) if config.block == "shard" else None
         if (files := fetched_files(dataset)) is not None:
             ahead = (self.slots + AHEAD) * config.batch_size * config.world_size
-            files.check_order(config.order, self._starts is not None, config.window, len(dataset), ahead)
+            of = getattr(dataset, "shard_numbers", None)
+            read = None if indices is None or of is None else np.unique(of[indices])
+            files.check_order(config.order, self._starts is not None, config.window, self._n, ahead, read)
         self._epoch = -1
         self._next_order: OrderAhead | None = None
         self._position = self._n

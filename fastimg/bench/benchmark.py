@@ -27,6 +27,7 @@ from fastimg.data.elsewhere import as_given, with_local_data
 from fastimg.errors import UsageError
 from fastimg.loaders import ImageDecoder
 from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.loaders.remote.stores import shown
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks, start
@@ -102,6 +103,7 @@ def _config(request: BenchRequest, ranks: Ranks, arch: str) -> Train:
         batch_size=request.batch_size,
         img_size=request.img_size,
         loader=settings.loader,
+        order=None if mirror_at(settings.data) is None else "quasi-random",  # as `train` of a URL
         workers=str(worker_count(settings.workers, ranks)),
         decode=settings.decode,
         amp=settings.amp,

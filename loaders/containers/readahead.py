@@ -11,7 +11,7 @@ from fastimg.loaders.order import Blocks, Slices
 Samples = npt.NDArray[np.int64]
 
 AHEAD = 4  # number of batches by which a block is requested before its first sample
-_SHARDS_AHEAD = 2  # where blocks are whole shards: at least so many samples ahead as these have
+SHARDS_AHEAD = 2  # where blocks are whole shards: at least so many samples ahead as these have
 _CATCH_UP = (
     4  # at most so many times the average number of blocks per batch, so that half a window is not requested at once
 )
@@ -48,7 +48,7 @@ class WholeBlocks:
         self._asked = 0
         self._ahead = AHEAD * slices.global_batch
         if not isinstance(block, int):
-            self._ahead = max(self._ahead, _SHARDS_AHEAD * all_blocks.mean)
+            self._ahead = max(self._ahead, SHARDS_AHEAD * all_blocks.mean)
         self._limit = -(-_CATCH_UP * slices.global_batch // all_blocks.mean)
 
     def before(self, step: int) -> tuple[Samples, ...]:

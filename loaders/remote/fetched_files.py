@@ -38,7 +38,8 @@ PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetche
 AHEAD = 2  # shards that are fetched in the background at once; of one range each, as many as there are streams
 _TIMES = 5  # a sample is read, if its shard is taken for another one meanwhile
 _NOT_OPEN = -1  # instead of a descriptor
-_SLACK = 2  # shards beyond the samples in use and those that are fetched ahead: half begun at either end
+AWAITED = 60.0  # seconds by which shards that were asked for, and not read yet, count as used later than others
+SLACK = 2  # shards beyond the samples in use and those that are fetched ahead: half begun at either end
 
 
 class FetchedFiles:
@@ -50,6 +51,7 @@ class FetchedFiles:
         self._indexes = indexes
         self._peeks = [0] * len(shards)
         self._held = HeldShards()
+        self._awaited: dict[int, float] = {}  # asked for, and not read yet; when that was last marked in the cache
         self._swept = time.monotonic()  # when files that are gone were closed
         mirror.cache.closes(self._held)
         self.by_ranges = mirror.cache.limit == 0
@@ -57,7 +59,7 @@ class FetchedFiles:
             mirror.cache.check(mirror.folder / shard.name, shard)
         ranges = max((-(-shard.size // RANGE) for shard in shards), default=1)
         self._at_once = AHEAD if mirror.grouped is not None else max(AHEAD, AHEAD * STREAMS // min(ranges, STREAMS))
-        self._ahead = _Ahead(lambda number: mirror.bring(shards[number]), self._at_once)
+        self._ahead = _Ahead(self._bring, self._at_once)
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """See ShardFiles."""
@@ -134,10 +136,17 @@ class FetchedFiles:
         if (now := time.monotonic()) - self._swept >= TOUCH:
             self._held.sweep()
             self._swept = now
+            for number, marked in list(self._awaited.items()):
+                if now - marked >= AWAITED / 2:
+                    self._expect(number)
         for number in np.unique(numbers).tolist():
+            known = number in self._awaited
+            self._awaited.setdefault(number, now)
             if not self.mirror.has(self._shards[number]):
                 self._ahead.request(number)
                 continue
+            if not known:
+                self._expect(number)
             chosen = numbers == number
             with contextlib.suppress(OSError):  # deleted meanwhile: the reader will fetch it
                 file = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
@@ -209,12 +218,22 @@ class FetchedFiles:
                 if (took := time.perf_counter() - began) >= seconds:
                     return got / took
 
-    def check_order(self, order: str, by_shards: bool, window: int, samples: int, ahead: int) -> None:
+    def check_order(
+        self,
+        order: str,
+        by_shards: bool,
+        window: int,
+        samples: int,
+        ahead: int,
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         """Refuse an order that would fetch shards again and again. Raises DataError.
 
-        `samples`: of the split; `ahead`: those of the batches that are being filled, and that are read ahead.
+        `samples` are read, of the shards `numbers`, by default of all; `ahead`: those of the batches that are being
+        filled, and that are read ahead.
         """
-        total, limit = self.size, self.mirror.cache.limit
+        shards = self._shards if numbers is None else [self._shards[number] for number in numbers.tolist()]
+        total, limit = sum(shard.size for shard in shards), self.mirror.cache.limit
         if total <= limit or self.by_ranges:
             return
         url, holds = self.mirror.url, f"the cache holds {in_words(limit)} of its {in_words(total)}"
@@ -224,10 +243,8 @@ class FetchedFiles:
                 "order='quasi-random' with block='shard', or give a larger cache_limit="
             )
         reach = window if order == "quasi-random" else 0
-        count = min(
-            -(-(reach + ahead) * len(self._shards) // max(samples, 1)) + _SLACK + self._at_once, len(self._shards)
-        )
-        needed = count * max(shard.size for shard in self._shards)
+        count = min(-(-(reach + ahead) * len(shards) // max(samples, 1)) + SLACK + self._at_once, len(shards))
+        needed = count * max(shard.size for shard in shards)
         if needed > limit:
             of_window = f" of a window of {plural(window, 'sample')}; give a smaller window=, or" if reach else "; give"
             raise DataError(
@@ -239,6 +256,18 @@ class FetchedFiles:
         """See ShardFiles: nothing more is fetched ahead."""
         self._ahead.close()
         self._held.close()
+        self._awaited.clear()
+
+    def _bring(self, number: int) -> None:
+        self.mirror.bring(self._shards[number])
+        if number in self._awaited:
+            self._expect(number)
+
+    def _expect(self, number: int) -> None:
+        """Have a shard that was asked for outlast those that have been read: they may not be needed any more."""
+        self.mirror.expect(self._shards[number], AWAITED)
+        if number in self._awaited:
+            self._awaited[number] = time.monotonic()
 
     def _held_or_here(self, number: int) -> HeldShard | None:
         """An open file of a shard, unless it has to be fetched."""
@@ -248,7 +277,7 @@ class FetchedFiles:
         """Keep or close a shard; whether what was read of it is what was verified."""
         verified, kept = shard.looked()
         if verified and kept:
-            self.mirror.use(shard, self._shards[number])
+            self.mirror.use(shard, self._shards[number], awaited=self._awaited.pop(number, None) is not None)
             self._held.give(number, shard)
         else:
             os.close(shard.file)

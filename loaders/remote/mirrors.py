@@ -6,6 +6,7 @@ writers, without a dataset.json, it depends on their names, sizes and tags; and 
 converted, which are fetched in groups (plain/groups).
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -182,11 +183,20 @@ class Mirror:
         else:
             self.grouped.fetch(wanted, file)
 
-    def use(self, shard: HeldShard, wanted: WantedFile) -> None:
-        """Count an open shard as used now."""
-        if (now := time.monotonic()) - shard.used >= TOUCH:
+    def use(self, shard: HeldShard, wanted: WantedFile, awaited: bool = False) -> None:
+        """Count an open shard as used now: from time to time, and always if it was `awaited` until now."""
+        if (now := time.monotonic()) - shard.used >= TOUCH or awaited:
             self.cache.count_use(shard.file, wanted)
             shard.used = now
+
+    def expect(self, wanted: WantedFile, seconds: float) -> None:
+        """Count a shard that is here as used so much later: it was asked for, and nobody has read it yet."""
+        with contextlib.suppress(OSError):  # deleted meanwhile: the reader will fetch it
+            file = os.open(self.folder / wanted.name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self.cache.count_use(file, wanted, later=seconds)
+            finally:
+                os.close(file)
 
     def bring(self, wanted: WantedFile) -> None:
         """Have a shard in the cache. Raises DataError."""

@@ -134,12 +134,12 @@ class ShardCache:
         status = os.fstat(file)
         return status.st_nlink > 0 and verified(status, wanted)
 
-    def count_use(self, file: int, wanted: WantedFile) -> None:
-        """Mark a file that is open without a lock as used now: others are deleted first."""
+    def count_use(self, file: int, wanted: WantedFile, later: float = 0.0) -> None:
+        """Mark a file that is open without a lock as used now, or so many seconds later: others are deleted first."""
         if try_lock(file, fcntl.LOCK_SH):  # or somebody deletes it, or writes another shard over it
             try:
                 if self.current(file, wanted):
-                    mark_used(file, wanted)
+                    mark_used(file, wanted, later)
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)
 

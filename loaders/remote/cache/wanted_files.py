@@ -59,10 +59,10 @@ def verified(status: os.stat_result, wanted: WantedFile) -> bool:
     return status.st_size == wanted.size and status.st_mtime_ns == stamp(wanted)
 
 
-def mark_used(file: int, wanted: WantedFile) -> None:
-    """Count a verified file, which is open, as used now."""
+def mark_used(file: int, wanted: WantedFile, later: float = 0.0) -> None:
+    """Count a verified file, which is open, as used now, or so many seconds later."""
     with contextlib.suppress(OSError):  # of another user: its uses are not counted
-        os.utime(file, ns=(time.time_ns(), stamp(wanted)))
+        os.utime(file, ns=(time.time_ns() + int(later * 1e9), stamp(wanted)))
 
 
 def verified_again(path: Path, wanted: WantedFile) -> bool:

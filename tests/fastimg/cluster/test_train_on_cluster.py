@@ -150,6 +150,27 @@ def test_a_run_in_a_store_goes_on_where_no_node_shares_a_folder(
     assert again.code == 2 and "s3://bucket/runs/r: a run of that name already exists" in again.err
 
 
+def test_ranks_are_where_their_resources_are(cli, start_cluster, server, photos, tmp_path, monkeypatch):
+    """One of two nodes has two cores and a custom resource: its cache, and no other, has the shards."""
+    monkeypatch.chdir(tmp_path)
+    cluster = start_cluster(0)
+    homes = {name: tmp_path / name for name in ("slow", "fast")}
+    cluster.add_node(**NODE, env_vars={"XDG_CACHE_HOME": str(homes["slow"])})
+    more = {"num_cpus": 2, "resources": {"fast": 1}, "env_vars": {"XDG_CACHE_HOME": str(homes["fast"])}}
+    cluster.add_node(**NODE | more)
+    convert(Convert(src=photos, dst=server.folder / "D", shard_size="20KB"), Console(quiet=True))
+    data = ("s3://bucket/D", "--storage-option", *options_of(server), *RUN, "--epochs", 1)
+    ray = ("--backend", "ray", "--address", cluster.address, "--resources-per-worker")
+    ran = cli("train", *data, *ray, "cpu=2,fast=1")
+    assert ran.code == 0, ran.err
+    assert "ray         1 rank, each with cpu=2,fast=1" in ran.out
+    held = {name: list((home / "fastimg/shards").glob("*/train-*.tar")) for name, home in homes.items()}
+    assert held["fast"] and not held["slow"]
+    refused = cli("train", *data, "--name", "s", *ray, "cpu=3")
+    assert refused.code == 2
+    assert "no node of the cluster has cpu=3 for a rank; ask for less with --resources-per-worker" in refused.err
+
+
 def test_ctrl_c_saves_and_ends_it_and_the_run_goes_on(cli, cluster, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "r"

@@ -66,6 +66,18 @@ class TestOrders:
         with pytest.raises(DataError, match=r"needs [0-9.]+ KB for 3 shards of a window of 10 samples; give a smaller"):
             Loader(dataset, **SETTINGS)
 
+    def test_of_samples_whose_shards_fit(self, opened, bucket):
+        """Two of three shards: nothing is fetched again."""
+        dataset = opened(int(2.5 * (bucket / "D/train-00002.tar").stat().st_size))
+        part = np.flatnonzero(dataset.shard_numbers > 0)
+        spent = dataset.shard_files.mirror.cache.spent
+        with Loader(dataset, order="random", indices=part, **SETTINGS) as loader:
+            for _ in range(2):
+                assert sum(batch.samples for batch in loader) == len(part)
+        assert dataset.shard_files.mirror.cache.spent.files - spent.files <= 2
+        with pytest.raises(DataError, match=r"order random would fetch every shard again"):
+            Loader(dataset, order="random", indices=np.arange(0, len(dataset), 2), **SETTINGS)
+
 
 class TestClosing:
     """Whoever waits for a shard stops waiting when nobody needs it any more."""
