@@ -34,8 +34,11 @@ SOON = {
 
 
 @pytest.fixture(scope="package")
-def start_cluster() -> Iterator[Callable[[int], Any]]:
-    """`start_cluster(2)`: a head without cores, from which commands start, and as many nodes with one core each."""
+def start_cluster() -> Iterator[Callable[..., Any]]:
+    """`start_cluster(2)`: a head without cores, from which commands start, and as many nodes with one core each.
+
+    With `like`, the head has the address of that cluster's, which is lost.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # nodes start Python, not uv
         patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as will be the default: Ray warns of the other
@@ -45,8 +48,10 @@ def start_cluster() -> Iterator[Callable[[int], Any]]:
 
         started = []
 
-        def start(nodes: int) -> Any:
+        def start(nodes: int, like: Any = None) -> Any:
             head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_system_config": SOON, **_SMALL}
+            if like is not None:
+                head["gcs_server_port"] = int(like.address.rpartition(":")[2])
             cluster = Cluster(initialize_head=True, head_node_args=head)
             started.append(cluster)
             for _ in range(nodes):
@@ -60,7 +65,7 @@ def start_cluster() -> Iterator[Callable[[int], Any]]:
 
 
 @pytest.fixture(scope="package")
-def cluster(start_cluster: Callable[[int], Any]) -> Any:
+def cluster(start_cluster: Callable[..., Any]) -> Any:
     """Two nodes with a core each."""
     return start_cluster(2)
 

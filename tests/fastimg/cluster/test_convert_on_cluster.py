@@ -142,7 +142,9 @@ def test_a_beton_goes_on_after_ctrl_c(cli, cluster, waiting, image_folder, tmp_p
     assert there == made(image_folder, tmp_path / "here", format="beton")
 
 
-def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image_folder, tmp_path, said, monkeypatch):
+def test_resume_goes_on_after_a_lost_head_was_started_again(
+    start_cluster, waiting, image_folder, tmp_path, said, monkeypatch
+):
     monkeypatch.setattr(head, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(tasks, "_REFRESH", 0.2)
     first = start_cluster(1)
@@ -157,7 +159,9 @@ def test_resume_goes_on_after_a_lost_head(start_cluster, cluster, waiting, image
     losing.join()
     before = (dst / "train-00000.tar").stat().st_mtime_ns
     (tmp_path / "go").touch()
-    there = made(image_folder, dst, cluster, resume=True)
+    again = start_cluster(1, like=first)
+    assert again.address == first.address
+    there = made(image_folder, dst, again, resume=True)
     assert (dst / "train-00000.tar").stat().st_mtime_ns == before
     assert there == made(image_folder, tmp_path / "here")
 

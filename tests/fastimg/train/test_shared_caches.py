@@ -132,3 +132,23 @@ def test_a_slow_store_is_what_the_summary_names(cli, counting, shards, tmp_path,
     ran = cli("train", URL, *RUN, "--epochs", 2, "--name", "slow", *cache)
     assert ran.code == 0, ran.err
     assert "network-bound" in ran.out, ran.out
+
+
+def test_a_disk_that_is_smaller_than_the_cache_may_be(python: str, counting: Counting, shards: Path, tmp_path: Path):
+    """Shards that were read make room on it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = limit(shards, 0.6)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"a file system can be mounted by root alone: {made.stderr.strip()}")
+    try:
+        for data, name, folder in ((shards.as_uri(), "here", tmp_path / "all"), (URL, "there", disk / "cache")):
+            cache = ("--cache-dir", folder, "--cache-limit", "1GB")
+            ended(run(command(python, data, name, *cache), tmp_path))
+        assert not list(disk.rglob("*.part"))
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+    ours, theirs = weights(tmp_path, "there"), weights(tmp_path, "here")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert max(counting.counts.values()) > 1  # it did not hold them all
