@@ -314,7 +314,7 @@ class Epochs:
         if (files := fetched_files(dataset)) is not None:
             ahead = (self.slots + AHEAD) * config.batch_size * config.world_size
             of = getattr(dataset, "shard_numbers", None)
-            read = None if indices is None or of is None else np.unique(of[indices])
+            read = None if indices is None or of is None else np.flatnonzero(np.bincount(of[indices]))
             files.check_order(config.order, self._starts is not None, config.window, self._n, ahead, read)
         self._epoch = -1
         self._next_order: OrderAhead | None = None

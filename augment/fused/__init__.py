@@ -19,9 +19,9 @@ that drew it (`blurs`). What a policy cannot draw is not compiled: warps that ar
 
 Everything is integer arithmetic except the line, blends (float32), autocontrast (float64) and hues (both): single
 operations, which `enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` compares it with the reference
-under Triton's interpreter on the CPU, for every operation, type and odd size; compiles the launched kernels for an H200
-(sm_90), and looks at accesses and roundings there; and, with `-m gpu`, compares on a device. `test_counting.py`
-executes `statistics.cu` as C++ on the CPU.
+under Triton's interpreter on the CPU, for every operation, type and odd size, and, with `-m gpu`, on a device.
+`test_launches.py` compiles the launched kernels for an H200 (sm_90), and looks at accesses and roundings there.
+`test_counting.py` executes `statistics.cu` as C++ on the CPU.
 
 Measured on an H200 for 1024 x 3 x 224 x 224, uint8 to bfloat16 (`benchmarks/gpu.py`, `results/gpu.jsonl`, Triton 3.6,
 medians of 10): a copy of the same 462 MB takes 0.111 ms, flips 0.153, TrivialAugment 0.215, and 0.269 where Triton

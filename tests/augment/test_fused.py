@@ -1,14 +1,11 @@
-"""The Triton path equals the reference bit for bit: interpreted on the CPU, compiled for an H200, and run on a GPU.
+"""The Triton path equals the reference bit for bit: interpreted on the CPU, and run on a GPU.
 
 Triton decides on import whether to interpret kernels, so `TestInterpreted` runs in its own process.
 """
 
-import collections
 import dataclasses
 import importlib
 import itertools
-import os
-import re
 import warnings
 
 import numpy as np
@@ -21,36 +18,10 @@ from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.reference import augment, normalisation_table
 
 from .cuda_on_cpu import counter_on_cpu
+from .fused_policies import DTYPES, INTERPRETED, NAMED, POLICIES, images
 
-triton = pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
+pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
 fused = importlib.import_module("fastimg.augment.fused.launches")
-constants = importlib.import_module("fastimg.augment.fused.constants")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]
-JITTER = {"brightness": (0.5, 1.7), "contrast": (0.3, 2.0), "saturation": (0.0, 2.5)}
-POLICIES = {
-    "nothing": Policy(),
-    "flips": Policy(hflip=0.5, vflip=0.5),
-    "rotate": Policy(rotate=30, hflip=0.5),
-    "brightness": Policy(brightness=(0.0, 2.0), vflip=0.5),
-    "contrast": Policy(contrast=(0.0, 2.0), rotate=180),
-    "saturation": Policy(saturation=(0.0, 3.0), hflip=0.5),
-    "trivial": Policy(trivial=True, hflip=0.5, erase=0.5, erase_value=(0.5, -1.0, 2.0)),
-    "contrast, trivial": Policy(contrast=(0.3, 2.0), trivial=True),
-    "jitter": Policy(**JITTER, rotate=10),
-    "jitter, trivial": Policy(**JITTER, trivial=True, rotate=45, hflip=0.5, vflip=0.5, erase=0.5),
-}
-
-
-def images(batch, height, width, seed=0):
-    """uint8 [B, 3, H, W], channels-last: noise, few levels, one level, and gradients, alternating."""
-    rng = np.random.default_rng(seed)
-    pixels = rng.integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
-    pixels[1::4] = pixels[1::4] % 3 * 50 + 20
-    pixels[2::4] = pixels[2::4, :1, :1]
-    pixels[3::4] = (np.arange(height)[:, None, None] * 5 + np.arange(width)[:, None] * 3 + np.arange(3) * 40) % 256
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
 def check(plan, batch, policy=None, dtype=torch.bfloat16, by_table=False):
@@ -81,15 +52,6 @@ def magnitudes(op):
         Op.SOLARIZE_ADD: [0.0, 77.0, 128.0],
     }
     return {**amounts, Op.HUE: [0.0, 25.0, 255.0]}.get(op, [0.0])
-
-
-NAMED = {
-    "rand": Policy(named="rand-m9-mstd0.5-inc1-p1", hflip=0.5, erase=0.5),
-    "three": Policy(named="3aug", brightness=(0.7, 1.3), hflip=0.5),
-    "auto": Policy(named="v0", rotate=10),
-    "colours": Policy(contrast=(0.5, 1.5), hue=0.3, grayscale=0.3, solarize=0.5),
-    "after trivial": Policy(trivial=True, hue=0.2, grayscale=0.3, blur=0.5, solarize=0.5),
-}
 
 
 class TestInterpreted:
@@ -325,187 +287,6 @@ def test_under_the_interpreter(interpreted):
 def test_images_on_the_cpu_are_refused():
     with pytest.raises(ValueError, match="the fused backend needs images on a GPU; they are on cpu"):
         fused.fused(None, images(1, 2, 2), normalisation_table(Policy(), torch.float32), torch.float32)
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """Records launches instead of launching: [(kernel, grid, {argument: value})]."""
-    found = []
-    monkeypatch.setattr(fused, "_INTERPRETED", True)
-
-    class Recorder:
-        def __init__(self, kernel):
-            self.kernel = kernel
-
-        def __getitem__(self, grid):
-            def launch(*arguments, **named):
-                options = {name: named.pop(name) for name in fused.OPTIONS}
-                pixels = self.kernel.fn.__name__ == "_pixels"
-                assert options == (fused.PIXEL_OPTIONS if pixels else fused.OPTIONS)
-                values = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
-                assert set(values) == set(self.kernel.arg_names)
-                found.append((self.kernel, grid, {name: values[name] for name in self.kernel.arg_names}))
-
-            return launch
-
-    for name in ("_tables", "_statistics", "_pixels"):
-        monkeypatch.setattr(fused, name, Recorder(getattr(fused, name)))
-    return found
-
-
-def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0, lines=True, plan=None):
-    launches.clear()
-    plan = plan or (draw(policy, ids, seed, 0) if policy else None)
-    policy = policy or Policy()
-    line = line_of(policy, dtype) if lines else None
-    fused.fused(plan, images(len(ids), *shape), normalisation_table(policy, dtype), dtype, None, line)
-    return plan, [(kernel.fn.__name__, grid[0], values) for kernel, grid, values in launches]
-
-
-@pytest.fixture(scope="module")
-def already_compiled():
-    """{kernel, types and constants of its arguments: Triton's compiled kernel}."""
-    return {}
-
-
-@pytest.fixture
-def compiled(launches, already_compiled, tmp_path, monkeypatch):
-    """`compiled(policy, dtype, shape, lines)`: launches, compiled for an H200: [(name, values, {kind: text})]."""
-    compiler = importlib.import_module("triton.compiler")
-    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kinds = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
-
-    def compiled(policy, dtype, shape, lines=True, plan=None):
-        launch(launches, policy, np.arange(16), dtype, shape, lines=lines, plan=plan)
-        results = []
-        for kernel, _, values in launches:
-            constants, signature, aligned = {}, {}, {}
-            for position, (name, value) in enumerate(values.items()):
-                if isinstance(value, torch.Tensor):
-                    signature[name], aligned[(position,)] = kinds[value.dtype], [["tt.divisibility", 16]]
-                elif kernel.params[position].is_constexpr or (isinstance(value, int) and value == 1):
-                    signature[name], constants[(position,)] = "constexpr", value
-                else:
-                    signature[name] = "fp32" if isinstance(value, float) else "i32"
-                    if signature[name] == "i32" and value % 16 == 0:
-                        aligned[(position,)] = [["tt.divisibility", 16]]
-            name = kernel.fn.__name__
-            key = name, str(signature), str(constants), str(aligned)
-            if key not in already_compiled:
-                source = compiler.ASTSource(kernel, signature, constants, aligned)
-                options = fused.PIXEL_OPTIONS if name == "_pixels" else fused.OPTIONS
-                already_compiled[key] = triton.compile(source, target=target, options=options)
-            results.append((name, values, already_compiled[key].asm))
-        return results
-
-    return compiled
-
-
-def accesses(ptx, kind):
-    """The number of accesses to device memory of each width, such as {'v4.b32': 3}."""
-    return collections.Counter(re.findall(rf"\b{kind}\.global(?:\.L\w+)*\.((?:v\d\.)?b\d+)", ptx))
-
-
-@pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_kernels_compile_for_an_h200(compiled, dtype):
-    """Needs no device. Nothing is spilled, and only the line's multiplication is fused with an addition."""
-    names = set()
-    whole = [(name, (224, 224)) for name in ("evaluation", "flips", "trivial", "jitter, trivial")]
-    others = {torch.bfloat16: ("evaluation", "jitter, trivial"), torch.float32: ("flips", "trivial")}.get(dtype, ())
-    for name, shape in whole + [(name, (37, 53)) for name in others]:
-        for kernel, values, asm in compiled(POLICIES.get(name), dtype, shape):
-            names.add(kernel)
-            fused_ = re.findall(r"\bfma\.\S+", asm["ptx"])
-            lined = kernel == "_pixels" and values["ENDING"] == constants.LINE.value
-            assert set(fused_) == ({"fma.rn.f32"} if lined else set()), name
-            assert lined == (kernel == "_pixels" and dtype in (torch.bfloat16, torch.float16))
-            assert "st.local" not in asm["ptx"] and len(asm["cubin"]) > 1000
-    assert names == {"_tables", "_statistics", "_pixels"}
-
-
-@pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize("name", ["rand", "colours"])
-def test_kernels_of_named_policies_compile_for_an_h200(compiled, name):
-    """Nothing is spilled, no multiplication is fused, and float32 divisions are rounded as IEEE 754 has it."""
-    plan = draw(NAMED[name], np.arange(16), 0, 0)
-    for stage in plan.stages[:1]:
-        for _, _, asm in compiled(NAMED[name], torch.uint8, (224, 224), plan=stage):
-            assert "fma" not in asm["ptx"] and "st.local" not in asm["ptx"]
-            assert not re.search(r"div\.(full|approx)", asm["ptx"])
-
-
-@pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_values_in_memory_order_are_moved_in_words(compiled, dtype):
-    """No table and no shared memory: reads of 8 bytes, writes of 16, and two values rounded by one instruction."""
-    [(_, _, asm)] = compiled(None, dtype, (224, 224))
-    ptx = asm["ptx"]
-    assert accesses(ptx, "ld") == {"v2.b32": 6} and accesses(ptx, "st") == {"v4.b32": 6}
-    assert ptx.count("fma.rn.f32") == 48 and "shared" not in ptx.replace(".extern .shared", "") and "shfl" not in ptx
-    assert len(re.findall(rf"cvt\.rn\.{'bf16' if dtype == torch.bfloat16 else 'f16'}x2\.f32", ptx)) == 24
-    [(_, _, asm)] = compiled(POLICIES["flips"], dtype, (224, 224))  # mirrored ones: in words as well
-    found = accesses(asm["ptx"], "ld")
-    assert found["v2.b32"] == 12 and found["b8"] == 0 and accesses(asm["ptx"], "st") == {"v4.b32": 12}
-    for policy in (None, POLICIES["flips"], POLICIES["trivial"]):
-        asm = compiled(policy, dtype, (224, 224))[-1][2]
-        assert not re.search(r"\b(ld|st)\.shared|shfl|bar\.sync", asm["ptx"])
-        assert set(accesses(asm["ptx"], "st")) == {"v4.b32"}
-
-
-@pytest.mark.skipif(INTERPRETED, reason="compiles")
-def test_the_table_is_used_if_no_line_gives_its_bits(compiled):
-    for dtype, lines in ((torch.bfloat16, False), (torch.float32, True)):
-        [(_, values, asm)] = compiled(None, dtype, (224, 224), lines)
-        assert values["ENDING"] == constants.TABLE.value and "fma" not in asm["ptx"]
-        looked = accesses(asm["ptx"], "ld")["b32" if dtype == torch.float32 else "b16"]
-        assert looked >= 24 and set(accesses(asm["ptx"], "st")) == {"v4.b32"}
-
-
-@pytest.mark.skipif(INTERPRETED, reason="counts launches")
-def test_statistics_are_computed_only_for_images_that_need_them(launches):
-    blocks = triton.cdiv(224 * 224, fused.COUNTED_BLOCK)
-    for name, most in (
-        ("flips", 0),
-        ("saturation", 0),
-        ("trivial", 1),
-        ("contrast, trivial", 2),
-        ("jitter, trivial", 2),
-    ):
-        plan, found = launch(launches, POLICIES[name], np.arange(64))
-        passes = [(grid, values) for kernel, grid, values in found if kernel == "_statistics"]
-        assert len(passes) == plan.passes <= most
-        for grid, values in passes:
-            needing = np.flatnonzero(np.isin(plan.ops[:, values["COLUMN"]].numpy(), list(STATISTICS)))
-            assert grid == len(needing) * blocks
-            listed = values["words"][: len(needing), 10 + 2 * values["COUNT"] + values["LIST"]]
-            assert sorted(listed.tolist()) == needing.tolist()
-        assert [kernel for kernel, _, _ in found].count("_pixels") == 1
-
-
-@pytest.mark.skipif(INTERPRETED, reason="looks at launches")
-def test_images_that_are_far_apart_are_copied(launches):
-    """Positions within an image have 32 bits; positions of images have 64."""
-    memory = torch.empty(2**31 + 64, dtype=torch.uint8)  # only three pages of it are touched
-    table = normalisation_table(Policy(), torch.float32)
-    for apart, strides in ((2**30, (12, 1, 6, 3)), (2**30 - 3, (16, 2**30 - 3, 4, 1))):
-        batch = memory.as_strided((2, 3, 2, 2), (16, apart, 4, 1))
-        fused.fused(None, batch, table, torch.float32)
-        _, _, values = launches.pop()
-        assert tuple(values[name] for name in ("s_n", "s_c", "s_h", "s_w")) == strides
-
-
-@pytest.mark.skipif(INTERPRETED, reason="counts launches")
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_compiles_few_kernels(launches, name):
-    """The kernels do not depend on the draws, so nothing compiles in the middle of a run."""
-    found = set()
-    for seed, batch in itertools.product(range(20), (1, 16)):
-        for kernel, _, values in launch(launches, POLICIES[name], np.arange(batch), shape=(8, 8), seed=seed)[1]:
-            constants = {key: value for key, value in values.items() if key.isupper()}
-            found.add((kernel, str(constants)))
-    assert len(found) <= 6 and len([kernel for kernel, _ in found if kernel == "_pixels"]) == 1
 
 
 def test_torchs_warning_about_its_debug_mode_is_ignored(sync_debug_mode, monkeypatch):

@@ -1,0 +1,167 @@
+"""The sections of the GPU benchmark, run on a CPU: what they record, in which order they measure, and their summary."""
+
+import importlib
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from fastimg.doctor import torch_facts
+from fastimg.system import disks
+
+from .gpu_runs import BENCHMARKS, STEP, records_of
+
+pytestmark = pytest.mark.usefixtures("benchmarks_on_path")
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("photographs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        importlib.import_module("images").write_photographs(folder, 12, (160, 120), 2)
+        yield folder
+
+
+def bench_of(folder: Path, tmp_path: Path, section: str = "section", deadline: float = 600) -> Any:
+    bench = importlib.import_module("bench")
+    cpu = torch.device("cpu")
+    (tmp_path / "status").touch()
+    return bench.Bench(
+        device=cpu,
+        sizes=bench.Sizes.choose(cpu, True),
+        quick=True,
+        folder=folder,
+        data_name=bench.MADE,
+        out=tmp_path / "out.jsonl",
+        console=Console(file=io.StringIO()),
+        environment=importlib.import_module("gpu_section").environment(),
+        section=section,
+        run="now",
+        status=tmp_path / "status",
+        deadline=time.monotonic() + deadline,
+    )
+
+
+SECTIONS = {
+    "loader-parity": ("gpu_parity:loader_parity", "batches, bit for bit"),
+    "augment-parity": ("gpu_parity:augment_parity", "augmentation = reference, bit for bit"),
+    "amp": ("gpu_checks:amp", "loss within 2 %, cosine of gradients above 0.9"),
+    "compile": ("gpu_checks:compiled", "compiled against eager, 3 steps"),
+    "fsdp2": ("gpu_checks:fsdp2", "sharded against plain, 3 steps"),
+    "gpu-decode": ("gpu_checks:gpu_decode", "levels of 0-255, against fastimg's decoder"),
+    "overlap": ("gpu_measures:overlap", "test_resnet, batch 8, 1 threads"),
+    "parity": ("gpu_parity:parity", "augmentation = reference, bit for bit"),
+    "versions": ("gpu_versions:versions", "seconds per import, in this order"),
+    "augment-peers": ("gpu_augment:augment_peers", "8x3x64x64 uint8 -> bf16, by the clock, random crops"),
+}
+
+
+def not_asked() -> None:
+    raise RuntimeError("not asked in this test: a process that imports torch")
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities of TorchVision:DeprecationWarning")
+@pytest.mark.parametrize("name", SECTIONS)
+def test_sections(name: str, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_facts, "_ask", not_asked)
+    monkeypatch.setattr(disks, "FILE", 1 << 20)
+    function, title = SECTIONS[name]
+    assert importlib.import_module("gpu_plan").SECTIONS[name].function == function
+    module, _, attribute = function.partition(":")
+    bench = bench_of(photographs, tmp_path, name)
+    getattr(importlib.import_module(module), attribute)(bench)
+    records = records_of(tmp_path / "out.jsonl")
+    assert [r for r in records if r.get("title", "").startswith(title)]
+    assert not bench.failed and not [r for r in records if "error" in r or r.get("ok") is False]
+    assert str(BENCHMARKS.parent) not in json.dumps(records)
+
+
+def test_functions_of_sections_exist() -> None:
+    for section in importlib.import_module("gpu_plan").SECTIONS.values():
+        module, _, attribute = section.function.partition(":")
+        assert callable(getattr(importlib.import_module(module), attribute))
+
+
+def test_images_that_cannot_be_read_fail_their_item_only(tmp_path: Path) -> None:
+    (tmp_path / "no-image.jpg").write_bytes(b"\xff\xd8 nothing")
+    parity = importlib.import_module("gpu_parity")
+    bench = bench_of(tmp_path, tmp_path, "parity")
+    items = {"loader": lambda: parity.loader_parity(bench), "all": lambda: bench.keep({"item": "all"})}
+    bench.each(items, seconds=60)
+    failed, passed = records_of(tmp_path / "out.jsonl")
+    assert failed["item"] == "loader" and "images could not be read" in failed["error"] and failed["ok"] is False
+    assert passed["item"] == "all" and bench.failed == ["parity"]
+    assert str(tmp_path) not in json.dumps(failed)
+
+
+def test_items_that_are_not_reached_are_recorded(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path, tmp_path, deadline=10)
+    least = {"a": 1.0, "b": 60.0, "c": 1.0}
+    bench.each({name: (lambda name=name: bench.keep({"item": name})) for name in least}, 60, least.__getitem__)
+    told = [(r.get("item"), r.get("not_reached")) for r in records_of(tmp_path / "out.jsonl")]
+    assert told == [("a", None), ("c", None), (None, ["b"])]
+
+
+def test_steps_where_memory_runs_out_or_a_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, plan = importlib.import_module("gpu_steps"), importlib.import_module("gpu_plan")
+    faults = {"a": torch.OutOfMemoryError("CUDA out of memory"), "b": RuntimeError("illegal\nmore")}
+
+    def rate(bench: Any, variant: Any) -> dict[str, Any]:
+        if variant.arch in faults:
+            raise faults[variant.arch]
+        return {"images_per_second": 1.0, "ms": 2.0, "n": 3, "memory_mib": 4}
+
+    monkeypatch.setattr(steps, "_rate", rate)
+    bench = bench_of(tmp_path, tmp_path, "steps")
+    steps._measure(bench, [plan.Variant(arch, "bf16", "default", 8) for arch in "abc"])
+    a, b, c = records_of(tmp_path / "out.jsonl")
+    assert a["error"] == "out of memory" and "ok" not in a and a["compile"] == "default"
+    assert b["error"] == "RuntimeError: illegal" and b["ok"] is False and b["torch"] and "gpu" in b
+    assert c.keys() >= STEP and bench.failed == ["steps"]
+    measured = steps.measured(importlib.import_module("gpu_summary").read(bench.out), bench.environment)
+    assert measured == {plan.Variant("c", "bf16", "default", 8)}
+    assert not steps.measured([{**c, "gpu": "another"}], bench.environment)
+
+
+def test_the_grid_begins_with_the_most_informative_rows() -> None:
+    plan = importlib.import_module("gpu_plan")
+    grid = plan.grid(("resnet50", "resnet18"), (256, 1024), "cuda")
+    assert [v.text() for v in grid[:5]] == [
+        *("resnet50 bf16 256", "resnet18 bf16 256", "resnet50 fp16 256", "resnet18 fp16 256", "resnet50 bf16 1024")
+    ]
+    assert len(grid) == len(set(grid)) == 2 * 2 * 2 + 2 * 3 * 2
+    assert [bool(v.compile) for v in grid] == sorted(bool(v.compile) for v in grid)
+    assert {v.compile for v in grid} == {None, "default", "reduce-overhead", "max-autotune-no-cudagraphs"}
+    assert plan.more(("resnet50",), (256,), "cuda")[0] == plan.Variant("resnet50", "float32", None, 256)
+
+
+def test_the_summary_has_ten_lines_best_first(tmp_path: Path) -> None:
+    module = importlib.import_module("gpu_summary")
+    step = {"section": "steps", "run": "now", "dtype": "bf16", "batch": 256, "ms": 50.0}
+    records = [
+        {**step, "arch": arch, "compile": compiled, "images_per_second": rate}
+        for arch in "abcdef"
+        for compiled, rate in ((None, 1000.0), ("default", 2000.0))
+    ]
+    records += [{**step, "arch": "a", "compile": None, "dtype": "fp16", "images_per_second": 1500.0}]
+    records += [{**step, "arch": "a", "compile": None, "batch": 1024, "error": "out of memory"}]
+    records += [{"section": "loader", "threads": n, "images_per_second": 100.0 * n, "per_thread": 1} for n in (8, 16)]
+    records += [{"section": "parity", "check": "flip", "ok": False}, {"section": "parity", "check": "all", "ok": True}]
+    records += [{"section": "steps", "not_reached": ["a bf16 8", "b bf16 8"]}]
+    lines = module.summary(records, ["failed: parity", "done"])
+    assert len(lines) == 10
+    assert lines[0].startswith("a: 2,000 img/s (bf16 default, batch 256, 50 ms); not compiled 1,500 img/s (fp16,")
+    assert lines[0].endswith("; bf16 1,000, fp16 1,500")
+    assert [line[:2] for line in lines[:6]] == [f"{arch}:" for arch in "abcdef"]
+    assert lines[-4:-2] == ["parity: FAILED, 1 of 2: flip", "no time for: steps 2 (a bf16 8, ...)"]
+    assert lines[-2:] == ["failed: parity", "done"]
+    file = tmp_path / "out.jsonl"
+    file.write_text(json.dumps(records[0]) + "\n" + json.dumps({"section": "steps", "run": "other"}) + '\n{"sec')
+    assert module.read(file, "now") == [records[0]] and len(module.read(file)) == 2

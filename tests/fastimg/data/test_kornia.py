@@ -1,0 +1,93 @@
+"""Kornia's operations: the images and seeds that they get, what is refused, and Kornia missing."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fastimg.augment import Policy, apply, draw
+from fastimg.data import kornia_pass
+from fastimg.data.model_input import model_input
+
+from .augmentation_constants import MEAN, STD, needs_kornia
+
+
+def batch(size=6, side=20):
+    pixels = np.random.default_rng(5).integers(0, 256, (size, side, side, 3), dtype=np.uint8)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+@needs_kornia
+def test_kornia_gets_unnormalised_images_and_seeded_draws():
+    images, cpu = batch(), torch.device("cpu")
+    policy = Policy(hflip=0.5, erase=1.0, mean=MEAN, std=STD)
+    plan = draw(policy, np.arange(6), 0, 0)
+    nothing = kornia_pass.build([{"RandomInvert": {"p": 0.0}}], 20, cpu)
+    assert torch.equal(model_input(plan, images, policy, torch.float32, nothing, 1), apply(plan, images, policy))
+    invert = kornia_pass.build([{"RandomInvert": {"p": 1.0}}], 20, cpu)
+    unit = Policy(hflip=0.5, erase=1.0, mean=MEAN, std=STD)
+    inverted = model_input(plan, images, policy, torch.float32, invert, 1)
+    assert torch.equal(inverted, apply(plan, 255 - images, unit))  # erased rectangles are not inverted
+    some = kornia_pass.build([{"RandomInvert": {"p": 0.5}}], 20, cpu)
+    first = model_input(plan, images, policy, torch.float32, some, 1)
+    torch.rand(3)
+    assert torch.equal(first, model_input(plan, images, policy, torch.float32, some, 1))
+    each = [torch.equal(one, other) for one, other in zip(first, inverted, strict=True)]
+    assert any(each) and not all(each)  # each image draws for itself
+    assert not torch.equal(first, model_input(plan, images, policy, torch.float32, some, 2))
+
+
+@needs_kornia
+def test_checking_does_not_change_the_generators():
+    torch.manual_seed(4)
+    expected = torch.rand(1)
+    torch.manual_seed(4)
+    kornia_pass.build([{"RandomGaussianNoise": {"std": 0.1}}], 16, torch.device("cpu"))
+    assert torch.rand(1) == expected
+
+
+@needs_kornia
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("RandomGausianBlur", "kornia.augmentation.RandomGausianBlur is not there; did you mean RandomGaussianBlur"),
+        ("RandomGaussianBlur", "missing 2 required positional arguments: 'kernel_size' and 'sigma'"),
+        ("{RandomInvert: {probability: 0.5}}", "RandomInvert has no argument 'probability'"),
+        ("{RandomInvert: {p: 2}}", "p is a probability, from 0 to 1; it was 2"),
+        ("{RandomInvert: {p: often}}", "p is a probability"),
+        ("{RandomInvert: {same_on_batch: true}}", "every image draws its own"),
+        ("{RandomPerspective: {distortion_scale: 7}}", "RandomPerspective"),
+        ("{RandomGaussianBlur: {kernel_size: [3, 3], sigma: [2.0, 0.1], p: 0.1}}", "RandomGaussianBlur"),
+        ("{RandomGaussianBlur: {kernel_size: [4, 4], sigma: [0.1, 2.0], p: 0.1}}", "fails on 32 x 32 pixels"),
+        ("{RandomCrop: {size: [10, 10]}}", "makes 10 x 10 pixels of 32 x 32"),
+        ("RandomMixUpV2", "is not one of its augmentations of single images"),
+        ("RandomAffine3D", "is not one of its augmentations of single images"),
+        ("AugmentationBase2D", "is not one of its augmentations of single images"),
+        ("ImageSequential", "is not one of its augmentations of single images"),
+    ],
+)
+def test_operations_that_kornia_lacks_are_refused(entry, message, trained, tmp_path, fast, cli):
+    file = tmp_path / "c.yaml"
+    file.write_text(f"augmentation: [{entry}]\n")
+    ran = cli("train", trained.images, *fast, "--config", file, "-o", tmp_path / "runs")
+    assert ran.code == 2 and message in ran.err and "Traceback" not in ran.err, ran.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_kornia_its_install_command_is_shown(trained, tmp_path, fast, cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kornia.augmentation", None)
+    monkeypatch.setitem(sys.modules, "kornia", None)
+    file = tmp_path / "c.yaml"
+    file.write_text("augmentation: [RandomInvert]\n")
+    ran = cli("train", trained.images, *fast, "--config", file, "-o", tmp_path / "runs")
+    assert ran.code == 2 and "pip install kornia" in ran.err and "Traceback" not in ran.err
+
+
+def test_kornia_and_erasing_follow_a_policy_of_several_stages():
+    """What the model is given is what `apply` makes, erased afterwards, where Kornia's part changes nothing."""
+    policy = Policy(named="rand-m9-p1", hflip=0.5, blur=0.5, erase=1.0)
+    images = torch.randint(0, 256, (8, 3, 20, 24), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    plan = draw(policy, torch.arange(8), 0, 0)
+    got = model_input(plan, images, policy, torch.float32, lambda levels, seed: levels)
+    assert torch.equal(got, model_input(plan, images, policy, torch.float32))

@@ -1,0 +1,328 @@
+"""The cases of test_fuzz.py, by kind: how mutated files are made, and what must hold when they are read."""
+
+import contextlib
+import io
+import json
+import tarfile
+
+import numpy as np
+import simplejpeg
+from mutations import beton_fields, idx_fields, jpeg_fields, mutated, near, tar_fields
+from PIL import Image
+
+MAX_PIXELS = 1 << 18
+
+
+def refused(function, *arguments):
+    """The result; None if it raises an error meant for users."""
+    from fastimg.loaders.errors import DataError
+
+    try:
+        return function(*arguments)
+    except DataError as error:
+        assert str(error)
+        return None
+
+
+def strictly(data):
+    """libjpeg-turbo's pixels, None if it warns; Pillow's if TurboJPEG does not support the subsampling."""
+    try:
+        return simplejpeg.decode_jpeg(data, "RGB", strict=True)
+    except ValueError as error:
+        if "subsampling level" not in str(error):
+            return None
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return np.asarray(image)
+    except OSError:
+        return None
+
+
+def jpegs():
+    """Small JPEGs of every kind, and the same ones tiled."""
+    from fastimg.loaders.jpeg.rewriting.tiles import tile
+
+    rng = np.random.default_rng(0)
+    pixels = np.clip(rng.normal(128, 40, (37, 67, 3)), 0, 255).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    thumbnail = simplejpeg.encode_jpeg(pixels[:16, :16].copy(), 50)
+    found = [simplejpeg.encode_jpeg(pixels, 60, "RGB", sampling) for sampling in ("444", "422", "420", "440", "411")]
+    found.append(simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), 60, "GRAY", "Gray"))
+    for mode in ("RGB", "L", "CMYK"):
+        for options in (
+            {"progressive": True},
+            {"optimize": True, "exif": exif.tobytes() + thumbnail},
+            {"restart_marker_blocks": 2, "icc_profile": b"profile" * 20},
+            {"progressive": True, "comment": b"a comment", "subsampling": 2},
+        ):
+            buffer = io.BytesIO()
+            Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", quality=60, **options)
+            found.append(buffer.getvalue())
+    return found + [tile(data, 16).jpeg for data in found]
+
+
+class Jpegs:
+    """Tiled to the same pixels; a crop equals that of the whole; every decoded image has its header's size."""
+
+    def __init__(self, folder):
+        from fastimg.loaders.jpeg.rewriting import tiles
+
+        tiles.MAX_COST = float("inf")
+        self.seeds = jpegs()
+        self.untiled = self.seeds[: len(self.seeds) // 2]
+        self.tiled = 0
+
+    def make(self, draw):
+        seeds = self.untiled if draw.random() < 0.7 else self.seeds
+        return mutated(draw.choice(seeds), self.seeds, draw, jpeg_fields)
+
+    def check(self, data, draw):
+        from fastimg.loaders.decode import decode, decode_box, read_header
+        from fastimg.loaders.jpeg.rewriting.tiles import tile
+        from fastimg.loaders.runtime.scratch import Scratch
+
+        made = tile(data, 16, MAX_PIXELS)
+        if made.kept is None:
+            self.tiled += 1
+            before, after = strictly(data), strictly(made.jpeg)
+            assert before is not None, "tiled, although libjpeg warns of the original"
+            assert after is not None and np.array_equal(before, after)
+        else:
+            assert made.jpeg == data
+        for jpeg in {data, made.jpeg}:
+            header = refused(read_header, jpeg, MAX_PIXELS)
+            if header is None:
+                continue
+            width, height = header.size
+            x, y = draw.randrange(width), draw.randrange(height)
+            box = (x, y, draw.randrange(1, width - x + 1), draw.randrange(1, height - y + 1))
+            whole = refused(decode, jpeg, header, Scratch())
+            found = refused(decode_box, jpeg, header, box, Scratch())
+            assert whole is None or whole.shape == (height, width, 3)
+            if found is not None:
+                part, (left, top, *size) = found
+                cut = part[top : top + size[1], left : left + size[0]]
+                assert cut.shape == (box[3], box[2], 3)
+                if strictly(jpeg) is not None and header.turbo:
+                    assert np.array_equal(cut, whole[y : y + box[3], x : x + box[2]])
+
+    def close(self):
+        return f"{self.tiled} tiled"
+
+
+def tars():
+    """Small tars of every kind."""
+    found = []
+    image = jpegs()[0][:700]
+    for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        for long in (False, True):
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:
+                for i in range(3):
+                    stem = f"{'é' * 60}/{i}" if long and kind != tarfile.USTAR_FORMAT else f"{'x' * 90 * long}/{i}"
+                    for ext, content in (("jpg", image), ("cls", b"%d" % i), ("json", b'{"path": "a"}')):
+                        info = tarfile.TarInfo(f"{stem}.{ext}")
+                        info.size = len(content)
+                        if long and (i, ext) == (2, "jpg"):
+                            info.type, info.size, info.linkname = tarfile.LNKTYPE, 0, stem[:-1] + "0.jpg"
+                        archive.addfile(info, io.BytesIO(content) if info.size else None)
+            found.append(buffer.getvalue()[: -8 * 512] if kind == tarfile.USTAR_FORMAT else buffer.getvalue())
+    return found
+
+
+def opened(folder):
+    """Every sample of a dataset as (name, label, bytes), None if it is refused; and the remarks."""
+    from fastimg.loaders.containers.datasets import open_dataset
+    from fastimg.loaders.runtime.scratch import Scratch
+
+    dataset = refused(open_dataset, folder)
+    if dataset is None:
+        return None, []
+    try:
+        assert len(dataset.labels) == len(dataset) and len(dataset.classes) > max([-1, *dataset.labels.tolist()])
+        dataset.will_need(np.arange(len(dataset)))
+        samples = []
+        for i in range(len(dataset)):
+            name, data = refused(dataset.sample_name, i), refused(dataset.read, i, Scratch())
+            assert isinstance(name, str)
+            samples.append((name, int(dataset.labels[i]), None if data is None else bytes(data)))
+        return samples, getattr(dataset, "notes", [])
+    finally:
+        dataset.close()
+
+
+def judged(tar):
+    """Names and contents as tarfile reads them, and whether it reached the end: it stops at unusual user ids."""
+    found, data, at = [], tar.read_bytes(), 0
+    with contextlib.suppress(tarfile.ReadError), tarfile.open(tar, "r:") as archive:
+        for info in archive:
+            if (info.isreg() or info.islnk()) and not info.name.rpartition("/")[2].startswith("."):
+                found.append((info.name, archive.extractfile(info).read()))
+        at = archive.offset
+    last = data[at : at + 512]
+    whole = not any(last)
+    assert whole or tarfile.nti(last[148:156]) in tarfile.calc_chksums(last)
+    return found, whole
+
+
+class Tars:
+    """An accepted tar has the members that tarfile finds, and each sample has the bytes at its offset."""
+
+    def __init__(self, folder):
+        self.tar = folder / "train-0.tar"
+        self.seeds = tars()
+        self.taken = 0
+
+    def make(self, draw):
+        return mutated(draw.choice(self.seeds), self.seeds, draw, tar_fields)
+
+    def check(self, data, draw):
+        from fastimg.loaders.containers.tars.shards import scan
+
+        self.tar.write_bytes(data)
+        samples = refused(scan, self.tar)
+        found, _ = opened(self.tar.parent)
+        if samples is None:
+            assert found is None
+            return
+        self.taken += 1
+        members = [member for sample in samples for member in sample]
+        theirs, whole = judged(self.tar)
+        assert len(theirs) == len(members) or (len(theirs) < len(members) and not whole)
+        for member, (name, content) in zip(members, theirs, strict=False):
+            assert name.endswith(member.name)  # tarfile joins prefixes in older formats than ustar, too
+            assert data[member.offset : member.offset + member.size] == content
+        if found is not None:
+            for sample, (_, _, image) in zip(samples, found, strict=True):
+                assert image in [data[m.offset : m.offset + m.size] for m in sample]
+
+    def close(self):
+        return f"{self.taken} taken"
+
+
+class Indexes:
+    """A foreign tar is read correctly whatever its index says; in fastimg's shards every change is detected."""
+
+    def __init__(self, folder):
+        from fastimg.loaders.containers.description import FORMAT, FORMAT_VERSION, SHARD_KEYS
+        from fastimg.loaders.containers.tars.shards import ShardWriter, index_path
+
+        self.foreign, self.ours = folder / "foreign", folder / "ours"
+        images = jpegs()
+        for place in (self.foreign, self.ours):
+            place.mkdir()
+            with ShardWriter(place / "train-0.tar") as writer:
+                for i in range(4):
+                    writer.add(f"{i:09d}", {"jpg": images[i], "cls": b"%d" % i, "json": b'{"path": "a"}'})
+        shard = {key: (vars(writer) | {"name": "train-0.tar", "samples": 4})[key] for key in SHARD_KEYS}
+        self.description = {"format": FORMAT, "version": FORMAT_VERSION, "container": "tar"}
+        self.description["classes"] = ["a", "b", "c", "d"]
+        self.description["splits"] = {"train": {"samples": 4, "shards": [shard]}}
+        (self.ours / "dataset.json").write_text(json.dumps(self.description))
+        self.index = index_path(self.foreign / "train-0.tar").read_bytes()
+        self.text = (self.ours / "dataset.json").read_bytes()
+        self.right, _ = opened(self.foreign)
+        self.own, _ = opened(self.ours)
+        assert len(self.right) == len(self.own) == 4
+        self.noted = 0
+
+    def make(self, draw):
+        if draw.random() < 0.3:
+            return mutated(self.text, [self.text, self.index], draw, self.values)
+        return mutated(self.index, [self.index, self.text], draw, idx_fields)
+
+    def values(self, data, draw):
+        """Change a value in dataset.json."""
+        try:
+            at = described = json.loads(data)
+        except ValueError:
+            return data
+        while True:
+            key = draw.choice(list(at.keys()) if isinstance(at, dict) else range(len(at)))
+            if not isinstance(at[key], (dict, list)) or not at[key] or draw.random() < 0.2:
+                break
+            at = at[key]
+        value = at[key] if isinstance(at[key], int) else 4
+        at[key] = draw.choice((None, True, "", "x", "\0", "\ud800", [], {}, 1.5, near(value, draw), "../" * 2000))
+        return json.dumps(described).encode()
+
+    def check(self, data, draw):
+        from fastimg.loaders.containers.tars.shards import parse_index
+
+        described = data[:1] == b"{"
+        if described:
+            (self.ours / "dataset.json").write_bytes(data)
+            (self.ours / "train-0.idx").write_bytes(self.index)
+        else:
+            (self.ours / "dataset.json").write_bytes(self.text)
+            for place in (self.foreign, self.ours):
+                (place / "train-0.idx").write_bytes(data)
+            size = (self.foreign / "train-0.tar").stat().st_size
+            for sample in refused(parse_index, self.foreign / "train-0.idx", size) or []:
+                assert all(0 < m.offset <= m.offset + m.size <= size for m in sample)
+            found, notes = opened(self.foreign)
+            assert found == self.right
+            assert notes or sorted(data.split()) == sorted(self.index.split())
+            self.noted += bool(notes)
+        found, _ = opened(self.ours)
+        assert found == (self.own if found is not None and (described or data == self.index) else None)
+
+    def close(self):
+        return f"{self.noted} noted"
+
+
+class Betons:
+    """Every value has the shape of its field."""
+
+    def __init__(self, folder):
+        from fastimg.loaders.containers.betons.files import BetonWriter
+        from fastimg.loaders.containers.betons.kinds import BetonField
+
+        self.beton = folder / "train.beton"
+        array = BetonField("ndarray", np.dtype("<f4"), (2, 3))
+        images = jpegs()
+        pixels = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
+        plain = {"image": BetonField("rgb"), "label": BetonField("int")}
+        further = {"bytes": BetonField("bytes"), "json": BetonField("json"), "array": array}
+        further |= {"tensor": BetonField("tensor", np.dtype("<i2"), (3,))}
+        self.seeds = []
+        for fields in (
+            plain,
+            plain | further,
+            {"image": BetonField("rgb")},
+            plain | {"score": BetonField("float")} | further,
+        ):
+            with BetonWriter(self.beton, fields, 4, page_size=1 << 21) as writer:
+                for i in range(4):
+                    values = {"image": pixels if i == 2 else images[i], "label": i, "score": i / 2, "bytes": b"abc" * i}
+                    values |= {"json": {"path": "a"}, "array": np.ones((2, 3), "<f4"), "tensor": np.ones(3, "<i2")}
+                    writer.add({name: values[name] for name in fields})
+            self.seeds.append(self.beton.read_bytes())
+        self.taken = 0
+
+    def make(self, draw):
+        return mutated(draw.choice(self.seeds), [seed[-5000:] for seed in self.seeds], draw, beton_fields)
+
+    def check(self, data, draw):
+        from fastimg.loaders.containers.betons.files import BetonFile
+
+        self.beton.write_bytes(data)
+        reader = refused(BetonFile, self.beton)
+        if reader is not None:
+            self.taken += 1
+            with reader:
+                for name, field in reader.fields.items():
+                    if field.kind == "custom":
+                        continue
+                    for i in range(len(reader)):
+                        value = refused(reader.value, name, i)
+                        if field.dtype is not None:
+                            assert value is None or (value.shape, value.dtype) == (field.shape, field.dtype)
+        opened(self.beton)
+
+    def close(self):
+        return f"{self.taken} taken"
+
+
+KINDS = {"jpeg": Jpegs, "tar": Tars, "idx": Indexes, "beton": Betons}

@@ -1,0 +1,175 @@
+"""Mutations of JPEGs, tars, indexes and .beton files: anywhere, or in the fields of their formats."""
+
+EXTREMES = (0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def mutated(data, others, draw, fields):
+    """Some changes, half of them at random places and half at those in `fields`."""
+    data = bytearray(data)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        if len(data) < 8:
+            break
+        if draw.random() < 0.6:
+            data = bytearray(fields(data, draw))
+        else:
+            scatter(data, bytes(draw.choice(others)), draw)
+    return bytes(data)
+
+
+def scatter(data, other, draw):
+    """Changes of bits, bytes and chunks at any place."""
+    at = draw.randrange(len(data))
+    length = draw.choice((1, 2, 4, 16, 64, 512))
+    match draw.randrange(9):
+        case 0:
+            data[at] ^= 1 << draw.randrange(8)
+        case 1:
+            data[at] = draw.randrange(256)
+        case 2:
+            data[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF))
+        case 3:
+            del data[at : at + length]
+        case 4:
+            data[at:at] = draw.randbytes(length)
+        case 5:
+            data[at:at] = data[at : at + length]
+        case 6:
+            data[at : at + length] = bytes(len(data[at : at + length]))
+        case 7:  # the end of another file
+            data[at:] = other[draw.randrange(len(other)) :]
+        case 8 if draw.random() < 0.3:
+            del data[at:]
+
+
+def near(value, draw):
+    """Another value for a field: an extreme, or a neighbour of the true one."""
+    return draw.choice((*EXTREMES, value - 1, value + 1, value * 2, value // 2, draw.randrange(256)))
+
+
+def jpeg_segments(data):
+    """(begin, end) of the segments before the scan."""
+    at, found = 2, []
+    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xD9:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        found.append((at, min(end, len(data))))
+        if data[at + 1] == 0xDA:
+            break
+        at = end
+    return found
+
+
+def jpeg_fields(data, draw):
+    """Places of lengths, sizes, factors, table counts, intervals and markers."""
+    segments = jpeg_segments(data)
+    if not segments:
+        return data
+    wanted = draw.choice((0xC0, 0xC2, 0xC4, 0xDB, 0xDA, 0xDD, None, None))
+    begin, end = draw.choice([s for s in segments if data[s[0] + 1] == wanted] or segments)
+    marker, body = data[begin + 1], begin + 4
+    match draw.randrange(8):
+        case 0:
+            length = near(end - begin - 2, draw) & 0xFFFF
+            data[begin + 2 : begin + 4] = length.to_bytes(2, "big")
+        case 1:
+            data[begin + 1] = draw.choice((*range(0xC0, 0xE3), 0xFE, 0x01, 0x00, 0xFF))
+        case 2:
+            del data[begin:end]
+        case 3:
+            data[begin:begin] = data[begin:end]
+        case 4:
+            other = draw.choice(segments)[0]
+            data[other:other] = data[begin:end]
+        case 5:
+            data[begin:begin] = b"\xff\xdd\0\4" + (draw.choice((0, 1, 2, 3, 5, 65535))).to_bytes(2, "big")
+        case _ if marker in (0xC0, 0xC1, 0xC2) and end - body >= 9:
+            at = body + draw.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, *range(6, end - body)))
+            data[at] = draw.choice((0, 1, 2, 3, 4, 7, 8, 0x11, 0x12, 0x21, 0x22, 0x41, 0x44, 0xFF))
+        case _ if end > body:
+            at = body + draw.randrange(min(end - body, 20))
+            data[at] = near(data[at], draw) & 0xFF
+    return data
+
+
+def tar_fields(data, draw):
+    """Change a field of a header together with its checksum, or else blocks."""
+    headers = [at for at in range(0, len(data) - 511, 512) if data[at + 257 : at + 262] == b"ustar"]
+    if not headers:
+        return data
+    at = draw.choice(headers)
+    digits = bytes(data[at + 124 : at + 135])
+    size = int(digits, 8) if digits.isdigit() and digits.isascii() and b"8" not in digits and b"9" not in digits else 0
+    match draw.randrange(7):
+        case 0:
+            value = near(size, draw)
+            data[at + 124 : at + 136] = draw.choice(
+                (
+                    b"%011o\0" % (max(value, 0) & (8**11 - 1)),
+                    (value & (1 << 95) - 1 | 1 << 95).to_bytes(12, "big"),
+                    (value % 2**96).to_bytes(12, "big"),
+                    draw.randbytes(12),
+                )
+            )
+        case 1:
+            data[at + 156] = draw.choice(b"0\x001234567SxgLKVMDN\xff")
+        case 2:
+            name = draw.choice(
+                (b"0.jpg", b"1.jpg", b"1.cls", b"../x.jpg", b"/a.jpg", b"\xff\xfe.jpg", b"b .jpg", b"._.jpg")
+            )
+            start = at + draw.choice((0, 0, 157, 345))
+            data[start : start + len(name) + 1] = name + b"\0"
+        case 3:
+            data[at + 257 : at + 265] = draw.choice((b"ustar\x0000", b"ustar  \0", bytes(8)))
+        case 4:
+            del data[at : at + 512]
+            return data
+        case 5:
+            data[at:at] = data[at : at + 512 * draw.randrange(1, 4)]
+            return data
+        case 6:
+            data[at + draw.randrange(512)] = draw.randrange(256)
+    if len(data) >= at + 512 and draw.random() < 0.9:
+        data[at + 148 : at + 156] = b" " * 8
+        data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    return data
+
+
+def idx_fields(data, draw):
+    """Words and lines of an index."""
+    lines = [line.split(b" ") for line in bytes(data).split(b"\n")]
+    line = draw.choice(lines)
+    at = draw.randrange(len(line))
+    match draw.randrange(8):
+        case 0 | 1 | 2:
+            numbers = [i for i, word in enumerate(line) if word.isdigit()]
+            if numbers:
+                at = draw.choice(numbers)
+                line[at] = b"%d" % near(int(line[at][:18]), draw)
+        case 3:
+            line[at] = draw.choice((b"", b"-1", b"+5", b"1_0", b"9" * 5000, "٣".encode(), "²".encode(), b"jpg"))
+        case 4:
+            del line[at]
+        case 5:
+            lines.remove(line)
+        case 6:
+            lines.insert(draw.randrange(len(lines)), line)
+        case 7:
+            draw.shuffle(lines)
+    return b"\n".join(b" ".join(line) for line in lines)
+
+
+def beton_fields(data, draw):
+    """A number in the header, a descriptor, the metadata or the table."""
+    table = int.from_bytes(data[16:24], "little")
+    fields = int.from_bytes(data[2:4], "little")
+    metadata = 24 + 1041 * fields
+    places = [(0, 2), (2, 2), (4, 4), (8, 8), (16, 8)]
+    places += [(24 + 1041 * i, 1) for i in range(min(fields, 9))]
+    places += [(24 + 1041 * i + 17 + 8 * j, 8) for i in range(min(fields, 9)) for j in (0, 1, 31, 32, 33)]
+    places += [(metadata + draw.randrange(300), width) for width in (1, 2, 4, 8) for _ in range(6)]
+    if table + 24 <= len(data):
+        places += [(table + 8 * draw.randrange((len(data) - table) // 8), 8) for _ in range(20)]
+    at, width = draw.choice(places)
+    if at + width <= len(data):
+        value = int.from_bytes(data[at : at + width], "little")
+        data[at : at + width] = (near(value, draw) % (1 << 8 * width)).to_bytes(width, "little")
+    return data
