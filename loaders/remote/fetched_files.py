@@ -26,6 +26,7 @@ from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
+from .awaited_shards import AwaitedShards
 from .cache.held_shards import HeldShard, HeldShards
 from .cache.shard_cache import TOUCH
 from .cache.sizes import in_words
@@ -38,7 +39,6 @@ PEEKS = 16  # at a shard that is not here; whoever asks more often has it fetche
 AHEAD = 2  # shards that are fetched in the background at once; of one range each, as many as there are streams
 _TIMES = 5  # a sample is read, if its shard is taken for another one meanwhile
 _NOT_OPEN = -1  # instead of a descriptor
-AWAITED = 60.0  # seconds by which shards that were asked for, and not read yet, count as used later than others
 SLACK = 2  # shards beyond the samples in use and those that are fetched ahead: half begun at either end
 
 
@@ -51,7 +51,7 @@ class FetchedFiles:
         self._indexes = indexes
         self._peeks = [0] * len(shards)
         self._held = HeldShards()
-        self._awaited: dict[int, float] = {}  # asked for, and not read yet; when that was last marked in the cache
+        self._awaited = awaited = AwaitedShards(mirror, shards)
         self._swept = time.monotonic()  # when files that are gone were closed
         mirror.cache.closes(self._held)
         self.by_ranges = mirror.cache.limit == 0
@@ -59,7 +59,12 @@ class FetchedFiles:
             mirror.cache.check(mirror.folder / shard.name, shard)
         ranges = max((-(-shard.size // RANGE) for shard in shards), default=1)
         self._at_once = AHEAD if mirror.grouped is not None else max(AHEAD, AHEAD * STREAMS // min(ranges, STREAMS))
-        self._ahead = _Ahead(self._bring, self._at_once)
+
+        def bring(number: int) -> None:  # without a reference to these files, which end the threads when they are gone
+            mirror.bring(shards[number])
+            awaited.arrived(number)
+
+        self._ahead = _Ahead(bring, self._at_once)
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """See ShardFiles."""
@@ -136,17 +141,12 @@ class FetchedFiles:
         if (now := time.monotonic()) - self._swept >= TOUCH:
             self._held.sweep()
             self._swept = now
-            for number, marked in list(self._awaited.items()):
-                if now - marked >= AWAITED / 2:
-                    self._expect(number)
+            self._awaited.renew(now)
         for number in np.unique(numbers).tolist():
-            known = number in self._awaited
-            self._awaited.setdefault(number, now)
+            self._awaited.add(number)
             if not self.mirror.has(self._shards[number]):
                 self._ahead.request(number)
                 continue
-            if not known:
-                self._expect(number)
             chosen = numbers == number
             with contextlib.suppress(OSError):  # deleted meanwhile: the reader will fetch it
                 file = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
@@ -258,17 +258,6 @@ class FetchedFiles:
         self._held.close()
         self._awaited.clear()
 
-    def _bring(self, number: int) -> None:
-        self.mirror.bring(self._shards[number])
-        if number in self._awaited:
-            self._expect(number)
-
-    def _expect(self, number: int) -> None:
-        """Have a shard that was asked for outlast those that have been read: they may not be needed any more."""
-        self.mirror.expect(self._shards[number], AWAITED)
-        if number in self._awaited:
-            self._awaited[number] = time.monotonic()
-
     def _held_or_here(self, number: int) -> HeldShard | None:
         """An open file of a shard, unless it has to be fetched."""
         return self._held.take(number) or (self._opened(number) if self.mirror.has(self._shards[number]) else None)
@@ -277,7 +266,7 @@ class FetchedFiles:
         """Keep or close a shard; whether what was read of it is what was verified."""
         verified, kept = shard.looked()
         if verified and kept:
-            self.mirror.use(shard, self._shards[number], awaited=self._awaited.pop(number, None) is not None)
+            self.mirror.use(shard, self._shards[number], awaited=self._awaited.read(number))
             self._held.give(number, shard)
         else:
             os.close(shard.file)

@@ -1,14 +1,18 @@
 """Shards that were asked for, and not read yet, outlast those that were read, which may not be needed any more."""
 
+import gc
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fastimg.loaders.remote import fetched_files
+from fastimg.loaders.remote import awaited_shards
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .conftest import PER_SHARD, SAMPLES
@@ -61,7 +65,7 @@ def test_one_that_was_asked_for_stays(two_fit: Any, asked: bool) -> None:
 
 def test_one_that_was_read_is_like_others_again(two_fit: Any) -> None:
     ask(two_fit, 0)
-    assert seconds_from_now(two_fit, 0) > fetched_files.AWAITED - 5
+    assert seconds_from_now(two_fit, 0) > awaited_shards.AWAITED - 5
     read(two_fit, 0)
     assert seconds_from_now(two_fit, 0) <= 0
     read(two_fit, 1)
@@ -99,10 +103,10 @@ def test_a_slow_training_renews_the_mark(two_fit: Any, monkeypatch: pytest.Monke
     path = two_fit.shard_files.mirror.folder / "train-00000.tar"
     os.utime(path, ns=(1, path.stat().st_mtime_ns))
     none = np.zeros(0, np.int64)
-    later = time.monotonic() + fetched_files.AWAITED / 2 + 1
-    monkeypatch.setattr(fetched_files.time, "monotonic", lambda: later)
+    later = time.monotonic() + awaited_shards.AWAITED / 2 + 1
+    monkeypatch.setattr(awaited_shards.time, "monotonic", lambda: later)
     two_fit.will_need(none)
-    assert seconds_from_now(two_fit, 0) > fetched_files.AWAITED - 5
+    assert seconds_from_now(two_fit, 0) > awaited_shards.AWAITED - 5
 
 
 def test_an_order_that_asks_for_much_fetches_nothing_twice(two_fit: Any) -> None:
@@ -115,3 +119,17 @@ def test_an_order_that_asks_for_much_fetches_nothing_twice(two_fit: Any) -> None
     for index in range(PER_SHARD, SAMPLES):
         two_fit.read(index, Scratch())
     assert two_fit.shard_files.mirror.cache.spent.files - before == 3
+
+
+def test_files_that_nobody_has_end_their_threads(two_fit: Any) -> None:
+    ask(two_fit, 0)
+    count = sum(thread.name.startswith("fastimg-ahead") for thread in threading.enumerate())
+    assert count > 0
+    files = weakref.ref(two_fit.shard_files)
+    two_fit.shard_files = SimpleNamespace(close=lambda: None)
+    gc.collect()
+    assert files() is None
+    deadline = time.monotonic() + 30
+    while any(thread.name.startswith("fastimg-ahead") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
