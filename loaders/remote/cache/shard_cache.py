@@ -356,7 +356,12 @@ class ShardCache:
 
 def _default_limit(root: Path) -> int:
     """What the marked folders hold already, and half of what the disk has free."""
-    held = sum(file.stat().st_size for mark in root.glob(f"*/{MARK}") for file in mark.parent.iterdir())
+    held = 0
+    for mark in root.glob(f"*/{MARK}"):
+        with contextlib.suppress(FileNotFoundError):  # the folder is deleted meanwhile
+            for file in mark.parent.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # another process deletes it, or gives it its name
+                    held += file.stat().st_size
     free = os.statvfs(root)
     return held + int(free.f_bavail * free.f_frsize * _SHARE)
 

@@ -287,3 +287,14 @@ def test_sizes(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(ValueError, match="is not a size; give bytes, or a number with KB, MB, GB or TB, as in 200GB"):
         parse_size(text)
+
+
+def test_the_default_limit_of_a_cache_in_which_others_work(cache, monkeypatch):
+    """Between the listing of a folder and the look at a file in it, the file may get another name, or be deleted."""
+    path = cache.root / "data" / "a.tar"
+    cache.mark(path.parent)
+    path.write_bytes(bytes(5000))
+    (path.parent / ".b.tar.part").symlink_to("not there any more")
+    free = os.statvfs(cache.root)
+    monkeypatch.setattr(shard_cache.os, "statvfs", lambda _: free)
+    assert ShardCache(cache.root).limit == 5000 + int(free.f_bavail * free.f_frsize * shard_cache._SHARE)
