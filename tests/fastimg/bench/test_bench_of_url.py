@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fastimg.bench import budget, request
+from fastimg.bench import budget, request, training
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 
@@ -37,11 +37,15 @@ def limit(server: ObjectServer) -> int:
     return sum(path.stat().st_size for path in (server.folder / "D").glob("*.tar")) // 2
 
 
-def test_bench(cli, server: ObjectServer, tmp_path: Path) -> None:
+def test_bench(cli, server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of training is made up, as a busy machine may let it disagree with itself; that of the store is not."""
+    monkeypatch.setattr(training, "synthetic_rate", lambda rig, budget: 2000.0)
+    monkeypatch.setattr(training, "real_rate", lambda rig, warm, **_: 40.0)
+    monkeypatch.setattr(training, "doubts", lambda *_: ())
     cache = ("--cache-dir", tmp_path / "cache", "--cache-limit", limit(server))
     ran = cli("bench", URL, *MODEL, "--images", 16, "--repeats", 1, "--json", *cache)
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
     (network,) = (stage for stage in found["stages"] if stage["stage"] == "network")
-    assert 0 < network["images_per_second"] < 500
+    assert 0 < network["images_per_second"] < 100  # eight shards in a fifth of a second
     assert found["verdict"].startswith("network-bound"), found["verdict"]
