@@ -2,9 +2,11 @@
 
 import io
 import json
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -102,3 +104,34 @@ def opened(server: ObjectServer, cache_dir: Path) -> Iterator[Callable[..., Any]
     yield open_
     for each in datasets:
         each.close()
+
+
+class TooSmall(NamedTuple):
+    """A dataset whose cache does not hold all of its shards, and its samples."""
+
+    dataset: Any
+    expected: list[bytes]
+
+    def read_by_four_threads(self, read: Callable[[int], None]) -> None:
+        """Call `read` with the index that it begins at, on four threads; the cache has to fetch shards again."""
+        threads = [threading.Thread(target=read, args=(5 * number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert self.dataset.shard_files.mirror.cache.spent.again > 0
+
+
+@pytest.fixture
+def too_small(opened: Callable[..., Any]) -> TooSmall:
+    from fastimg.loaders.runtime.scratch import Scratch
+
+    whole = opened()
+    scratch = Scratch()
+    expected = [bytes(whole.read(index, scratch)) for index in range(len(whole.labels))]
+    folder = whole.shard_files.mirror.folder
+    files = [path.stat().st_size for path in folder.iterdir()]
+    limit = sum(files) - min(path.stat().st_size for path in folder.glob("*.tar")) // 2
+    whole.close()
+    shutil.rmtree(folder)
+    return TooSmall(opened(cache_limit=limit), expected)

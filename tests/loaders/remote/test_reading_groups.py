@@ -1,8 +1,6 @@
 """Several samples of shards of a store, read in one call: those whose shards are here; the others one by one."""
 
 import os
-import shutil
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,15 +120,8 @@ def test_nothing_stays_open_where_opening_fails(opened, monkeypatch) -> None:
     assert files_open() == before
 
 
-def test_threads_that_share_a_cache_that_is_too_small(opened) -> None:
-    whole = opened()
-    expected = one_by_one(whole, range(SAMPLES))
-    folder = whole.shard_files.mirror.folder
-    limit = sum(path.stat().st_size for path in folder.iterdir())
-    limit -= min(path.stat().st_size for path in folder.glob("*.tar")) // 2
-    whole.close()
-    shutil.rmtree(folder)
-    dataset = opened(cache_limit=limit)
+def test_threads_that_share_a_cache_that_is_too_small(too_small) -> None:
+    dataset, expected = too_small
     wrong: list[int] = []
     in_groups: list[int] = []
 
@@ -142,13 +133,8 @@ def test_threads_that_share_a_cache_that_is_too_small(opened) -> None:
                 if (data or one_by_one(dataset, [index])[0]) != expected[index]:
                     wrong.append(index)
 
-    threads = [threading.Thread(target=read, args=(5 * number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    too_small.read_by_four_threads(read)
     assert not wrong and in_groups
-    assert dataset.shard_files.mirror.cache.spent.again > 0
 
 
 def test_files_that_nobody_converted(server, bucket: Path, cache_dir: Path, images: list[bytes]) -> None:

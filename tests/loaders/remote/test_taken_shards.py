@@ -5,8 +5,6 @@ import fcntl
 import hashlib
 import mmap
 import os
-import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -210,30 +208,16 @@ def test_a_sample_whose_shard_is_taken_while_it_is_read_is_read_again(opened, mo
         dataset.read(0, scratch)
 
 
-def test_readers_of_a_cache_that_is_too_small_for_all_of_them(opened, monkeypatch) -> None:
+def test_readers_of_a_cache_that_is_too_small_for_all_of_them(too_small) -> None:
     """Threads read everywhere at once, so that files are taken from under them; every byte is right."""
-    whole = opened()
-    scratch = Scratch()
-    expected = [bytes(whole.read(index, scratch)) for index in range(len(whole.labels))]
-    folder = whole.shard_files.mirror.folder
-    files = [path.stat().st_size for path in folder.iterdir()]
-    limit = sum(files) - min(path.stat().st_size for path in folder.glob("*.tar")) // 2
-    whole.close()
-    shutil.rmtree(folder)
-    dataset = opened(cache_limit=limit)
     wrong: list[int] = []
 
     def read(first: int) -> None:
         mine = Scratch()
         for step in range(60):
-            index = (first + 7 * step) % len(expected)
-            if bytes(dataset.read(index, mine)) != expected[index]:
+            index = (first + 7 * step) % len(too_small.expected)
+            if bytes(too_small.dataset.read(index, mine)) != too_small.expected[index]:
                 wrong.append(index)
 
-    threads = [threading.Thread(target=read, args=(5 * number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    too_small.read_by_four_threads(read)
     assert not wrong
-    assert dataset.shard_files.mirror.cache.spent.again > 0
