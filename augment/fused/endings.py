@@ -1,16 +1,18 @@
-"""How a level becomes a value of the result: its bits in the result's type."""
+"""How levels become values of the result, in bits of its type, and how those of four pixels are stored."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .constants import BRAIN, HALF, INTERPRETED, LEVELS, SINGLE, TABLE, kernel
+from .constants import BRAIN, BYTE, HALF, INTERPRETED, LEVELS, SINGLE, TABLE, kernel
+from .levels import mapped
+from .registers import four_of, in_four, levels_of, moved, run_from
 
 
 @kernel
 def ended(level, offset, scale, bias, ending, LOOKS: tl.constexpr, ENDING: tl.constexpr, TYPE: tl.constexpr):
     """The bits of the result for levels of a channel: `offset` is 256 * channel."""
-    final, lut = ending
+    final, lut, _ = ending
     if ENDING == TABLE:
         bits = tl.load(final + (offset + level))
     else:
@@ -41,3 +43,112 @@ def _rounded(level, scale, bias, TYPE: tl.constexpr):
         else:
             bits = value.to(tl.float16).to(tl.int16, bitcast=True)
     return bits
+
+
+@kernel
+def store_pixels(
+    out,
+    pixels,
+    run,
+    phase,
+    erased,
+    line,
+    ending,
+    looked,
+    LOOKS: tl.constexpr,
+    ERASES: tl.constexpr,
+    ENDING: tl.constexpr,
+    TYPE: tl.constexpr,
+    THREADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOTAL: tl.constexpr,
+):
+    """Store run number `run` [THREADS] of GROUP values, from channel `phase` of the first of four pixels.
+
+    `pixels` are their levels of red, green and blue, [THREADS, 4] each. All twelve values, or six if GROUP is 4, are
+    computed, and only then moved by `phase`: so the compiler knows the channel of each. Pixels that are `erased` get
+    the values behind the table's levels.
+    """
+    red, green, blue = pixels
+    if LOOKS and looked != 0:
+        red, green, blue = mapped(ending[1], red, green, blue)
+    r0, r1, r2, r3 = four_of(red, THREADS)
+    g0, g1, g2, g3 = four_of(green, THREADS)
+    b0, b1, b2, b3 = four_of(blue, THREADS)
+    one = _four_ended(in_four(r0, g0, b0, r1, THREADS), 0, line, ending, ENDING, TYPE)
+    two = _four_ended(in_four(g1, b1, r2, g2, THREADS), 1, line, ending, ENDING, TYPE)
+    three = _four_ended(in_four(b2, r3, g3, b3, THREADS), 2, line, ending, ENDING, TYPE)
+    if ERASES:
+        e0, e1, e2, e3 = four_of(erased, THREADS)
+        one = tl.where(in_four(e0, e0, e0, e1, THREADS), _colours(ending[0], 0), one)
+        two = tl.where(in_four(e1, e1, e2, e2, THREADS), _colours(ending[0], 1), two)
+        three = tl.where(in_four(e2, e3, e3, e3, THREADS), _colours(ending[0], 2), three)
+    v0, v1, v2, v3 = four_of(one.to(tl.int32), THREADS)
+    v4, v5, v6, v7 = four_of(two.to(tl.int32), THREADS)
+    v8, v9, v10, v11 = four_of(three.to(tl.int32), THREADS)
+    if TYPE == BYTE:
+        low, high = run_from(_bytes(v0, v1, v2, v3), _bytes(v4, v5, v6, v7), _bytes(v8, v9, v10, v11), phase, GROUP)
+        values = tl.join(low, high)
+    elif TYPE == SINGLE:
+        values = in_four(
+            _chosen(v0, v1, v2, phase),
+            _chosen(v1, v2, v3, phase),
+            _chosen(v2, v3, v4, phase),
+            _chosen(v3, v4, v5, phase),
+            THREADS,
+        )
+    else:
+        w0, w1, w2, w3, w4 = _pair(v0, v1), _pair(v2, v3), _pair(v4, v5), _pair(v6, v7), _pair(v8, v9)
+        values = in_four(
+            moved(w0, w1, 2 * phase),
+            moved(w1, w2, 2 * phase),
+            moved(w2, w3, 2 * phase),
+            moved(w3, w4, 2 * phase),
+            THREADS,
+        )
+    if TOTAL % GROUP == 0:
+        WORDS: tl.constexpr = 2 if TYPE == BYTE else 4
+        place = (run * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
+        tl.store(out.to(tl.pointer_type(tl.int32)) + place, values, mask=(run < TOTAL // GROUP)[:, None])
+    else:
+        place = (run * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+        if TYPE == BYTE:
+            low, high = tl.split(values)
+            values = levels_of(low, high, THREADS, GROUP)
+        elif TYPE != SINGLE:
+            values = tl.reshape(tl.join(values & 0xFFFF, values >> 16), [THREADS, GROUP])
+        tl.store(out + place, values.to(out.dtype.element_ty), mask=place < TOTAL)
+
+
+@kernel
+def _four_ended(levels, begin: tl.constexpr, line, ending, ENDING: tl.constexpr, TYPE: tl.constexpr):
+    """Values of levels [THREADS, 4] of consecutive channels, the first of which is `begin`."""
+    red, green, blue, red_bias, green_bias, blue_bias = line
+    channel = (tl.arange(0, 4)[None, :] + begin) % 3
+    scale, bias = _by(channel, red, green, blue), _by(channel, red_bias, green_bias, blue_bias)
+    return ended(levels, 256 * channel, scale, bias, ending, False, ENDING, TYPE)
+
+
+@kernel
+def _by(channel, red, green, blue):
+    return tl.where(channel == 0, red, tl.where(channel == 1, green, blue))
+
+
+@kernel
+def _colours(final, begin: tl.constexpr):
+    return tl.load(final + (768 + (tl.arange(0, 4)[None, :] + begin) % 3))
+
+
+@kernel
+def _bytes(v0, v1, v2, v3):
+    return (v0 & 0xFF) | ((v1 & 0xFF) << 8) | ((v2 & 0xFF) << 16) | (v3 << 24)
+
+
+@kernel
+def _pair(low, high):
+    return (low & 0xFFFF) | (high << 16)
+
+
+@kernel
+def _chosen(first, second, third, phase):
+    return tl.where(phase == 0, first, tl.where(phase == 1, second, third))

@@ -28,6 +28,7 @@ from .constants import (
     PIXEL_OPTIONS,
     PIXELS,
     RUNS,
+    SHARP,
     STILL,
     TABLE,
     THREADS,
@@ -67,6 +68,9 @@ def fused(
         raise ValueError(f"the fused backend needs images on a GPU; they are on {images.device}: leave backend out")
     if out is None:
         out = torch.empty(images.shape, dtype=dtype, device=images.device, memory_format=torch.channels_last)
+    elif out.data_ptr() % 16:  # values are written in words
+        out.copy_(fused(plan, images, table, dtype, None, line))
+        return out
     if not len(images):
         return out
     while plan is not None and (early := _early_sharpness(plan)):
@@ -84,7 +88,7 @@ def _launch(
 ) -> None:
     """Launch tables and statistics in turn, up to the last column, then the pass over the pixels."""
     (batch, _, height, width), strides, columns = images.shape, images.stride(), _columns(plan)
-    words = luts = final = table  # placeholders, never read
+    words = luts = final = counted = table  # placeholders, never read
     shape = {"WORDS": 0, "COUNT": columns.count, "HEIGHT": height, "WIDTH": width}
     image = {"FILL": _fill(plan), "WARP": _warp(plan), "COLORS": columns.colors, "MAPPED": columns.mapped}
     ending = {"ENDING": _ending(out.dtype, line)}
@@ -98,7 +102,7 @@ def _launch(
         if ending["ENDING"] == TABLE.value:
             final = torch.empty(batch, ENTRIES.value, dtype=table.dtype, device=images.device)
         counts = torch.zeros(len(lists), batch, COUNTS.value, dtype=torch.int64, device=images.device)
-        start, counted = 0, table
+        start = 0
         for number, stop in enumerate((*columns.statistics, columns.count)):
             if stop:
                 run = {"START": start, "STOP": stop, "COUNTED": start in columns.statistics, "ADDS": columns.adds}
@@ -113,7 +117,7 @@ def _launch(
     grid = (batch * triton.cdiv(height * width, kind["EACH"] * THREADS),)
     six = (0.0,) * 6 if line is None else (*line.scales, *line.biases)
     _pixels[grid](
-        *(out.view(table.dtype), images, *strides, words, luts, final, *six),
+        *(out.view(table.dtype), images, *strides, words, luts, counted, final, *six),
         **kind,
         **ending,
         **image,
@@ -152,12 +156,14 @@ def _ending(dtype: torch.dtype, line: LevelLine | None) -> int:
 def _paths(images: torch.Tensor, out: torch.Tensor, kind: Mapping[str, Any], image: Mapping[str, int]) -> int:
     """The paths that images may take, by their layout and by what the policy may draw."""
     width = images.shape[3]
-    group = 4 if out.dtype == torch.float32 else 8
+    group = 4 if out.dtype == torch.float32 else 8  # of bytes that a thread reads at once
     flat = images.stride()[1:] == (1, 3 * width, 3) and 3 * width % group == 0
-    if not flat:
+    if not flat or images.stride(0) % group or images.data_ptr() % group:
         return int(PIXELS.value)
     simple = image["WARP"] != WARPED.value and not (image["COLORS"] or kind["SHARPENS"] or kind["ERASES"])
-    return int(RUNS.value) if simple else int(RUNS.value + PIXELS.value)
+    if simple:
+        return int(RUNS.value)
+    return int(RUNS.value + PIXELS.value + SHARP.value * (kind["SHARPENS"] and group == 8))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,15 +268,18 @@ def _still(plan: Plan) -> npt.NDArray[np.bool_]:
 def _drawn(
     plan: Plan, words: npt.NDArray[np.int32], columns: "_Columns", still: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int32]:
-    """The last words [B]: RUNS if an image is at most flipped and looked up, LOOKED if it is after its last colour."""
+    """The last words [B]: RUNS or SHARP by what an image drew, and LOOKED, see `constants`."""
     ops = plan.ops.numpy()
     runs, looked = still & (words[:, 8] == 0), np.zeros(len(words), np.bool_)  # no box is erased
+    sharp = np.zeros(len(words), np.bool_)
+    if columns.sharpens:
+        sharp = runs & (ops[:, -1] == Op.SHARPNESS) & ~(_COLORS | _LOOKUPS)[ops[:, :-1]].any(axis=1)
     for column in range(columns.count):
         colored = _COLORS[ops[:, column]]
         runs &= ~colored
         looked = (looked & ~colored) | _LOOKUPS[ops[:, column]]
     drawn: npt.NDArray[np.int32] = runs * np.int32(RUNS.value) + looked * np.int32(LOOKED.value)
-    return drawn
+    return drawn + sharp * np.int32(SHARP.value)
 
 
 @functools.cache

@@ -31,7 +31,7 @@ def luma(red, green, blue):
 @kernel
 def smooth(total, centre):
     """`ops.smooth` from the sum of nine levels and the one in the centre."""
-    return (2 * (total + 4 * centre) + 13) // 26
+    return (total + 4 * centre + 6) // 13  # of whole numbers, the same as (2 * (total + 4 * centre) + 13) // 26
 
 
 @kernel
@@ -39,6 +39,23 @@ def blend(degenerate, level, factor):
     """`ops.blend` for int32 levels."""
     product = factor * (level - degenerate).to(tl.float32)
     return tl.minimum(tl.maximum(degenerate.to(tl.float32) + product, 0.0), 255.0).to(tl.int32)
+
+
+@kernel
+def posterized(level, bits):
+    dropped = (8 - bits).to(tl.int32)
+    return (level >> dropped) << dropped
+
+
+@kernel
+def solarized(level, threshold):
+    return tl.where(level.to(tl.float32) < threshold, level, 255 - level)
+
+
+@kernel
+def contrast_mean(counts, PIXELS: tl.constexpr):
+    """The mean of L, which contrast blends with, from an image's statistics."""
+    return ((2 * tl.load(counts + 768) + PIXELS) // (2 * PIXELS)).to(tl.int32)
 
 
 @kernel

@@ -1,13 +1,32 @@
-"""The kernel of the pass over the pixels, which takes an image as a run of values or pixel by pixel."""
+"""The kernel of the pass over the pixels: values in the order of memory, however their levels are found."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .constants import ENTRIES, LOOKED, PIXELS, RUNS, SHARPNESS, SINGLE, STILL, TABLE, kernel
-from .endings import ended
-from .levels import mapped, operation
-from .pixel import colored, eight, joined, sharpened
+from .constants import (
+    BRIGHTNESS,
+    CONTRAST,
+    COUNTS,
+    ENTRIES,
+    LOOKED,
+    POSTERIZE,
+    RUNS,
+    SHARP,
+    SINGLE,
+    SOLARIZE,
+    STILL,
+    TABLE,
+    WARPED,
+    kernel,
+)
+from .endings import ended, store_pixels
+from .levels import blend, contrast_mean, operation, posterized, solarized
+from .pixel import matrix_of, pixels_from
+from .registers import levels_of
+from .rows import mirrored_run, sharpened_row, straight_run
+
+BY_TABLE, NOTHING = tl.constexpr(-1), tl.constexpr(-2)  # how levels are looked up, beside the operations that do it
 
 
 @kernel
@@ -20,6 +39,7 @@ def _pixels(
     s_w,
     words,
     luts,
+    counts,
     final,
     scale_red,
     scale_green,
@@ -47,37 +67,36 @@ def _pixels(
     BLOCK: tl.constexpr = EACH * THREADS
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + BLOCK - 1) // BLOCK
     LOOKS: tl.constexpr = COUNT > 0 and ENDING != TABLE
+    FLAT: tl.constexpr = (RUNS & PATHS) != 0
     b = tl.program_id(0) // BLOCKS
-    first = (tl.program_id(0) % BLOCKS) * BLOCK
+    block = tl.program_id(0) % BLOCKS
     row, luts = words + b * WORDS, luts + b * ((COUNT + 1) * 768)
     if ENDING == TABLE and COUNT > 0:
         final += b * ENTRIES
     image = (images + b.to(tl.int64) * s_n, s_c, s_h, s_w, FILL)
     out += b.to(tl.int64) * (HEIGHT * WIDTH * 3)
-    ending = (final, luts + COUNT * 768)
+    ending = (final, luts + COUNT * 768, counts + b * COUNTS)
     line = (scale_red, scale_green, scale_blue, bias_red, bias_green, bias_blue)
-    if PATHS == RUNS:
-        drawn = RUNS + LOOKED
-        if COUNT > 0:
-            drawn = tl.load(row + (WORDS - 1))
-        _run(out, image, row, ending, line, first, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP, HEIGHT, WIDTH)
-    elif PATHS == RUNS + PIXELS:
+    drawn = RUNS + LOOKED
+    if PATHS != RUNS or COUNT > 0:
         drawn = tl.load(row + (WORDS - 1))
-        if drawn & RUNS:
-            _run(out, image, row, ending, line, first, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP, HEIGHT, WIDTH)
+    if PATHS == RUNS:
+        _run(
+            out, image, row, ending, line, block, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP, COUNT, HEIGHT, WIDTH
+        )
+    else:
+        if (RUNS & PATHS) != 0 and (drawn & RUNS) != 0:
+            _run(
+                *(out, image, row, ending, line, block, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP),
+                *(COUNT, HEIGHT, WIDTH),
+            )
+        elif (SHARP & PATHS) != 0 and (drawn & SHARP) != 0:
+            _sharp(out, image, row, ending, line, block, ENDING, TYPE, THREADS, EACH, WARP, COUNT, HEIGHT, WIDTH)
         else:
             _each(
-                *(out, image, row, luts, ending, line, first, drawn, LOOKS, ENDING, TYPE, SHARPENS, ERASES, THREADS),
-                *(WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH),
+                *(out, image, row, luts, ending, line, block, drawn, LOOKS, ENDING, TYPE, SHARPENS, ERASES, THREADS),
+                *(EACH, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH),
             )
-    else:
-        drawn = 0
-        if COUNT > 0:
-            drawn = tl.load(row + (WORDS - 1))
-        _each(
-            *(out, image, row, luts, ending, line, first, drawn, LOOKS, ENDING, TYPE, SHARPENS, ERASES, THREADS),
-            *(WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH),
-        )
 
 
 @kernel
@@ -87,7 +106,7 @@ def _run(
     row,
     ending,
     line,
-    first,
+    block,
     drawn,
     LOOKS: tl.constexpr,
     ENDING: tl.constexpr,
@@ -95,137 +114,138 @@ def _run(
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
     WARP: tl.constexpr,
+    COUNT: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """An image that is at most flipped and looked up: whole words in, whole words out."""
-    mirrored = 0
+    """An image that is at most flipped and looked up: whole words in, whole words out, three runs a thread at a time.
+
+    Runs do not cross rows. The channel of a run's value j is (channel of the first + j) % 3, and only that of the first
+    differs by thread: so three scales, biases and offsets serve all runs.
+    """
+    ROW: tl.constexpr = 3 * WIDTH
+    GROUP: tl.constexpr = 4 if TYPE == SINGLE else 8
+    STEP: tl.constexpr = THREADS * GROUP
+    mirrored, upside = 0, 0
     if WARP != STILL:
-        mirrored = tl.load(row)
-    if WARP != STILL and mirrored < 0:
-        if LOOKS and (drawn & LOOKED) != 0:
-            _mirrored(out, image, row, ending, line, first, True, ENDING, TYPE, THREADS, EACH, HEIGHT, WIDTH)
+        mirrored, upside = tl.load(row), tl.load(row + 4)
+    start = tl.arange(0, THREADS) * GROUP
+    phase = start % 3  # of every third run: blocks begin with red
+    by_channel = _by_channel(phase, line)
+    levels = image[0]
+    for part in tl.static_range(EACH // GROUP):
+        first = block * (3 * EACH * THREADS) + part * (3 * STEP) + start
+        second, third = first + STEP, first + 2 * STEP
+        v1, v2, v3 = first < HEIGHT * ROW, second < HEIGHT * ROW, third < HEIGHT * ROW
+        if WARP != STILL and mirrored < 0:
+            w0, w1 = mirrored_run(levels, first, phase, upside, v1, GROUP, HEIGHT, ROW)
+            w2, w3 = mirrored_run(levels, second, (phase + STEP % 3) % 3, upside, v2, GROUP, HEIGHT, ROW)
+            w4, w5 = mirrored_run(levels, third, (phase + 2 * STEP % 3) % 3, upside, v3, GROUP, HEIGHT, ROW)
         else:
-            _mirrored(out, image, row, ending, line, first, False, ENDING, TYPE, THREADS, EACH, HEIGHT, WIDTH)
-    else:
+            w0, w1 = straight_run(levels, first, upside, v1, GROUP, HEIGHT, ROW)
+            w2, w3 = straight_run(levels, second, upside, v2, GROUP, HEIGHT, ROW)
+            w4, w5 = straight_run(levels, third, upside, v3, GROUP, HEIGHT, ROW)
+        runs = (w0, w1, w2, w3, w4, w5)
         if LOOKS and (drawn & LOOKED) != 0:
-            _values(out, image, row, ending, line, first, True, ENDING, TYPE, THREADS, EACH, WARP, HEIGHT, WIDTH)
+            if COUNT == 1:
+                op, magnitude = operation(row, 0, COUNT)
+                if (op == BRIGHTNESS) | (op == CONTRAST):
+                    gray = 0
+                    if op == CONTRAST:
+                        gray = contrast_mean(ending[2], HEIGHT * WIDTH)
+                    _three(
+                        *(out, runs, first, by_channel, ending, gray, magnitude, BRIGHTNESS, ENDING, TYPE),
+                        *(THREADS, GROUP, HEIGHT * ROW),
+                    )
+                elif op == POSTERIZE:
+                    _three(
+                        *(out, runs, first, by_channel, ending, 0, magnitude, POSTERIZE, ENDING, TYPE),
+                        *(THREADS, GROUP, HEIGHT * ROW),
+                    )
+                elif op == SOLARIZE:
+                    _three(
+                        *(out, runs, first, by_channel, ending, 0, magnitude, SOLARIZE, ENDING, TYPE),
+                        *(THREADS, GROUP, HEIGHT * ROW),
+                    )
+                else:
+                    _three(
+                        *(out, runs, first, by_channel, ending, 0, magnitude, BY_TABLE, ENDING, TYPE),
+                        *(THREADS, GROUP, HEIGHT * ROW),
+                    )
+            else:
+                _three(
+                    *(out, runs, first, by_channel, ending, 0, 0.0, BY_TABLE, ENDING, TYPE),
+                    *(THREADS, GROUP, HEIGHT * ROW),
+                )
         else:
-            _values(out, image, row, ending, line, first, False, ENDING, TYPE, THREADS, EACH, WARP, HEIGHT, WIDTH)
+            _three(
+                *(out, runs, first, by_channel, ending, 0, 0.0, NOTHING, ENDING, TYPE),
+                *(THREADS, GROUP, HEIGHT * ROW),
+            )
 
 
 @kernel
-def _values(
+def _three(
+    out,
+    runs,
+    first,
+    by_channel,
+    ending,
+    gray,
+    magnitude,
+    HOW: tl.constexpr,
+    ENDING: tl.constexpr,
+    TYPE: tl.constexpr,
+    THREADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOTAL: tl.constexpr,
+):
+    """Look up three runs of a thread, by a table or by what one operation does to a level, and store their values."""
+    STEP: tl.constexpr = THREADS * GROUP
+    for number in tl.static_range(3):
+        level = levels_of(runs[2 * number], runs[2 * number + 1], THREADS, GROUP)
+        if HOW == BRIGHTNESS:
+            level = blend(gray, level, magnitude)
+        elif HOW == POSTERIZE:
+            level = posterized(level, magnitude)
+        elif HOW == SOLARIZE:
+            level = solarized(level, magnitude)
+        value = _ended(level, (number * STEP) % 3, by_channel, ending, HOW == BY_TABLE, ENDING, TYPE, GROUP)
+        place = first + number * STEP
+        tl.store(out + (place[:, None] + tl.arange(0, GROUP)[None, :]), value, mask=(place < TOTAL)[:, None])
+
+
+@kernel
+def _sharp(
     out,
     image,
     row,
     ending,
     line,
-    first,
-    LOOKS: tl.constexpr,
+    block,
     ENDING: tl.constexpr,
     TYPE: tl.constexpr,
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
     WARP: tl.constexpr,
+    COUNT: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Values in memory order: sweeps of GROUP consecutive ones a thread, none of which cross rows.
-
-    The channel of a group's value j is (channel of the first + j) % 3, and only that of the first differs by thread: so
-    three offsets, factors and so on serve all sweeps.
-    """
-    ROW: tl.constexpr = 3 * WIDTH
-    GROUP: tl.constexpr = 4 if TYPE == SINGLE else 8
-    thread = tl.arange(0, THREADS)[:, None]
-    number = tl.arange(0, GROUP)[None, :]
-    channel = (thread * GROUP) % 3  # in the first sweep, since blocks begin with red
-    levels, _, _, _, _ = image
-    red, green, blue, red_bias, green_bias, blue_bias = line
-    scales = _by_channel(channel, red, green, blue)
-    biases = _by_channel(channel, red_bias, green_bias, blue_bias)
-    offsets = _by_channel(channel, 0, 256, 512)
-    upside = 0
+    """An image that is at most flipped, and sharpened: whole words in, whole words out, one run a thread at a time."""
+    mirrored, upside = 0, 0
     if WARP != STILL:
-        upside = tl.load(row + 4)
-    for sweep in tl.static_range(3 * EACH // GROUP):
-        turn = (number + (sweep * THREADS * GROUP) % 3) % 3  # known to the compiler for each register
-        start = first * 3 + sweep * (THREADS * GROUP) + thread * GROUP
-        valid = start < HEIGHT * ROW
-        source = start + number
-        if WARP != STILL and upside < 0:
-            source += tl.multiple_of((HEIGHT - 1 - 2 * (start // ROW)) * ROW, [1, GROUP])
-        level = tl.load(levels + source, mask=valid, other=0).to(tl.int32)
-        offset = _turned(turn, offsets[0], offsets[1], offsets[2])
-        scale = _turned(turn, scales[0], scales[1], scales[2])
-        bias = _turned(turn, biases[0], biases[1], biases[2])
-        value = ended(level, offset, scale, bias, ending, LOOKS, ENDING, TYPE)
-        tl.store(out + (start + number), value, mask=valid)
-
-
-@kernel
-def _mirrored(
-    out,
-    image,
-    row,
-    ending,
-    line,
-    first,
-    LOOKS: tl.constexpr,
-    ENDING: tl.constexpr,
-    TYPE: tl.constexpr,
-    THREADS: tl.constexpr,
-    EACH: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Mirrored images: 8 consecutive pixels a thread, read as three words of 8 bytes, written in reverse order."""
-    levels, _, _, _, _ = image
-    thread = tl.arange(0, THREADS)[:, None]
-    number = tl.arange(0, 8)[None, :]
-    upside = tl.load(row + 4)
-    for part in tl.static_range(EACH // 8):
-        pixel = first + part * (8 * THREADS) + thread * 8
-        valid = pixel < HEIGHT * WIDTH
-        y = pixel // WIDTH
-        x = pixel - y * WIDTH
-        y = tl.where(upside < 0, HEIGHT - 1 - y, y)
-        source = levels + tl.multiple_of((y * WIDTH + (WIDTH - 8) - x) * 3, [1, 8]) + number
-        r7, g7, b7, r6, g6, b6, r5, g5 = eight(tl.load(source, mask=valid, other=0), THREADS)
-        b5, r4, g4, b4, r3, g3, b3, r2 = eight(tl.load(source + 8, mask=valid, other=0), THREADS)
-        g2, b2, r1, g1, b1, r0, g0, b0 = eight(tl.load(source + 16, mask=valid, other=0), THREADS)
-        start = out + pixel * 3 + number
-        one = _triple(joined(r0, g0, b0, r1, g1, b1, r2, g2), 0, line, ending, LOOKS, ENDING, TYPE)
-        tl.store(start, one, mask=valid)
-        two = _triple(joined(b2, r3, g3, b3, r4, g4, b4, r5), 2, line, ending, LOOKS, ENDING, TYPE)
-        tl.store(start + 8, two, mask=valid)
-        three = _triple(joined(g5, b5, r6, g6, b6, r7, g7, b7), 1, line, ending, LOOKS, ENDING, TYPE)
-        tl.store(start + 16, three, mask=valid)
-
-
-@kernel
-def _triple(level, begin: tl.constexpr, line, ending, LOOKS: tl.constexpr, ENDING: tl.constexpr, TYPE: tl.constexpr):
-    """The bits of the result for levels [THREADS, 8] of consecutive channels, the first of which is `begin`."""
-    red, green, blue, red_bias, green_bias, blue_bias = line
-    turn = (tl.arange(0, 8)[None, :] + begin) % 3
-    scale, bias = _turned(turn, red, green, blue), _turned(turn, red_bias, green_bias, blue_bias)
-    return ended(level.to(tl.int32), turn * 256, scale, bias, ending, LOOKS, ENDING, TYPE)
-
-
-@kernel
-def _by_channel(channel, red, green, blue):
-    """What belongs to a channel, the next one, and the one after it."""
-    return (
-        tl.where(channel == 0, red, tl.where(channel == 1, green, blue)),
-        tl.where(channel == 0, green, tl.where(channel == 1, blue, red)),
-        tl.where(channel == 0, blue, tl.where(channel == 1, red, green)),
-    )
-
-
-@kernel
-def _turned(turn, first, second, third):
-    return tl.where(turn == 0, first, tl.where(turn == 1, second, third))
+        mirrored, upside = tl.load(row), tl.load(row + 4)
+    _, factor = operation(row, COUNT - 1, COUNT)
+    for sweep in range(3 * EACH // 8):
+        run = (block * (3 * EACH // 8) + sweep) * THREADS + tl.arange(0, THREADS)
+        start = run * 8
+        phase, valid = start % 3, start < HEIGHT * WIDTH * 3
+        pixels = sharpened_row(image[0], start, phase, mirrored, upside, valid, factor, THREADS, HEIGHT, WIDTH)
+        store_pixels(
+            *(out, pixels, run, phase, False, line, ending, 0, False, False, ENDING, TYPE, THREADS, 8),
+            HEIGHT * WIDTH * 3,
+        )
 
 
 @kernel
@@ -236,7 +256,7 @@ def _each(
     luts,
     ending,
     line,
-    first,
+    block,
     drawn,
     LOOKS: tl.constexpr,
     ENDING: tl.constexpr,
@@ -244,6 +264,8 @@ def _each(
     SHARPENS: tl.constexpr,
     ERASES: tl.constexpr,
     THREADS: tl.constexpr,
+    EACH: tl.constexpr,
+    FLAT: tl.constexpr,
     WARP: tl.constexpr,
     COLORS: tl.constexpr,
     MAPPED: tl.constexpr,
@@ -251,56 +273,106 @@ def _each(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Pixel by pixel: 8 consecutive pixels a thread, for whatever an image drew and however it lies in memory."""
-    thread = tl.arange(0, THREADS)[:, None]
-    number = tl.arange(0, 8)[None, :]
-    if WIDTH % 8 == 0:  # a thread's pixels lie in one row
-        start = first + thread * 8
-        y = start // WIDTH
-        corner = (start - y * WIDTH, y, start < HEIGHT * WIDTH)
-        x = corner[0] + number
-        valid = corner[2] & (number >= 0)
-        y = y + 0 * number
-    else:
-        corner = (0, 0, 0)  # never read
-        start = first + thread * 8 + number
-        y = start // WIDTH
-        x = start - y * WIDTH
-        valid = start < HEIGHT * WIDTH
-    if SHARPENS:
-        op, factor = operation(row, COUNT - 1, COUNT)
-        if op == SHARPNESS:
-            red, green, blue = sharpened(
-                image, row, luts, x, y, valid, corner, factor, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
-            )
-        else:
-            red, green, blue = colored(image, row, luts, x, y, valid, COUNT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-    else:
-        red, green, blue = colored(image, row, luts, x, y, valid, COUNT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-    if LOOKS and (drawn & LOOKED) != 0:
-        red, green, blue = mapped(ending[1], red, green, blue)
-    red_scale, green_scale, blue_scale, red_bias, green_bias, blue_bias = line
-    red = ended(red, 0, red_scale, red_bias, ending, False, ENDING, TYPE)
-    green = ended(green, 256, green_scale, green_bias, ending, False, ENDING, TYPE)
-    blue = ended(blue, 512, blue_scale, blue_bias, ending, False, ENDING, TYPE)
+    """Whatever an image drew and however it lies in memory: one run of GROUP values a thread at a time.
+
+    It comes from 4 pixels, or 2 where GROUP is 4, of which a neighbouring thread computes some as well: that takes less
+    time than to write values that lie apart. Where rows of the result are not rows of the image, a warp makes 8 rows of
+    4 runs: its pixels lie close together then.
+    """
+    TOTAL: tl.constexpr = HEIGHT * WIDTH * 3
+    GROUP: tl.constexpr = 4 if TYPE == SINGLE else 8
+    WIDE: tl.constexpr = 3 * WIDTH // GROUP  # runs in a row
+    ACROSS: tl.constexpr = (WIDE + 3) // 4
+    TILES: tl.constexpr = ACROSS * ((HEIGHT + 7) // 8)
+    BLOCKS: tl.constexpr = (HEIGHT * WIDTH + EACH * THREADS - 1) // (EACH * THREADS)
+    TILED: tl.constexpr = WARP == WARPED and 3 * WIDTH % GROUP == 0
+    matrix = matrix_of(row, WARP)
+    sweeps, turned = 3 * EACH // GROUP, 0
+    if TILED:
+        turned = matrix[3]
+        if turned != 0:
+            sweeps = (TILES * 32 + BLOCKS * THREADS - 1) // (BLOCKS * THREADS)
+    top, left, bottom, right = 0, 0, 0, 0
     if ERASES:
         top, left, bottom, right = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9)
-        erased = (y >= top) & (y < bottom) & (x >= left) & (x < right)
-        red = tl.where(erased, tl.load(ending[0] + 768), red)
-        green = tl.where(erased, tl.load(ending[0] + 769), green)
-        blue = tl.where(erased, tl.load(ending[0] + 770), blue)
-    _interleaved(out, red, green, blue, first, THREADS, HEIGHT, WIDTH)
+    thread = tl.arange(0, THREADS)
+    for sweep in range(sweeps):
+        run = (block * (3 * EACH // GROUP) + sweep) * THREADS + thread
+        if 3 * WIDTH % GROUP == 0:
+            if TILED and turned != 0:
+                tile = (sweep * BLOCKS + block) * (THREADS // 32) + thread // 32
+                across = (tile % ACROSS) * 4 + thread % 4
+                y = (tile // ACROSS) * 8 + thread % 32 // 4
+                y = tl.where(across < WIDE, y, HEIGHT)
+                run = tl.where(y < HEIGHT, y * WIDE + across, TOTAL)
+            else:
+                y = run // WIDE
+                across = run - y * WIDE
+            x = across * GROUP // 3
+            phase = across * GROUP - x * 3
+        else:
+            first = run * GROUP // 3
+            phase = run * GROUP - first * 3
+            y = first // WIDTH
+            x = first - y * WIDTH
+        pixels = pixels_from(
+            *(image, matrix, row, luts, x, y, phase, SHARPENS, THREADS, GROUP),
+            *(FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH),
+        )
+        erased = False
+        if ERASES:
+            u = x[:, None] + tl.arange(0, 4)[None, :]
+            v = y[:, None] + u // WIDTH
+            u %= WIDTH
+            erased = (v >= top) & (v < bottom) & (u >= left) & (u < right)
+        store_pixels(
+            *(out, pixels, run, phase, erased, line, ending, drawn & LOOKED, LOOKS, ERASES, ENDING, TYPE, THREADS),
+            *(GROUP, TOTAL),
+        )
 
 
 @kernel
-def _interleaved(out, red, green, blue, first, THREADS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Store [THREADS, 8] of each channel as [THREADS, 24], in three pieces of 8 values: registers are only renamed."""
-    r0, r1, r2, r3, r4, r5, r6, r7 = eight(red, THREADS)
-    g0, g1, g2, g3, g4, g5, g6, g7 = eight(green, THREADS)
-    b0, b1, b2, b3, b4, b5, b6, b7 = eight(blue, THREADS)
-    number = tl.arange(0, 8)[None, :]
-    start = first * 3 + tl.arange(0, THREADS)[:, None] * 24 + number
-    total = HEIGHT * WIDTH * 3
-    tl.store(out + start, joined(r0, g0, b0, r1, g1, b1, r2, g2), mask=start < total)
-    tl.store(out + start + 8, joined(b2, r3, g3, b3, r4, g4, b4, r5), mask=start + 8 < total)
-    tl.store(out + start + 16, joined(g5, b5, r6, g6, b6, r7, g7, b7), mask=start + 16 < total)
+def _ended(
+    level,
+    begin,
+    by_channel,
+    ending,
+    LOOKS: tl.constexpr,
+    ENDING: tl.constexpr,
+    TYPE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The bits of the result for levels [THREADS, GROUP], the first of which is `begin` channels from by_channel's."""
+    turn = (tl.arange(0, GROUP)[None, :] + begin) % 3  # known to the compiler for each register
+    scales, biases, offsets = by_channel
+    scale, bias, offset = _turned(turn, scales), _turned(turn, biases), _turned(turn, offsets)
+    return ended(level, offset, scale, bias, ending, LOOKS, ENDING, TYPE)
+
+
+@kernel
+def _by_channel(channel, line):
+    """Scales, biases and offsets [THREADS, 1] in a table of a channel, the next one, and the one after it."""
+    red, green, blue, red_bias, green_bias, blue_bias = line
+    channel = channel[:, None]
+    return (
+        _following(channel, red, green, blue),
+        _following(channel, red_bias, green_bias, blue_bias),
+        _following(channel, 0, 256, 512),
+    )
+
+
+@kernel
+def _following(channel, red, green, blue):
+    return (
+        tl.where(channel == 0, red, tl.where(channel == 1, green, blue)),
+        tl.where(channel == 0, green, tl.where(channel == 1, blue, red)),
+        tl.where(channel == 0, blue, tl.where(channel == 1, red, green)),
+    )
+
+
+@kernel
+def _turned(number, values):
+    """What belongs to the channel that is `number` % 3 after the first, of `_following`."""
+    first, second, third = values
+    turn = number % 3
+    return tl.where(turn == 0, first, tl.where(turn == 1, second, third))

@@ -4,21 +4,26 @@
 
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .constants import COLOR, FLIPPED, HUE, STILL, kernel
+from .constants import COLOR, FLIPPED, HUE, SHARPNESS, WARPED, kernel
 from .hues import turned_hue
-from .levels import blend, clamped, luma, mapped, operation, smooth
+from .levels import blend, clamped, luma, mapped, operation
+from .registers import in_four, moved, packed, unpacked
+from .rows import sharpened_pixel, word_at
 
 
 @kernel
-def sharpened(
+def pixels_from(
     image,
+    matrix,
     row,
     luts,
     x,
     y,
-    valid,
-    corner,
-    factor,
+    phase,
+    SHARPENS: tl.constexpr,
+    THREADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FLAT: tl.constexpr,
     WARP: tl.constexpr,
     COLORS: tl.constexpr,
     MAPPED: tl.constexpr,
@@ -26,64 +31,143 @@ def sharpened(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """SHARPNESS as the last column: recomputes each pixel's neighbours. The outermost pixels are unchanged."""
-    pair, blue, here = x * 0, x * 0, x * 0  # sums of nine pixels, red and green in one number; and the pixel itself
-    if WIDTH % 8 == 0:  # a thread's pixels lie in one row: sums of three pixels in each column, then of three columns
-        first, above, inside = corner
-        pair_before, blue_before, pair_after, blue_after = 0 * first, 0 * first, 0 * first, 0 * first
-        for number in range(3):
-            r, g, b = _near(
-                image,
-                row,
-                luts,
-                x,
-                clamped(y + (number - 1), HEIGHT),
-                valid,
-                WARP,
-                COLORS,
-                MAPPED,
-                COUNT,
-                HEIGHT,
-                WIDTH,
+    """Red, green and blue [THREADS, 4] of four pixels from (x, y) [THREADS].
+
+    Look-ups since the last colour are pending. The last pixel is wanted only where the phase is 2; if GROUP is 4, two
+    are.
+    """
+    if SHARPENS:
+        op, factor = operation(row, COUNT - 1, COUNT)
+        if op == SHARPNESS:
+            red, green, blue = _sharpened(
+                image, matrix, row, luts, x, y, factor, THREADS, GROUP, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
             )
-            pair, blue = pair + (r + (g << 16)), blue + b
-            if number == 1:
-                here = r + (g << 8) + (b << 16)
-        for number in range(3):
-            v = clamped(above + (number - 1), HEIGHT)
-            u = clamped(first - 1, WIDTH)
-            r, g, b = _near(image, row, luts, u, v, inside, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-            pair_before, blue_before = pair_before + (r + (g << 16)), blue_before + b
-            u = clamped(first + 8, WIDTH)
-            r, g, b = _near(image, row, luts, u, v, inside, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-            pair_after, blue_after = pair_after + (r + (g << 16)), blue_after + b
-        pair = _neighbours(pair_before, pair, pair_after)
-        blue = _neighbours(blue_before, blue, blue_after)
+        else:
+            red, green, blue = unpacked(_four(image, matrix, x, y, phase, THREADS, GROUP, FLAT, WARP, HEIGHT, WIDTH))
+            red, green, blue = colors(row, luts, red, green, blue, COUNT, COLORS, MAPPED, COUNT)
     else:
+        red, green, blue = unpacked(_four(image, matrix, x, y, phase, THREADS, GROUP, FLAT, WARP, HEIGHT, WIDTH))
+        red, green, blue = colors(row, luts, red, green, blue, COUNT, COLORS, MAPPED, COUNT)
+    return red, green, blue
+
+
+@kernel
+def _four(
+    image,
+    matrix,
+    x,
+    y,
+    phase,
+    THREADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FLAT: tl.constexpr,
+    WARP: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Four warped pixels [THREADS, 4]."""
+    if 3 * WIDTH % GROUP == 0:  # they lie in one row, but for a fourth one that is not wanted
+        inside = y < HEIGHT
+        u, v = warped(matrix, x, y, WARP, HEIGHT, WIDTH)
+        du, dv = step(matrix, WARP)
+        p0 = sampled(image, u, v, inside, FLAT, WARP, HEIGHT, WIDTH)
+        p1 = sampled(image, u + du, v + dv, inside, FLAT, WARP, HEIGHT, WIDTH)
+        p2, p3 = p1, p1
+        if GROUP == 8:
+            p2 = sampled(image, u + 2 * du, v + 2 * dv, inside, FLAT, WARP, HEIGHT, WIDTH)
+            p3 = sampled(image, u + 3 * du, v + 3 * dv, inside & (phase == 2), FLAT, WARP, HEIGHT, WIDTH)
+    else:
+        p0 = _one(image, matrix, x, y, FLAT, WARP, HEIGHT, WIDTH)
+        p1 = _one(image, matrix, x + 1, y, FLAT, WARP, HEIGHT, WIDTH)
+        p2 = _one(image, matrix, x + 2, y, FLAT, WARP, HEIGHT, WIDTH)
+        p3 = _one(image, matrix, x + 3, y, FLAT, WARP, HEIGHT, WIDTH)
+    return in_four(p0, p1, p2, p3, THREADS)
+
+
+@kernel
+def _one(image, matrix, x, y, FLAT: tl.constexpr, WARP: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """A warped pixel, which may be in one of the next rows."""
+    y += x // WIDTH
+    u, v = warped(matrix, x % WIDTH, y, WARP, HEIGHT, WIDTH)
+    return sampled(image, u, v, y < HEIGHT, FLAT, WARP, HEIGHT, WIDTH)
+
+
+@kernel
+def _sharpened(
+    image,
+    matrix,
+    row,
+    luts,
+    x,
+    y,
+    factor,
+    THREADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FLAT: tl.constexpr,
+    WARP: tl.constexpr,
+    COLORS: tl.constexpr,
+    MAPPED: tl.constexpr,
+    COUNT: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Red, green and blue [THREADS, 4] after SHARPNESS in the last column: recomputes pixels' neighbours."""
+    inside = y < HEIGHT
+    if 3 * WIDTH % GROUP == 0:  # a thread's pixels lie in one row: sums of three pixels in each of six columns
+        c0, c1, c2, c3, c4, c5 = 0 * x, 0 * x, 0 * x, 0 * x, 0 * x, 0 * x
+        h0, h1, h2, h3 = 0 * x, 0 * x, 0 * x, 0 * x
+        for number in range(3):
+            v = clamped(y + (number - 1), HEIGHT)
+            before = _near(image, matrix, row, luts, x - 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            p0 = _near(image, matrix, row, luts, x, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            p1 = _near(image, matrix, row, luts, x + 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            after = _near(image, matrix, row, luts, x + 2, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            c0, c1, c2, c3 = c0 + _apart(before), c1 + _apart(p0), c2 + _apart(p1), c3 + _apart(after)
+            h0, h1 = tl.where(number == 1, p0, h0), tl.where(number == 1, p1, h1)
+            if GROUP == 8:
+                p3 = _near(image, matrix, row, luts, x + 3, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+                h2, h3 = tl.where(number == 1, after, h2), tl.where(number == 1, p3, h3)
+                after = _near(
+                    image, matrix, row, luts, x + 4, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+                )
+                c4, c5 = c4 + _apart(p3), c5 + _apart(after)
+        before, middle = in_four(c0, c1, c2, c3, THREADS), in_four(c1, c2, c3, c4, THREADS)
+        after = in_four(c2, c3, c4, c5, THREADS)
+        red = (before & 1023) + (middle & 1023) + (after & 1023)
+        green = ((before >> 10) & 1023) + ((middle >> 10) & 1023) + ((after >> 10) & 1023)
+        blue = (before >> 20) + (middle >> 20) + (after >> 20)
+        here = in_four(h0, h1, h2, h3, THREADS)
+        x, y = x[:, None] + tl.arange(0, 4)[None, :], y[:, None]
+    else:
+        x = x[:, None] + tl.arange(0, 4)[None, :]
+        y = y[:, None] + x // WIDTH
+        x, inside = x % WIDTH, y < HEIGHT
+        red, green, blue, here = 0 * x, 0 * x, 0 * x, 0 * x
         for number in range(9):
-            u, v = clamped(x + (number % 3 - 1), WIDTH), clamped(y + (number // 3 - 1), HEIGHT)
-            r, g, b = _near(image, row, luts, u, v, valid, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-            pair, blue = pair + (r + (g << 16)), blue + b
-            if number == 4:
-                here = r + (g << 8) + (b << 16)
-    red, green = pair & 0xFFFF, pair >> 16
-    red_here, green_here, blue_here = here & 0xFF, (here >> 8) & 0xFF, here >> 16
+            u, v = x + (number % 3 - 1), clamped(y + (number // 3 - 1), HEIGHT)
+            near = _near(image, matrix, row, luts, u, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            r, g, b = unpacked(near)
+            red, green, blue, here = red + r, green + g, blue + b, tl.where(number == 4, near, here)
     inner = (x > 0) & (x < WIDTH - 1) & (y > 0) & (y < HEIGHT - 1)
-    return (
-        blend(tl.where(inner, smooth(red, red_here), red_here), red_here, factor),
-        blend(tl.where(inner, smooth(green, green_here), green_here), green_here, factor),
-        blend(tl.where(inner, smooth(blue, blue_here), blue_here), blue_here, factor),
-    )
+    return sharpened_pixel(red, green, blue, here, inner, factor)
+
+
+@kernel
+def _apart(pixel):
+    """A pixel's levels with 10 bits each, so that three pixels can be added."""
+    return (pixel & 0xFF) | ((pixel << 2) & 0x3FC00) | ((pixel << 4) & 0xFF00000)
 
 
 @kernel
 def _near(
     image,
+    matrix,
     row,
     luts,
     x,
     y,
     valid,
+    FLAT: tl.constexpr,
     WARP: tl.constexpr,
     COLORS: tl.constexpr,
     MAPPED: tl.constexpr,
@@ -91,55 +175,28 @@ def _near(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Red, green and blue before the last column."""
+    """The nearest pixel of the row, before the last column."""
     LAST: tl.constexpr = COUNT - 1
-    red, green, blue = colored(image, row, luts, x, y, valid, LAST, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+    x = clamped(x, WIDTH)
+    red, green, blue = colored(
+        image, matrix, row, luts, x, y, valid, LAST, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+    )
     if (MAPPED >> LAST) & 1:
         red, green, blue = mapped(luts + LAST * 768, red, green, blue)
-    return red, green, blue
-
-
-@kernel
-def _neighbours(before, values, after):
-    """Sums of three neighbours along rows of [THREADS, 8], between those of the column before and the one after."""
-    v0, v1, v2, v3, v4, v5, v6, v7 = eight(values, values.shape[0])
-    first, last = tl.reshape(before, [values.shape[0]]), tl.reshape(after, [values.shape[0]])
-    return joined(
-        *(first + v0 + v1, v0 + v1 + v2, v1 + v2 + v3, v2 + v3 + v4),
-        *(v3 + v4 + v5, v4 + v5 + v6, v5 + v6 + v7, v6 + v7 + last),
-    )
-
-
-@kernel
-def eight(values, THREADS: tl.constexpr):
-    """The columns of [THREADS, 8]."""
-    even, odd = tl.split(tl.reshape(values, [THREADS, 2, 2, 2]))
-    v04, v26 = tl.split(even)
-    v15, v37 = tl.split(odd)
-    v0, v4 = tl.split(v04)
-    v2, v6 = tl.split(v26)
-    v1, v5 = tl.split(v15)
-    v3, v7 = tl.split(v37)
-    return v0, v1, v2, v3, v4, v5, v6, v7
-
-
-@kernel
-def joined(v0, v1, v2, v3, v4, v5, v6, v7):
-    """The reverse of `eight`."""
-    even = tl.join(tl.join(v0, v4), tl.join(v2, v6))
-    odd = tl.join(tl.join(v1, v5), tl.join(v3, v7))
-    return tl.reshape(tl.join(even, odd), [v0.shape[0], 8])
+    return packed(red, green, blue)
 
 
 @kernel
 def colored(
     image,
+    matrix,
     row,
     luts,
     x,
     y,
     valid,
     END: tl.constexpr,
+    FLAT: tl.constexpr,
     WARP: tl.constexpr,
     COLORS: tl.constexpr,
     MAPPED: tl.constexpr,
@@ -147,8 +204,25 @@ def colored(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Red, green and blue after the warp and the colours luts column END; look-ups since then are still pending."""
-    red, green, blue = _warped(image, row, x, y, valid, WARP, HEIGHT, WIDTH)
+    """Red, green and blue after the warp and the colours up to column END; look-ups since then are still pending."""
+    u, v = warped(matrix, x, y, WARP, HEIGHT, WIDTH)
+    red, green, blue = unpacked(sampled(image, u, v, valid, FLAT, WARP, HEIGHT, WIDTH))
+    return colors(row, luts, red, green, blue, END, COLORS, MAPPED, COUNT)
+
+
+@kernel
+def colors(
+    row,
+    luts,
+    red,
+    green,
+    blue,
+    END: tl.constexpr,
+    COLORS: tl.constexpr,
+    MAPPED: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """Red, green and blue after the colours up to column END."""
     for column in tl.static_range(END):
         if (COLORS >> column) & 1:
             op, factor = operation(row, column, COUNT)
@@ -167,20 +241,69 @@ def colored(
 
 
 @kernel
-def _warped(image, row, x, y, valid, WARP: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Red, green and blue of the warped image at (x, y), FILL outside: `reference.warp`."""
+def matrix_of(row, WARP: tl.constexpr):
+    """What `warped` needs of an image's words."""
+    matrix = (0, 0, 0, 0, 0, 0)
+    if WARP == FLIPPED:
+        matrix = (tl.load(row), 0, 0, 0, tl.load(row + 4), 0)
+    elif WARP == WARPED:
+        matrix = (
+            tl.load(row),
+            tl.load(row + 1),
+            tl.load(row + 2),
+            tl.load(row + 3),
+            tl.load(row + 4),
+            tl.load(row + 5),
+        )
+    return matrix
+
+
+@kernel
+def warped(matrix, x, y, WARP: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Where in the image the pixel at (x, y) of the result lies: in 65,536ths if images are WARPED, else in pixels."""
+    a, b, c, d, e, f = matrix
+    u, v = x, y
+    if WARP == FLIPPED:
+        if a < 0:
+            u = WIDTH - 1 - x
+        if e < 0:
+            v = HEIGHT - 1 - y
+    elif WARP == WARPED:
+        u, v = a * x + b * y + c, d * x + e * y + f
+    return u, v
+
+
+@kernel
+def step(matrix, WARP: tl.constexpr):
+    """How far `warped` goes for the next pixel of a row."""
+    a, _, _, d, _, _ = matrix
+    du, dv = 1, 0
+    if WARP == FLIPPED:
+        du = tl.where(a < 0, -1, 1)
+    elif WARP == WARPED:
+        du, dv = a, d
+    return du, dv
+
+
+@kernel
+def sampled(image, u, v, valid, FLAT: tl.constexpr, WARP: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """The pixel where `warped` says, FILL outside: `reference.warp`. What is not valid may be anything."""
     levels, s_c, s_h, s_w, FILL = image
-    if WARP == STILL:
-        u, v = x, y
-    elif WARP == FLIPPED:
-        u = tl.where(tl.load(row) < 0, WIDTH - 1 - x, x)
-        v = tl.where(tl.load(row + 4) < 0, HEIGHT - 1 - y, y)
+    inside = valid
+    if WARP == WARPED:
+        u, v = u >> 16, v >> 16
+        inside = valid & (u >= 0) & (u < WIDTH) & (v >= 0) & (v < HEIGHT)
+    if FLAT:  # a pixel's three bytes lie in one word, or in two
+        place = (v * WIDTH + u) * 3
+        first = place & 3
+        word = levels + (place - first)
+        pixel = moved(word_at(word, inside), word_at(word + 4, inside & (first > 1)), first)
+        if WARP == WARPED:
+            pixel = tl.where(inside, pixel, FILL)
     else:
-        u = (tl.load(row) * x + tl.load(row + 1) * y + tl.load(row + 2)) >> 16
-        v = (tl.load(row + 3) * x + tl.load(row + 4) * y + tl.load(row + 5)) >> 16
-        valid = valid & (u >= 0) & (u < WIDTH) & (v >= 0) & (v < HEIGHT)
-    pixel = levels + (v * s_h + u * s_w)
-    red = tl.load(pixel, mask=valid, other=(FILL >> 0) & 255).to(tl.int32)
-    green = tl.load(pixel + s_c, mask=valid, other=(FILL >> 8) & 255).to(tl.int32)
-    blue = tl.load(pixel + 2 * s_c, mask=valid, other=(FILL >> 16) & 255).to(tl.int32)
-    return red, green, blue
+        address = levels + (v * s_h + u * s_w)
+        red = tl.load(address, mask=inside, other=(FILL >> 0) & 255).to(tl.int32)
+        green = tl.load(address + s_c, mask=inside, other=(FILL >> 8) & 255).to(tl.int32)
+        blue = tl.load(address + 2 * s_c, mask=inside, other=(FILL >> 16) & 255).to(tl.int32)
+        pixel = packed(red, green, blue)
+    return pixel

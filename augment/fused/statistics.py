@@ -9,7 +9,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from .constants import AUTOCONTRAST, CONTRAST, COUNTS, FIXED, kernel
 from .levels import luma, mapped, operation
-from .pixel import colored
+from .pixel import colored, matrix_of
 
 
 @kernel
@@ -36,6 +36,7 @@ def _statistics(
 ):
     """Add a block of pixels to the statistics that the image's column COLUMN needs: counts int64 [B, 770]."""
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + BLOCK - 1) // BLOCK
+    FLAT: tl.constexpr = False  # images may lie in memory in any way
     b = tl.load(words + (tl.program_id(0) // BLOCKS) * WORDS + (FIXED + 2 * COUNT + LIST))
     row, luts, counts = words + b * WORDS, luts + b * ((COUNT + 1) * 768), counts + b * COUNTS
     image = (images + b.to(tl.int64) * s_n, s_c, s_h, s_w, FILL)
@@ -43,7 +44,9 @@ def _statistics(
     valid = pixel < HEIGHT * WIDTH
     y = pixel // WIDTH
     x = pixel - y * WIDTH
-    red, green, blue = colored(image, row, luts, x, y, valid, COLUMN, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+    red, green, blue = colored(
+        image, matrix_of(row, WARP), row, luts, x, y, valid, COLUMN, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+    )
     if (MAPPED >> COLUMN) & 1:
         red, green, blue = mapped(luts + COLUMN * 768, red, green, blue)
     op, _ = operation(row, COLUMN, COUNT)

@@ -21,7 +21,7 @@ from .constants import (
     TABLE,
     kernel,
 )
-from .levels import blend, operation
+from .levels import blend, contrast_mean, operation, posterized, solarized
 
 
 @kernel
@@ -61,10 +61,9 @@ def _tables(
         if op == BRIGHTNESS:
             lut = blend(0 * lut, lut, magnitude)
         elif op == POSTERIZE:
-            dropped = (8 - magnitude).to(tl.int32)
-            lut = (lut >> dropped) << dropped
+            lut = posterized(lut, magnitude)
         elif op == SOLARIZE:
-            lut = tl.where(lut.to(tl.float32) < magnitude, lut, 255 - lut)
+            lut = solarized(lut, magnitude)
         elif (op == COLOR) | (op == SHARPNESS):
             lut = level + 0 * channel
         if ADDS:
@@ -76,9 +75,7 @@ def _tables(
                 lut = level + 0 * channel
         if COUNTED and column == START:
             if op == CONTRAST:
-                total = tl.load(counts + b * COUNTS + 768)
-                mean = (2 * total + HEIGHT * WIDTH) // (2 * HEIGHT * WIDTH)
-                lut = blend(mean.to(tl.int32) + 0 * lut, lut, magnitude)
+                lut = blend(contrast_mean(counts + b * COUNTS, HEIGHT * WIDTH) + 0 * lut, lut, magnitude)
             elif op == AUTOCONTRAST:
                 bounds = counts + b * COUNTS + channel * 256
                 low = 255 - tl.load(bounds, mask=channel < 3, other=0).to(tl.int32)

@@ -22,6 +22,7 @@ from .fused_policies import DTYPES, INTERPRETED, NAMED, POLICIES, images
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
 fused = importlib.import_module("fastimg.augment.fused.launches")
+constants = importlib.import_module("fastimg.augment.fused.constants")
 
 
 def check(plan, batch, policy=None, dtype=torch.bfloat16, by_table=False):
@@ -215,6 +216,45 @@ class TestInterpreted:
         check(rotated, images(len(column), 5, 16))
         check(plan_of_columns([(Op.SOLARIZE, 99.0)] * len(column), column), images(len(column), 5, 16))
 
+    @pytest.mark.parametrize("width", [4, 8, 12, 20, 28, 40])
+    def test_mirrored_rows_of_any_number_of_words(self, width):
+        """float32 takes rows of words of 4 bytes, any other type those of 8."""
+        plan = dataclasses.replace(draw(Policy(hflip=0.5, vflip=0.5), np.arange(8), 1, 0), hflip=torch.ones(8).bool())
+        for dtype in DTYPES:
+            check(plan, images(8, 7, width), None, dtype)
+
+    @pytest.mark.parametrize("shape", [(1, 8), (2, 8), (3, 16), (5, 24), (9, 40), (33, 64)])
+    @pytest.mark.parametrize("flips", list(itertools.product((False, True), repeat=2)), ids=str)
+    def test_sharpness_of_rows_of_whole_words(self, shape, flips):
+        hflip, vflip = (torch.full((4,), flip) for flip in flips)
+        plan = plan_of_columns([(Op.SHARPNESS, factor) for factor in (0.01, 1.99, 1.0, 1.33)])
+        plan = dataclasses.replace(plan, hflip=hflip, vflip=vflip)
+        words = fused._words(plan, plan.sized(*shape), [], fused._columns(plan), fused._still(plan))[:, -1]
+        assert set(words.tolist()) == {constants.SHARP.value}
+        for dtype in DTYPES:
+            check(plan, images(4, *shape), None, dtype)
+
+    @pytest.mark.parametrize("shape", [(1, 8), (9, 8), (8, 32), (23, 40), (70, 64), (64, 72)])
+    def test_rotations_of_rows_of_whole_words(self, shape):
+        """Tiles of 8 rows and 4 runs, of which some lie outside of the image."""
+        plan = draw(POLICIES["rotate"], np.arange(5), 0, 0)
+        for dtype in DTYPES:
+            check(plan, images(5, *shape), POLICIES["rotate"], dtype)
+
+    def test_memory_that_is_not_in_whole_words(self):
+        """Images and results at any address."""
+        plan, whole = draw(POLICIES["trivial"], np.arange(3), 0, 0), images(3, 9, 16)
+        table = normalisation_table(POLICIES["trivial"], torch.bfloat16)
+        line, expected = line_of(POLICIES["trivial"], torch.bfloat16), augment(plan, whole, table)
+        for shift in (0, 1, 2, 4, 8):
+            memory = torch.zeros(3 * 9 * 16 * 3 + 8, dtype=torch.uint8)[shift:][: 3 * 9 * 16 * 3].view(3, 9, 16, 3)
+            moved = memory.copy_(whole.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            space = torch.full((3 * 9 * 16 * 3 + 16,), 7.0, dtype=torch.bfloat16)
+            out = space[shift:][: 3 * 9 * 16 * 3].view(3, 9, 16, 3).permute(0, 3, 1, 2)
+            assert fused.fused(plan, moved, table, torch.bfloat16, out, line) is out
+            assert torch.equal(out, expected)
+            assert (space[:shift] == 7).all() and (space[shift + 3 * 9 * 16 * 3 :] == 7).all()
+
     def test_strides_of_rows_of_whole_words(self):
         whole = images(5, 20, 32)
         for name in ("flips", "trivial"):
@@ -236,7 +276,7 @@ class TestInterpreted:
         policy = POLICIES["trivial"]
         plan = draw(policy, np.arange(40), 0, 0)
         words = fused._words(plan, plan.sized(16, 16), [], fused._columns(plan), fused._still(plan))[:, -1]
-        assert set(words.tolist()) == {0, 1, 2, 3}
+        assert set(words.tolist()) == {0, 1, 2, 3, 4}
         check(plan, images(40, 16, 16), policy)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
