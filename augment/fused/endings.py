@@ -51,7 +51,8 @@ def store_pixels(
     pixels,
     run,
     phase,
-    erased,
+    place,
+    box,
     line,
     ending,
     looked,
@@ -61,13 +62,14 @@ def store_pixels(
     TYPE: tl.constexpr,
     THREADS: tl.constexpr,
     GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
     TOTAL: tl.constexpr,
 ):
     """Store run number `run` [THREADS] of GROUP values, from channel `phase` of the first of four pixels.
 
     `pixels` are their levels of red, green and blue, [THREADS, 4] each. All twelve values, or six if GROUP is 4, are
-    computed, and only then moved by `phase`: so the compiler knows the channel of each. Pixels that are `erased` get
-    the values behind the table's levels.
+    computed, and only then moved by `phase`: so the compiler knows the channel of each. The first pixel's `place`
+    is (x, y); pixels within `box`, unless it is empty, get the values behind the table's levels.
     """
     red, green, blue = pixels
     if LOOKS and looked != 0:
@@ -78,8 +80,8 @@ def store_pixels(
     one = _four_ended(in_four(r0, g0, b0, r1, THREADS), 0, line, ending, ENDING, TYPE)
     two = _four_ended(in_four(g1, b1, r2, g2, THREADS), 1, line, ending, ENDING, TYPE)
     three = _four_ended(in_four(b2, r3, g3, b3, THREADS), 2, line, ending, ENDING, TYPE)
-    if ERASES:
-        e0, e1, e2, e3 = four_of(erased, THREADS)
+    if ERASES and box[2] > 0:
+        e0, e1, e2, e3 = four_of(_erased(place, box, WIDTH), THREADS)
         one = tl.where(in_four(e0, e0, e0, e1, THREADS), _colours(ending[0], 0), one)
         two = tl.where(in_four(e1, e1, e2, e2, THREADS), _colours(ending[0], 1), two)
         three = tl.where(in_four(e2, e3, e3, e3, THREADS), _colours(ending[0], 2), three)
@@ -132,6 +134,17 @@ def _four_ended(levels, begin: tl.constexpr, line, ending, ENDING: tl.constexpr,
 @kernel
 def _by(channel, red, green, blue):
     return tl.where(channel == 0, red, tl.where(channel == 1, green, blue))
+
+
+@kernel
+def _erased(place, box, WIDTH: tl.constexpr):
+    """Whether four pixels [THREADS, 4] lie within a box."""
+    x, y = place
+    top, left, bottom, right = box
+    u = x[:, None] + tl.arange(0, 4)[None, :]
+    v = y[:, None] + u // WIDTH
+    u %= WIDTH
+    return (v >= top) & (v < bottom) & (u >= left) & (u < right)
 
 
 @kernel

@@ -243,8 +243,8 @@ def _sharp(
         phase, valid = start % 3, start < HEIGHT * WIDTH * 3
         pixels = sharpened_row(image[0], start, phase, mirrored, upside, valid, factor, THREADS, HEIGHT, WIDTH)
         store_pixels(
-            *(out, pixels, run, phase, False, line, ending, 0, False, False, ENDING, TYPE, THREADS, 8),
-            HEIGHT * WIDTH * 3,
+            *(out, pixels, run, phase, (0, 0), (0, 0, 0, 0), line, ending, 0, False, False, ENDING, TYPE, THREADS, 8),
+            *(WIDTH, HEIGHT * WIDTH * 3),
         )
 
 
@@ -292,9 +292,9 @@ def _each(
         turned = matrix[3]
         if turned != 0:
             sweeps = (TILES * 32 + BLOCKS * THREADS - 1) // (BLOCKS * THREADS)
-    top, left, bottom, right = 0, 0, 0, 0
+    box = (0, 0, 0, 0)
     if ERASES:
-        top, left, bottom, right = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9)
+        box = (tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9))
     thread = tl.arange(0, THREADS)
     for sweep in range(sweeps):
         run = (block * (3 * EACH // GROUP) + sweep) * THREADS + thread
@@ -319,15 +319,9 @@ def _each(
             *(image, matrix, row, luts, x, y, phase, SHARPENS, THREADS, GROUP),
             *(FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH),
         )
-        erased = False
-        if ERASES:
-            u = x[:, None] + tl.arange(0, 4)[None, :]
-            v = y[:, None] + u // WIDTH
-            u %= WIDTH
-            erased = (v >= top) & (v < bottom) & (u >= left) & (u < right)
         store_pixels(
-            *(out, pixels, run, phase, erased, line, ending, drawn & LOOKED, LOOKS, ERASES, ENDING, TYPE, THREADS),
-            *(GROUP, TOTAL),
+            *(out, pixels, run, phase, (x, y), box, line, ending, drawn & LOOKED, LOOKS, ERASES, ENDING, TYPE, THREADS),
+            *(GROUP, WIDTH, TOTAL),
         )
 
 
