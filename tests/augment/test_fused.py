@@ -349,7 +349,7 @@ class TestOnAGPU:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("name", POLICIES)
     def test_policies_and_types(self, name, dtype):
-        for batch, shape in ((64, (224, 224)), (5, (37, 53)), (1, (1, 1))):
+        for batch, shape in ((64, (224, 224)), (5, (37, 53)), (5, (30, 28)), (5, (33, 40)), (1, (1, 1))):
             plan = draw(POLICIES[name], np.arange(batch), 5, 0)
             check(plan, images(batch, *shape).cuda(), POLICIES[name], dtype)
             check(plan, images(batch, *shape).contiguous().cuda(), POLICIES[name], dtype)
