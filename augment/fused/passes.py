@@ -145,52 +145,53 @@ def _run(
             w0, w1 = straight_run(levels, first, upside, v1, GROUP, HEIGHT, ROW)
             w2, w3 = straight_run(levels, second, upside, v2, GROUP, HEIGHT, ROW)
             w4, w5 = straight_run(levels, third, upside, v3, GROUP, HEIGHT, ROW)
-        runs = (w0, w1, w2, w3, w4, w5)
-        if LOOKS and (drawn & LOOKED) != 0:
-            if COUNT == 1:
-                op, magnitude = operation(row, 0, COUNT)
-                if (op == BRIGHTNESS) | (op == CONTRAST):
-                    gray = 0
-                    if op == CONTRAST:
-                        gray = contrast_mean(ending[2], HEIGHT * WIDTH)
-                    _three(
-                        *(out, runs, first, by_channel, ending, gray, magnitude, BRIGHTNESS, ENDING, TYPE),
-                        *(THREADS, GROUP, HEIGHT * ROW),
-                    )
-                elif op == POSTERIZE:
-                    _three(
-                        *(out, runs, first, by_channel, ending, 0, magnitude, POSTERIZE, ENDING, TYPE),
-                        *(THREADS, GROUP, HEIGHT * ROW),
-                    )
-                elif op == SOLARIZE:
-                    _three(
-                        *(out, runs, first, by_channel, ending, 0, magnitude, SOLARIZE, ENDING, TYPE),
-                        *(THREADS, GROUP, HEIGHT * ROW),
-                    )
-                else:
-                    _three(
-                        *(out, runs, first, by_channel, ending, 0, magnitude, BY_TABLE, ENDING, TYPE),
-                        *(THREADS, GROUP, HEIGHT * ROW),
-                    )
-            else:
-                _three(
-                    *(out, runs, first, by_channel, ending, 0, 0.0, BY_TABLE, ENDING, TYPE),
-                    *(THREADS, GROUP, HEIGHT * ROW),
-                )
+        _looked(
+            *(out, (w0, w1, w2, w3, w4, w5), row, drawn, first, by_channel, ending, LOOKS, ENDING, TYPE),
+            *(THREADS, GROUP, COUNT, HEIGHT * WIDTH),
+        )
+
+
+@kernel
+def _looked(
+    out,
+    runs,
+    row,
+    drawn,
+    first,
+    by_channel,
+    ending,
+    LOOKS: tl.constexpr,
+    ENDING: tl.constexpr,
+    TYPE: tl.constexpr,
+    THREADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    COUNT: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """Choose how three runs are looked up: what one operation alone does to a level is computed, if that is short."""
+    given = (out, runs, first, by_channel, ending)
+    if not LOOKS or (drawn & LOOKED) == 0:
+        _three(given, 0, 0.0, NOTHING, ENDING, TYPE, THREADS, GROUP, 3 * PIXELS)
+    elif COUNT == 1:
+        op, magnitude = operation(row, 0, COUNT)
+        if (op == BRIGHTNESS) | (op == CONTRAST):
+            gray = 0
+            if op == CONTRAST:
+                gray = contrast_mean(ending[2], PIXELS)
+            _three(given, gray, magnitude, BRIGHTNESS, ENDING, TYPE, THREADS, GROUP, 3 * PIXELS)
+        elif op == POSTERIZE:
+            _three(given, 0, magnitude, POSTERIZE, ENDING, TYPE, THREADS, GROUP, 3 * PIXELS)
+        elif op == SOLARIZE:
+            _three(given, 0, magnitude, SOLARIZE, ENDING, TYPE, THREADS, GROUP, 3 * PIXELS)
         else:
-            _three(
-                *(out, runs, first, by_channel, ending, 0, 0.0, NOTHING, ENDING, TYPE),
-                *(THREADS, GROUP, HEIGHT * ROW),
-            )
+            _three(given, 0, magnitude, BY_TABLE, ENDING, TYPE, THREADS, GROUP, 3 * PIXELS)
+    else:
+        _three(given, 0, 0.0, BY_TABLE, ENDING, TYPE, THREADS, GROUP, 3 * PIXELS)
 
 
 @kernel
 def _three(
-    out,
-    runs,
-    first,
-    by_channel,
-    ending,
+    given,
     gray,
     magnitude,
     HOW: tl.constexpr,
@@ -201,6 +202,7 @@ def _three(
     TOTAL: tl.constexpr,
 ):
     """Look up three runs of a thread, by a table or by what one operation does to a level, and store their values."""
+    out, runs, first, by_channel, ending = given
     STEP: tl.constexpr = THREADS * GROUP
     for number in tl.static_range(3):
         level = levels_of(runs[2 * number], runs[2 * number + 1], THREADS, GROUP)
