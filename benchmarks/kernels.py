@@ -22,6 +22,7 @@ conversions, latency at low occupancy, gaps between launches, the tail of a laun
 
 import argparse
 import collections
+import dataclasses
 import importlib
 import io
 import itertools
@@ -119,6 +120,30 @@ class Executed:
         return sum(number * cost(name) for name, number in executed)
 
 
+@dataclass(frozen=True)
+class Executing:
+    """Stands for a Triton kernel: launches are compiled for an H200, executed on tensors of the CPU, and noted.
+
+    `tensors` are those that the kernel may touch, beside its arguments.
+    """
+
+    kernel: Any
+    note: Callable[[Executed, Sequence[int], Mapping[str, Any]], None] = lambda one, grid, values: None
+    tensors: Sequence[torch.Tensor] = ()
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
+        def launch(*given: Any, **named: Any) -> None:
+            options = {name: named.pop(name) for name in ("num_warps", "enable_fp_fusion") if name in named}
+            values = dict(zip(self.kernel.arg_names, given, strict=False)) | named
+            ordered = {name: values[name] for name in self.kernel.arg_names}
+            compiled, kept = compiled_for(self.kernel, ordered, options)
+            program = ptx.Program(compiled.text)
+            program.run(grid, 32 * options.get("num_warps", 4), kept, compiled.shared, self.tensors)
+            self.note(Executed(self.kernel.fn.__name__, compiled, program, 0), grid, ordered)
+
+        return launch
+
+
 def cost(name: str) -> int:
     """What an instruction of PTX, such as `add.s64`, counts as."""
     first, _, kind = name.partition(".")
@@ -200,26 +225,13 @@ def executed(
     found: list[Executed] = []
     size = images[0].numel()
 
-    class Recorder:
-        def __init__(self, kernel: Any) -> None:
-            self.kernel = kernel
-
-        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-            def launch(*given: Any, **named: Any) -> None:
-                options = {name: named.pop(name) for name in ("num_warps", "enable_fp_fusion")}
-                values = dict(zip(self.kernel.arg_names, given, strict=False)) | named
-                ordered = {name: values[name] for name in self.kernel.arg_names}
-                compiled, kept = compiled_for(self.kernel, ordered, options)
-                program = ptx.Program(compiled.text)
-                program.run(grid[0], 32 * options["num_warps"], kept, compiled.shared)
-                name, moved = self.kernel.fn.__name__, 0
-                if name == "_pixels":
-                    moved = len(images) * size * (1 + dtype.itemsize)
-                elif name == "_statistics":
-                    moved = grid[0] // triton.cdiv(size // 3, ordered["BLOCK"]) * size
-                found.append(Executed(name, compiled, program, moved))
-
-            return launch
+    def note(one: Executed, grid: Sequence[int], values: Mapping[str, Any]) -> None:
+        moved = 0
+        if one.name == "_pixels":
+            moved = len(images) * size * (1 + dtype.itemsize)
+        elif one.name == "_statistics":
+            moved = grid[0] // triton.cdiv(size // 3, values["BLOCK"]) * size
+        found.append(dataclasses.replace(one, moved=moved))
 
     class Counter:
         missing = None if counts == COUNTS[0] else "for comparison"
@@ -228,7 +240,7 @@ def executed(
         def launch(self, blocks: int, values: Sequence[int]) -> None:
             compiled = counting_kernel()
             program = ptx.Program(compiled.text)
-            program.run(blocks, 256, values, compiled.shared, self.tensors)
+            program.run((blocks,), 256, values, compiled.shared, self.tensors)
             found.append(Executed("statistics.cu", compiled, program, blocks // values[-3] * size))
 
     counter = Counter()
@@ -238,7 +250,7 @@ def executed(
         kept["count"](used, *given)
 
     replaced = {"counter_of": lambda device: counter, "count": count, "_INTERPRETED": True}
-    replaced |= {name: Recorder(getattr(fused, name)) for name in ("_tables", "_statistics", "_pixels")}
+    replaced |= {name: Executing(getattr(fused, name), note) for name in ("_tables", "_statistics", "_pixels")}
     kept = {name: getattr(fused, name) for name in replaced}
     table = normalisation_table(policy, dtype)
     try:

@@ -12,6 +12,7 @@ line.
 """
 
 import collections
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,13 +56,13 @@ class Program:
 
     def run(
         self,
-        grid: int,
+        grid: Sequence[int],
         threads: int,
         values: Sequence[torch.Tensor | float],
         shared: int = 0,
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Execute `grid` blocks; `values` are the arguments without those that were compiled in.
+        """Execute a grid of blocks, in up to three dimensions; `values` are the arguments without those that were compiled in.
 
         `tensors` are those that the kernel may touch, beside the ones among the values.
         """
@@ -69,8 +70,9 @@ class Program:
         given: dict[str, Any] = {}
         for name, value in zip(self.parameters, values, strict=False):
             given[name] = value.data_ptr() if isinstance(value, torch.Tensor) else value
-        bytes_ = np.zeros((grid, shared), np.uint8) if shared else None
-        waiting = [State(0, np.arange(grid), {}, bytes_)]
+        count = math.prod(grid)
+        blocks = np.stack(np.unravel_index(np.arange(count), tuple(reversed(grid)))[::-1])  # x varies fastest
+        waiting = [State(0, blocks.T, {}, np.zeros((count, shared), np.uint8) if shared else None)]
         with np.errstate(all="ignore"):
             while waiting:
                 waiting += self._step(waiting.pop(), threads, given, memory)

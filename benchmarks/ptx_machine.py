@@ -64,7 +64,7 @@ class State:
     """Some blocks that are at the same instruction: registers are [blocks, threads]."""
 
     at: int
-    blocks: Array
+    blocks: Array  # [blocks, dimensions]: x, y and z
     registers: dict[str, Array] = field(default_factory=dict)
     shared: Array | None = None  # [blocks, bytes]
 
@@ -93,8 +93,9 @@ class Machine:
         """An operand's values [blocks, threads] in a type."""
         dtype = np.dtype(TYPES[kind])
         if operand.startswith("%") and operand not in ("%SP", "%SPL"):
-            if operand == "%ctaid.x":
-                return np.broadcast_to(self.state.blocks[:, None], self.shape).astype(dtype)
+            if operand.startswith("%ctaid."):
+                place = self.state.blocks[:, "xyz".index(operand[-1])]
+                return np.broadcast_to(place[:, None], self.shape).astype(dtype)
             if operand == "%tid.x":
                 return np.broadcast_to(np.arange(self.threads), self.shape).astype(dtype)
             if operand not in self.state.registers:  # LLVM names some that it does not use

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastimg.augment import draw
+from fastimg.augment.reference import blur
 
 from .fused_policies import INTERPRETED, NAMED, POLICIES, images
 
@@ -40,7 +41,7 @@ def run(monkeypatch):
 
     def run(body, grid, threads, *values, shared=0):
         program = ptx.Program(HEADER + body + "\n}\n")
-        program.run(grid, threads, values, shared)
+        program.run((grid,), threads, values, shared)
         return ptx.totals(program.traffic)
 
     return run
@@ -78,6 +79,17 @@ def test_compiled_stages_equal_the_reference(kernels, name):
     plan = draw(NAMED[name], np.arange(16), 0, 0)
     for stage in plan.stages[:2]:
         kernels.executed(stage, images(16, 16, 24), NAMED[name], torch.uint8, kernels.COUNTS[1])
+
+
+def test_a_compiled_blur(kernels, monkeypatch):
+    blurs = importlib.import_module("fastimg.augment.fused.blurs")
+    plan = draw(NAMED["after trivial"], np.arange(12), 0, 0)
+    [blurring] = [stage.blur for stage in plan.stages if stage.blur is not None]
+    batch = images(12, 19, 14)
+    expected = blur(blurring, batch.clone())
+    monkeypatch.setattr(blurs, "_box", kernels.Executing(blurs._box))
+    assert not torch.equal(expected, batch)
+    assert torch.equal(blurs.blur(blurring, batch), expected)
 
 
 def test_images_of_any_strides(kernels):

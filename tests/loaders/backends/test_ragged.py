@@ -5,6 +5,7 @@ Triton decides on import whether to interpret kernels, so `TestInterpreted` runs
 
 import importlib
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,6 +211,18 @@ def test_the_kernel_compiles_for_an_h200(size, tmp_path, monkeypatch):
     source = compiler.ASTSource(ragged._resize, signature, constants)
     found = triton.compile(source, target=target, options=ragged.OPTIONS)
     assert "st.local" not in found.asm["ptx"] and "st.global" in found.asm["ptx"] and len(found.asm["cubin"]) > 1000
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("interpolation", FILTERS)
+def test_the_compiled_kernel_executed_on_the_cpu(interpolation, monkeypatch):
+    """As PTX, by benchmarks/ptx.py; nothing outside of the images is read."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    kernels = importlib.import_module("kernels")
+    pairs = list(random_windows(np.random.default_rng(3), 12, 60, 21))
+    tensors = [torch.from_numpy(pixels) for pixels, _ in pairs]
+    monkeypatch.setattr(ragged, "_resize", kernels.Executing(ragged._resize, tensors=tensors))
+    check([p for p, _ in pairs], [w for _, w in pairs], 21, interpolation)
 
 
 @pytest.mark.gpu
