@@ -62,7 +62,7 @@ class Program:
         shared: int = 0,
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Execute a grid of blocks, in up to three dimensions; `values` are the arguments without those that were compiled in.
+        """Execute a grid of blocks; `values` are the arguments without those that were compiled in.
 
         `tensors` are those that the kernel may touch, beside the ones among the values.
         """
