@@ -19,6 +19,7 @@ from fastimg.loaders.containers.description import (
     FORMAT_VERSION,
     QUICK_SUM,
     SHARD_KEYS,
+    previewed_field,
 )
 from fastimg.loaders.containers.quick_sums import both_sums_of_file
 from fastimg.loaders.containers.targets import first_class
@@ -155,7 +156,8 @@ def _fields(
         facts.missing = sum(split["missing_fields"][field.name] for split in splits.values())
         each = with_facts(field, facts, before.get(field.name)).to_json()
         stated.append(each | ({"field": names[field.name]} if schema else {}))
-    return {"fields": stated}
+    previewed = source.previewed or (previewed_field(base.description) if base else None)
+    return {"fields": stated, **({"previewed": previewed} if previewed else {})}
 
 
 def _recompressed(plan: list[Shard], journal: Journal, options: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

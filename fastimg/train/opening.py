@@ -36,7 +36,7 @@ from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.bands import bands_of
 from fastimg.loaders.containers.datasets import is_plain_folder
-from fastimg.loaders.containers.description import previewed_field
+from fastimg.loaders.containers.description import previewed_field, read_description
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs import Padding
@@ -91,7 +91,8 @@ def open_data(
             f"train on the shards that `fastimg convert {data} DST` makes"
         )
     check_readable(chosen_backend(config.loader), data, part.dataset)
-    if config.image_field is None and not intent.reads_text(config) and (field := previewed_field(data)) is not None:
+    described = (data / "dataset.json").exists() and config.image_field is None and not intent.reads_text(config)
+    if described and (field := previewed_field(read_description(data))) is not None:
         say(
             console,
             f"{data}: the images are 8-bit previews of the arrays in the field {field!r}, and the model learns from "

@@ -81,12 +81,9 @@ def stated_fields(description: Mapping[str, Any]) -> dict[str, StoredField]:
     return fields
 
 
-def previewed_field(path: Path) -> str | None:
-    """The field that the images of a dataset are previews of: `convert` made them of arrays. None for other data."""
-    if not (path / "dataset.json").exists():
-        return None
-    description = read_description(path)
-    name = description.get("options", {}).get("image_field")
+def previewed_field(description: Mapping[str, Any]) -> str | None:
+    """The field that a dataset's images are previews of, as `convert` makes them of arrays; None for other images."""
+    name = description.get("previewed", description.get("options", {}).get("image_field"))
     return name if name in stated_fields(description) else None
 
 

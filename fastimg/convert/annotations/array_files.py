@@ -111,6 +111,7 @@ def with_arrays(source: Source, root: Path, name: str, mapped: Mapped) -> Source
         readers=(reader,),
         fields=(*source.fields, schema.member),
         stored_fields=(*source.stored_fields, schema),
+        previewed=name,
         remarks=(*source.remarks, told),
     )
 

@@ -183,4 +183,5 @@ def _joined(first: Source, second: Source) -> Source:
         inputs=first.inputs or second.inputs,
         targets=second.targets,
         stored_fields=second.stored_fields,
+        previewed=first.previewed or second.previewed,
     )

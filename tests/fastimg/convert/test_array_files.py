@@ -85,6 +85,33 @@ def test_a_folder_of_arrays(container: Any, tmp_path: Path, cli: Any) -> None:
         assert np.array_equal(found, bands_of(int(number)))
 
 
+@FORMATS
+def test_converted_again_images_are_still_previews(container: Any, tmp_path: Path, cli: Any) -> None:
+    """Also if the first conversion is older than the key, in a dataset of two, and if images are appended."""
+    run(write_arrays(tmp_path / "arrays"), tmp_path / "D")
+    file = tmp_path / "D/dataset.json"
+    described = json.loads(file.read_text())
+    assert described.pop("previewed") == "bands"
+    file.write_text(json.dumps(described))
+    photos = tmp_path / "photos"
+    for number in range(6):
+        photo = photos / "ab"[number % 2] / f"{number + 20}.png"
+        photo.parent.mkdir(parents=True, exist_ok=True)
+        photo.write_bytes(png(mask_of(number, (24, 20))))
+    for name, paths in {
+        "again": (tmp_path / "D", tmp_path / "again", "--format", container),
+        "both": ("--merge", photos, tmp_path / "D", tmp_path / "both", "--format", container),
+        "D": ("--append", photos, tmp_path / "D"),
+    }.items():
+        made = cli("convert", *paths, "--workers", "1")
+        assert made.code == 0, made.err
+        assert json.loads((tmp_path / name / "dataset.json").read_text())["previewed"] == "bands"
+        ran = cli("train", tmp_path / name, "--arch", "test_resnet", "--img-size", "32", "--no-amp", "--dry-run")
+        assert ran.code == 0 and "previews of the arrays in the field 'bands'" in " ".join(ran.out.split()), ran.err
+    convert(Convert(src=tmp_path / "photos", dst=tmp_path / "plain", workers="1"), QUIET)
+    assert "previewed" not in json.loads((tmp_path / "plain/dataset.json").read_text())
+
+
 def test_training_on_arrays_alone(tmp_path: Path, cli: Any) -> None:
     src = write_arrays(tmp_path / "arrays")
     run(src, tmp_path / "D", val_fraction=0.25)

@@ -15,7 +15,12 @@ from fastimg.loaders.containers.betons.dataset import MAX_CLASSES, BetonDataset
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.derived.records import check_index
-from fastimg.loaders.containers.description import declared_targets, read_description, stated_fields
+from fastimg.loaders.containers.description import (
+    declared_targets,
+    previewed_field,
+    read_description,
+    stated_fields,
+)
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError, ShardError
@@ -52,7 +57,12 @@ def read_dataset(src: Path) -> Source:
         source = read_tars(src, files, description["classes"], named, description["content"])
     if stored:
         members = {field.member for field in stored.values() if field.member}
-        source = replace(source, stored_fields=tuple(stored.values()), fields=tuple(sorted({*source.fields, *members})))
+        source = replace(
+            source,
+            stored_fields=tuple(stored.values()),
+            fields=tuple(sorted({*source.fields, *members})),
+            previewed=previewed_field(description),
+        )
     source = replace(source, inputs=tuple(description.get("inputs", ())))
     if not targets:
         return source
