@@ -22,7 +22,7 @@ from .constants import (
 )
 from .endings import ended, store_pixels
 from .levels import blend, contrast_mean, operation, posterized, solarized
-from .pixel import matrix_of, pixels_from
+from .pixel import last_operation, matrix_of, pixels_from
 from .registers import levels_of
 from .rows import mirrored_run, sharpened_row, straight_run
 
@@ -288,7 +288,7 @@ def _each(
     TILES: tl.constexpr = ACROSS * ((HEIGHT + 7) // 8)
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + EACH * THREADS - 1) // (EACH * THREADS)
     TILED: tl.constexpr = WARP == WARPED and 3 * WIDTH % GROUP == 0
-    matrix = matrix_of(row, WARP)
+    matrix, last = matrix_of(row, WARP), last_operation(row, COUNT)
     sweeps, turned = 3 * EACH // GROUP, 0
     if TILED:
         turned = matrix[3]
@@ -318,7 +318,7 @@ def _each(
             y = first // WIDTH
             x = first - y * WIDTH
         pixels = pixels_from(
-            *(image, matrix, row, luts, x, y, phase, SHARPENS, THREADS, GROUP),
+            *(image, matrix, row, luts, last, x, y, phase, SHARPENS, THREADS, GROUP),
             *(FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH),
         )
         store_pixels(

@@ -7,7 +7,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from .constants import COLOR, FLIPPED, HUE, SHARPNESS, WARPED, kernel
 from .hues import turned_hue
 from .levels import blend, clamped, luma, mapped, operation
-from .registers import in_four, moved, packed, unpacked
+from .registers import at_byte, in_four, packed, unpacked
 from .rows import sharpened_pixel, word_at
 
 
@@ -17,6 +17,7 @@ def pixels_from(
     matrix,
     row,
     luts,
+    last,
     x,
     y,
     phase,
@@ -31,23 +32,39 @@ def pixels_from(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Red, green and blue [THREADS, 4] of four pixels from (x, y) [THREADS].
+    """Red, green and blue [THREADS, 4] of four pixels from (x, y) [THREADS]; `last` is the `last_operation`.
 
     Look-ups since the last colour are pending. The last pixel is wanted only where the phase is 2; if GROUP is 4, two
     are.
     """
     if SHARPENS:
-        op, factor = operation(row, COUNT - 1, COUNT)
+        op, factor = last
         if op == SHARPNESS:
             red, green, blue = _sharpened(
-                image, matrix, row, luts, x, y, factor, THREADS, GROUP, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+                image,
+                matrix,
+                row,
+                luts,
+                last,
+                x,
+                y,
+                factor,
+                THREADS,
+                GROUP,
+                FLAT,
+                WARP,
+                COLORS,
+                MAPPED,
+                COUNT,
+                HEIGHT,
+                WIDTH,
             )
         else:
             red, green, blue = unpacked(_four(image, matrix, x, y, phase, THREADS, GROUP, FLAT, WARP, HEIGHT, WIDTH))
-            red, green, blue = colors(row, luts, red, green, blue, COUNT, COLORS, MAPPED, COUNT)
+            red, green, blue = colors(row, luts, last, red, green, blue, COUNT, COLORS, MAPPED, COUNT)
     else:
         red, green, blue = unpacked(_four(image, matrix, x, y, phase, THREADS, GROUP, FLAT, WARP, HEIGHT, WIDTH))
-        red, green, blue = colors(row, luts, red, green, blue, COUNT, COLORS, MAPPED, COUNT)
+        red, green, blue = colors(row, luts, last, red, green, blue, COUNT, COLORS, MAPPED, COUNT)
     return red, green, blue
 
 
@@ -98,6 +115,7 @@ def _sharpened(
     matrix,
     row,
     luts,
+    last,
     x,
     y,
     factor,
@@ -118,17 +136,25 @@ def _sharpened(
         h0, h1, h2, h3 = 0 * x, 0 * x, 0 * x, 0 * x
         for number in range(3):
             v = clamped(y + (number - 1), HEIGHT)
-            before = _near(image, matrix, row, luts, x - 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-            p0 = _near(image, matrix, row, luts, x, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-            p1 = _near(image, matrix, row, luts, x + 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-            after = _near(image, matrix, row, luts, x + 2, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            before = _near(
+                image, matrix, row, luts, last, x - 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+            )
+            p0 = _near(image, matrix, row, luts, last, x, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            p1 = _near(
+                image, matrix, row, luts, last, x + 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+            )
+            after = _near(
+                image, matrix, row, luts, last, x + 2, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+            )
             c0, c1, c2, c3 = c0 + _apart(before), c1 + _apart(p0), c2 + _apart(p1), c3 + _apart(after)
             h0, h1 = tl.where(number == 1, p0, h0), tl.where(number == 1, p1, h1)
             if GROUP == 8:
-                p3 = _near(image, matrix, row, luts, x + 3, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+                p3 = _near(
+                    image, matrix, row, luts, last, x + 3, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+                )
                 h2, h3 = tl.where(number == 1, after, h2), tl.where(number == 1, p3, h3)
                 after = _near(
-                    image, matrix, row, luts, x + 4, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+                    image, matrix, row, luts, last, x + 4, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
                 )
                 c4, c5 = c4 + _apart(p3), c5 + _apart(after)
         before, middle = in_four(c0, c1, c2, c3, THREADS), in_four(c1, c2, c3, c4, THREADS)
@@ -145,7 +171,7 @@ def _sharpened(
         red, green, blue, here = 0 * x, 0 * x, 0 * x, 0 * x
         for number in range(9):
             u, v = x + (number % 3 - 1), clamped(y + (number // 3 - 1), HEIGHT)
-            near = _near(image, matrix, row, luts, u, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            near = _near(image, matrix, row, luts, last, u, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
             r, g, b = unpacked(near)
             red, green, blue, here = red + r, green + g, blue + b, tl.where(number == 4, near, here)
     inner = (x > 0) & (x < WIDTH - 1) & (y > 0) & (y < HEIGHT - 1)
@@ -164,6 +190,7 @@ def _near(
     matrix,
     row,
     luts,
+    last,
     x,
     y,
     valid,
@@ -179,7 +206,7 @@ def _near(
     LAST: tl.constexpr = COUNT - 1
     x = clamped(x, WIDTH)
     red, green, blue = colored(
-        image, matrix, row, luts, x, y, valid, LAST, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+        image, matrix, row, luts, last, x, y, valid, LAST, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
     )
     if (MAPPED >> LAST) & 1:
         red, green, blue = mapped(luts + LAST * 768, red, green, blue)
@@ -192,6 +219,7 @@ def colored(
     matrix,
     row,
     luts,
+    last,
     x,
     y,
     valid,
@@ -207,13 +235,14 @@ def colored(
     """Red, green and blue after the warp and the colours up to column END; look-ups since then are still pending."""
     u, v = warped(matrix, x, y, WARP, HEIGHT, WIDTH)
     red, green, blue = unpacked(sampled(image, u, v, valid, FLAT, WARP, HEIGHT, WIDTH))
-    return colors(row, luts, red, green, blue, END, COLORS, MAPPED, COUNT)
+    return colors(row, luts, last, red, green, blue, END, COLORS, MAPPED, COUNT)
 
 
 @kernel
 def colors(
     row,
     luts,
+    last,
     red,
     green,
     blue,
@@ -225,19 +254,36 @@ def colors(
     """Red, green and blue after the colours up to column END."""
     for column in tl.static_range(END):
         if (COLORS >> column) & 1:
-            op, factor = operation(row, column, COUNT)
+            op, factor = _operation(row, last, column, COUNT)
             if op == COLOR:
                 if (MAPPED >> column) & 1:
                     red, green, blue = mapped(luts + column * 768, red, green, blue)
                 gray = luma(red, green, blue)
                 red, green, blue = blend(gray, red, factor), blend(gray, green, factor), blend(gray, blue, factor)
         if (COLORS >> (8 + column)) & 1:
-            op, turn = operation(row, column, COUNT)
+            op, turn = _operation(row, last, column, COUNT)
             if op == HUE:
                 if (MAPPED >> column) & 1:
                     red, green, blue = mapped(luts + column * 768, red, green, blue)
                 red, green, blue = turned_hue(red, green, blue, turn.to(tl.int32))
     return red, green, blue
+
+
+@kernel
+def _operation(row, last, column: tl.constexpr, COUNT: tl.constexpr):
+    op, factor = last
+    if column < COUNT - 1:
+        op, factor = operation(row, column, COUNT)
+    return op, factor
+
+
+@kernel
+def last_operation(row, COUNT: tl.constexpr):
+    """The `operation` of the last column, which is loaded once."""
+    op, factor = 0, 0.0
+    if COUNT > 0:
+        op, factor = operation(row, COUNT - 1, COUNT)
+    return op, factor
 
 
 @kernel
@@ -297,7 +343,7 @@ def sampled(image, u, v, valid, FLAT: tl.constexpr, WARP: tl.constexpr, HEIGHT: 
         place = (v * WIDTH + u) * 3
         first = place & 3
         word = levels + (place - first)
-        pixel = moved(word_at(word, inside), word_at(word + 4, inside & (first > 1)), first)
+        pixel = at_byte(word_at(word, inside), word_at(word + 4, inside & (first > 1)), first)
         if WARP == WARPED:
             pixel = tl.where(inside, pixel, FILL)
     else:

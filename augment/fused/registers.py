@@ -42,6 +42,23 @@ def moved(low, high, number):
 
 
 @kernel
+def at_byte(low, high, address):
+    """The word that begins at byte `address` % 4 of `low`, which `high` follows."""
+    if INTERPRETED:
+        word = moved(low, high, address & 3)
+    else:
+        word = tl.inline_asm_elementwise(
+            "shf.r.wrap.b32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [low, high, address << 3],  # of which 5 bits count
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    return word
+
+
+@kernel
 def picked(low, high, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr):
     """The word of four bytes of `low`, which are numbers 0 to 3, and `high`, 4 to 7."""
     if INTERPRETED:

@@ -9,7 +9,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from .constants import AUTOCONTRAST, CONTRAST, COUNTS, FIXED, kernel
 from .levels import luma, mapped, operation
-from .pixel import colored, matrix_of
+from .pixel import colored, last_operation, matrix_of
 
 
 @kernel
@@ -44,8 +44,9 @@ def _statistics(
     valid = pixel < HEIGHT * WIDTH
     y = pixel // WIDTH
     x = pixel - y * WIDTH
+    matrix, last = matrix_of(row, WARP), last_operation(row, COUNT)
     red, green, blue = colored(
-        image, matrix_of(row, WARP), row, luts, x, y, valid, COLUMN, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+        image, matrix, row, luts, last, x, y, valid, COLUMN, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
     )
     if (MAPPED >> COLUMN) & 1:
         red, green, blue = mapped(luts + COLUMN * 768, red, green, blue)
