@@ -21,7 +21,7 @@ from .constants import (
     kernel,
 )
 from .endings import ended, store_pixels
-from .levels import blend, contrast_mean, operation, posterized, solarized
+from .levels import blend, contrast_mean, posterized, solarized
 from .pixel import last_operation, matrix_of, pixels_from
 from .registers import levels_of
 from .rows import mirrored_run, sharpened_row, straight_run
@@ -77,24 +77,28 @@ def _pixels(
     out += b.to(tl.int64) * (HEIGHT * WIDTH * 3)
     ending = (final, luts + COUNT * 768, counts + b * COUNTS)
     line = (scale_red, scale_green, scale_blue, bias_red, bias_green, bias_blue)
+    # Whatever the image drew, its words are asked for before anything depends on one of them.
     drawn = RUNS + LOOKED
     if PATHS != RUNS or COUNT > 0:
         drawn = tl.load(row + (WORDS - 1))
+    matrix, last = matrix_of(row, WARP), last_operation(row, COUNT)
     if PATHS == RUNS:
         _run(
-            out, image, row, ending, line, block, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP, COUNT, HEIGHT, WIDTH
+            *(out, image, matrix, last, ending, line, block, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP),
+            *(COUNT, HEIGHT, WIDTH),
         )
     else:
         if (RUNS & PATHS) != 0 and (drawn & RUNS) != 0:
             _run(
-                *(out, image, row, ending, line, block, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP),
+                *(out, image, matrix, last, ending, line, block, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP),
                 *(COUNT, HEIGHT, WIDTH),
             )
         elif (SHARP & PATHS) != 0 and (drawn & SHARP) != 0:
-            _sharp(out, image, row, ending, line, block, ENDING, TYPE, THREADS, EACH, WARP, COUNT, HEIGHT, WIDTH)
+            _sharp(out, image, matrix, last, ending, line, block, ENDING, TYPE, THREADS, EACH, HEIGHT, WIDTH)
         else:
             _each(
-                *(out, image, row, luts, ending, line, block, drawn, LOOKS, ENDING, TYPE, SHARPENS, ERASES, THREADS),
+                *(out, image, matrix, last, row, luts, ending, line, block, drawn, LOOKS, ENDING, TYPE),
+                *(SHARPENS, ERASES, THREADS),
                 *(EACH, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH),
             )
 
@@ -103,7 +107,8 @@ def _pixels(
 def _run(
     out,
     image,
-    row,
+    matrix,
+    last,
     ending,
     line,
     block,
@@ -126,9 +131,7 @@ def _run(
     ROW: tl.constexpr = 3 * WIDTH
     GROUP: tl.constexpr = 4 if TYPE == SINGLE else 8
     STEP: tl.constexpr = THREADS * GROUP
-    mirrored, upside = 0, 0
-    if WARP != STILL:
-        mirrored, upside = tl.load(row), tl.load(row + 4)
+    mirrored, upside = matrix[0], matrix[4]
     start = tl.arange(0, THREADS) * GROUP
     phase = start % 3  # of every third run: blocks begin with red
     by_channel = _by_channel(phase, line)
@@ -146,7 +149,7 @@ def _run(
             w2, w3 = straight_run(levels, second, upside, v2, GROUP, HEIGHT, ROW)
             w4, w5 = straight_run(levels, third, upside, v3, GROUP, HEIGHT, ROW)
         _looked(
-            *(out, (w0, w1, w2, w3, w4, w5), row, drawn, first, by_channel, ending, LOOKS, ENDING, TYPE),
+            *(out, (w0, w1, w2, w3, w4, w5), last, drawn, first, by_channel, ending, LOOKS, ENDING, TYPE),
             *(THREADS, GROUP, COUNT, HEIGHT * WIDTH),
         )
 
@@ -155,7 +158,7 @@ def _run(
 def _looked(
     out,
     runs,
-    row,
+    last,
     drawn,
     first,
     by_channel,
@@ -173,7 +176,7 @@ def _looked(
     if not LOOKS or (drawn & LOOKED) == 0:
         _three(given, 0, 0.0, NOTHING, ENDING, TYPE, THREADS, GROUP, 3 * PIXELS)
     elif COUNT == 1:
-        op, magnitude = operation(row, 0, COUNT)
+        op, magnitude = last
         if (op == BRIGHTNESS) | (op == CONTRAST):
             gray = 0
             if op == CONTRAST:
@@ -221,7 +224,8 @@ def _three(
 def _sharp(
     out,
     image,
-    row,
+    matrix,
+    last,
     ending,
     line,
     block,
@@ -229,16 +233,11 @@ def _sharp(
     TYPE: tl.constexpr,
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
-    WARP: tl.constexpr,
-    COUNT: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """An image that is at most flipped, and sharpened: whole words in, whole words out, one run a thread at a time."""
-    mirrored, upside = 0, 0
-    if WARP != STILL:
-        mirrored, upside = tl.load(row), tl.load(row + 4)
-    _, factor = operation(row, COUNT - 1, COUNT)
+    mirrored, upside, factor = matrix[0], matrix[4], last[1]
     for sweep in range(3 * EACH // 8):
         run = (block * (3 * EACH // 8) + sweep) * THREADS + tl.arange(0, THREADS)
         start = run * 8
@@ -254,6 +253,8 @@ def _sharp(
 def _each(
     out,
     image,
+    matrix,
+    last,
     row,
     luts,
     ending,
@@ -288,7 +289,6 @@ def _each(
     TILES: tl.constexpr = ACROSS * ((HEIGHT + 7) // 8)
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + EACH * THREADS - 1) // (EACH * THREADS)
     TILED: tl.constexpr = WARP == WARPED and 3 * WIDTH % GROUP == 0
-    matrix, last = matrix_of(row, WARP), last_operation(row, COUNT)
     sweeps, turned = 3 * EACH // GROUP, 0
     if TILED:
         turned = matrix[3]
