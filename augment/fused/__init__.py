@@ -34,9 +34,9 @@ Measured on an H200 for 1024 x 3 x 224 x 224, uint8 to bfloat16 (`benchmarks/gpu
 medians of 10), before runs, rows and tiles were as described: a copy of the same 462 MB takes 0.111 ms, flips took
 0.153, TrivialAugment 0.215. `benchmarks/kernels.py` explains that: each multiprocessor's L1 cache gives a line of 128
 bytes a cycle, and TrivialAugment touched 233 for each 256 pixels, which take 0.179 ms; stores touched 1.76 times the
-bytes that they wrote, and 1.55 times for flips. Now it counts 110 lines, 0.084 ms, and 33 for flips; stores touch what
-they write. Instructions are 20.7 a value, 0.096 ms, instead of 15.0. From perfect overlap to none that predicts 0.118
-to 0.310 ms for TrivialAugment (0.189 to 0.378 before). What it takes on a GPU is unmeasured.
+bytes that they wrote, and 1.55 times for flips. Now it counts 109 lines, 0.083 ms, and 33 for flips; stores touch what
+they write. Instructions are 20.9 a value, 0.096 ms, instead of 15.0. From perfect overlap to none that predicts 0.118
+to 0.309 ms for TrivialAugment (0.189 to 0.378 before). What it takes on a GPU is unmeasured.
 
 In: a plan, a batch on a GPU, a table. Out: the model's input. Must not know: loaders, the application.
 """
