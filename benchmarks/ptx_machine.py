@@ -183,7 +183,8 @@ class Machine:
             low, high = (pairs & 0xFFFF) * (levels & 0xFF), (pairs >> 16) * ((levels >> 8) & 0xFF)
             return total + low + high
         if name == "popc":
-            return np.bitwise_count(self.value(given[0], f"u{kind[1:]}")).astype(np.uint32)
+            digits = np.unpackbits(self.value(given[0], f"u{kind[1:]}").copy().view(np.uint8), axis=-1)
+            return digits.reshape(*self.shape, -1).sum(axis=-1, dtype=np.uint32)
         if kind in ("s16x2", "u16x2"):
             pairs = [self.value(operand, "u32").view(np.uint16) for operand in given]
             return _PLAIN[name](*pairs).view(np.uint32)
