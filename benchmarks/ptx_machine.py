@@ -165,6 +165,12 @@ class Machine:
             return (wide >> unused if kind.startswith("s") else shifted(wide.view(np.uint64), unused, False)).astype(
                 value.dtype
             )
+        if name == "bfi":
+            new, old, start, length = (self.value(operand, "u32") for operand in given)
+            mask = shifted(
+                shifted(np.full(self.shape, 1, np.uint32), length, left=True) - np.uint32(1), start, left=True
+            )
+            return (shifted(new, start, left=True) & mask) | (old & ~mask)
         if name == "prmt":
             return self._permuted(given)
         if name == "shf":

@@ -289,17 +289,17 @@ def _each(
     TILES: tl.constexpr = ACROSS * ((HEIGHT + 7) // 8)
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + EACH * THREADS - 1) // (EACH * THREADS)
     TILED: tl.constexpr = WARP == WARPED and 3 * WIDTH % GROUP == 0
-    sweeps, turned = 3 * EACH // GROUP, 0
-    if TILED:
-        turned = matrix[3]
-        if turned != 0:
-            sweeps = (TILES * 32 + BLOCKS * THREADS - 1) // (BLOCKS * THREADS)
+    RUNS_EACH: tl.constexpr = 3 * EACH // GROUP  # of a thread, in the order of memory
+    TILES_EACH: tl.constexpr = (TILES * 32 + BLOCKS * THREADS - 1) // (BLOCKS * THREADS) if TILED else 0
+    turned = matrix[3]
     box = (0, 0, 0, 0)
     if ERASES:
         box = (tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9))
     thread = tl.arange(0, THREADS)
-    for sweep in range(sweeps):
-        run = (block * (3 * EACH // GROUP) + sweep) * THREADS + thread
+    for sweep in range(max(RUNS_EACH, TILES_EACH)):
+        run = (block * RUNS_EACH + sweep) * THREADS + thread
+        if TILES_EACH > RUNS_EACH and sweep >= RUNS_EACH:
+            run += TOTAL  # behind the end: only tiles need this sweep
         if 3 * WIDTH % GROUP == 0:
             if TILED and turned != 0:
                 tile = (sweep * BLOCKS + block) * (THREADS // 32) + thread // 32

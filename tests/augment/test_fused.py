@@ -234,7 +234,7 @@ class TestInterpreted:
         for dtype in DTYPES:
             check(plan, images(4, *shape), None, dtype)
 
-    @pytest.mark.parametrize("shape", [(1, 8), (9, 8), (8, 32), (23, 40), (70, 64), (64, 72)])
+    @pytest.mark.parametrize("shape", [(1, 8), (9, 8), (8, 32), (23, 40), (70, 64), (64, 72), (1360, 8)])
     def test_rotations_of_rows_of_whole_words(self, shape):
         """Tiles of 8 rows and 4 runs, of which some lie outside of the image."""
         plan = draw(POLICIES["rotate"], np.arange(5), 0, 0)

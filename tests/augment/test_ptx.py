@@ -53,6 +53,7 @@ WHOLE = [
     ("flips", torch.uint8, (9, 16)),
     ("rotate", torch.bfloat16, (33, 40)),
     ("rotate", torch.float32, (12, 20)),
+    ("rotate", torch.float16, (1360, 8)),  # a thread makes four runs in tiles, and three otherwise
     ("trivial", torch.bfloat16, (40, 64)),
     ("trivial", torch.float32, (13, 12)),
     ("trivial", torch.uint8, (16, 24)),
