@@ -29,6 +29,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -166,6 +167,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print records instead of a table, and append nothing")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "kernels.jsonl")
     args = parser.parse_args()
+    if args.before and not (args.before / "augment" / "fused").is_dir():
+        parser.error(f"--before {args.before}: not a checkout, which has augment/fused")
+    if shutil.which(args.python) is None:
+        parser.error(f"--python {args.python}: no such program")
     if args.quick:
         args.policies, args.dtypes, args.images = ["flips"], ["bf16"], 4
     if args.before or args.python != sys.executable:

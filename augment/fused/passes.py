@@ -318,7 +318,7 @@ def _each(
             y = first // WIDTH
             x = first - y * WIDTH
         pixels = pixels_from(
-            *(image, matrix, row, luts, last, x, y, phase, SHARPENS, THREADS, GROUP),
+            *((image, matrix, row, luts, last), x, y, phase, SHARPENS, THREADS, GROUP),
             *(FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH),
         )
         store_pixels(

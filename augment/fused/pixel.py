@@ -13,11 +13,7 @@ from .rows import sharpened_pixel, word_at
 
 @kernel
 def pixels_from(
-    image,
-    matrix,
-    row,
-    luts,
-    last,
+    source,
     x,
     y,
     phase,
@@ -32,32 +28,17 @@ def pixels_from(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Red, green and blue [THREADS, 4] of four pixels from (x, y) [THREADS]; `last` is the `last_operation`.
+    """Red, green and blue [THREADS, 4] of four pixels from (x, y) [THREADS].
 
-    Look-ups since the last colour are pending. The last pixel is wanted only where the phase is 2; if GROUP is 4, two
-    are.
+    `source` is the image, its `matrix_of`, its words, its tables and its `last_operation`. Look-ups since the last
+    colour are pending. The last pixel is wanted only where the phase is 2; if GROUP is 4, two are.
     """
+    image, matrix, row, luts, last = source
     if SHARPENS:
         op, factor = last
         if op == SHARPNESS:
             red, green, blue = _sharpened(
-                image,
-                matrix,
-                row,
-                luts,
-                last,
-                x,
-                y,
-                factor,
-                THREADS,
-                GROUP,
-                FLAT,
-                WARP,
-                COLORS,
-                MAPPED,
-                COUNT,
-                HEIGHT,
-                WIDTH,
+                source, x, y, factor, THREADS, GROUP, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
             )
         else:
             red, green, blue = unpacked(_four(image, matrix, x, y, phase, THREADS, GROUP, FLAT, WARP, HEIGHT, WIDTH))
@@ -111,11 +92,7 @@ def _one(image, matrix, x, y, FLAT: tl.constexpr, WARP: tl.constexpr, HEIGHT: tl
 
 @kernel
 def _sharpened(
-    image,
-    matrix,
-    row,
-    luts,
-    last,
+    source,
     x,
     y,
     factor,
@@ -136,26 +113,16 @@ def _sharpened(
         h0, h1, h2, h3 = 0 * x, 0 * x, 0 * x, 0 * x
         for number in range(3):
             v = clamped(y + (number - 1), HEIGHT)
-            before = _near(
-                image, matrix, row, luts, last, x - 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
-            )
-            p0 = _near(image, matrix, row, luts, last, x, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-            p1 = _near(
-                image, matrix, row, luts, last, x + 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
-            )
-            after = _near(
-                image, matrix, row, luts, last, x + 2, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
-            )
+            before = _near(source, x - 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            p0 = _near(source, x, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            p1 = _near(source, x + 1, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            after = _near(source, x + 2, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
             c0, c1, c2, c3 = c0 + _apart(before), c1 + _apart(p0), c2 + _apart(p1), c3 + _apart(after)
             h0, h1 = tl.where(number == 1, p0, h0), tl.where(number == 1, p1, h1)
             if GROUP == 8:
-                p3 = _near(
-                    image, matrix, row, luts, last, x + 3, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
-                )
+                p3 = _near(source, x + 3, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
                 h2, h3 = tl.where(number == 1, after, h2), tl.where(number == 1, p3, h3)
-                after = _near(
-                    image, matrix, row, luts, last, x + 4, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
-                )
+                after = _near(source, x + 4, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
                 c4, c5 = c4 + _apart(p3), c5 + _apart(after)
         before, middle = in_four(c0, c1, c2, c3, THREADS), in_four(c1, c2, c3, c4, THREADS)
         after = in_four(c2, c3, c4, c5, THREADS)
@@ -171,7 +138,7 @@ def _sharpened(
         red, green, blue, here = 0 * x, 0 * x, 0 * x, 0 * x
         for number in range(9):
             u, v = x + (number % 3 - 1), clamped(y + (number // 3 - 1), HEIGHT)
-            near = _near(image, matrix, row, luts, last, u, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            near = _near(source, u, v, inside, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
             r, g, b = unpacked(near)
             red, green, blue, here = red + r, green + g, blue + b, tl.where(number == 4, near, here)
     inner = (x > 0) & (x < WIDTH - 1) & (y > 0) & (y < HEIGHT - 1)
@@ -186,11 +153,7 @@ def _apart(pixel):
 
 @kernel
 def _near(
-    image,
-    matrix,
-    row,
-    luts,
-    last,
+    source,
     x,
     y,
     valid,
@@ -204,10 +167,9 @@ def _near(
 ):
     """The nearest pixel of the row, before the last column."""
     LAST: tl.constexpr = COUNT - 1
+    luts = source[3]
     x = clamped(x, WIDTH)
-    red, green, blue = colored(
-        image, matrix, row, luts, last, x, y, valid, LAST, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
-    )
+    red, green, blue = colored(source, x, y, valid, LAST, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
     if (MAPPED >> LAST) & 1:
         red, green, blue = mapped(luts + LAST * 768, red, green, blue)
     return packed(red, green, blue)
@@ -215,11 +177,7 @@ def _near(
 
 @kernel
 def colored(
-    image,
-    matrix,
-    row,
-    luts,
-    last,
+    source,
     x,
     y,
     valid,
@@ -233,6 +191,7 @@ def colored(
     WIDTH: tl.constexpr,
 ):
     """Red, green and blue after the warp and the colours up to column END; look-ups since then are still pending."""
+    image, matrix, row, luts, last = source
     u, v = warped(matrix, x, y, WARP, HEIGHT, WIDTH)
     red, green, blue = unpacked(sampled(image, u, v, valid, FLAT, WARP, HEIGHT, WIDTH))
     return colors(row, luts, last, red, green, blue, END, COLORS, MAPPED, COUNT)

@@ -46,7 +46,7 @@ def _statistics(
     x = pixel - y * WIDTH
     matrix, last = matrix_of(row, WARP), last_operation(row, COUNT)
     red, green, blue = colored(
-        image, matrix, row, luts, last, x, y, valid, COLUMN, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+        (image, matrix, row, luts, last), x, y, valid, COLUMN, FLAT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
     )
     if (MAPPED >> COLUMN) & 1:
         red, green, blue = mapped(luts + COLUMN * 768, red, green, blue)

@@ -43,6 +43,14 @@ def test_the_quick_option(tmp_path):
     assert "flips" in done.stdout and str(tmp_path) not in out.read_text()
 
 
+@pytest.mark.parametrize("flag", ["--before", "--python"])
+def test_what_is_missing_is_named(kernels, flag, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "--quick", flag, "nowhere/python"])
+    with pytest.raises(SystemExit) as ended:
+        kernels.main()
+    assert ended.value.code == 2 and f"{flag} nowhere/python: n" in capsys.readouterr().err
+
+
 def test_instructions_count_as_those_of_machine_code(kernels):
     costs = {"add.s32": 1, "fma.f32": 1, "add.s64": 2, "mov.b64": 0, "cvt.u64": 0, "cvt.f32": 1, "ld.b64": 1, "bra": 0}
     assert {name: kernels.cost(name) for name in costs} == costs
