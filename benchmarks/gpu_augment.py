@@ -5,7 +5,7 @@ import importlib.util
 import io
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from gpu_clocks import clocks
 from images import list_images, photograph
 from PIL import Image
 
-from fastimg.augment import Policy, apply, backends, draw
+from fastimg.augment import Plan, Policy, apply, backends, draw
+from fastimg.augment.ops import BINS
+from fastimg.augment.ops import TRIVIAL as trivial_operations
 
 FLIPS = Policy(hflip=0.5)
 TRIVIAL = Policy(hflip=0.5, trivial=True)
@@ -166,6 +168,47 @@ def natural(bench: Bench, count: int) -> tuple[torch.Tensor, str]:
         cut = image.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
         pixels[number] = np.asarray(cut)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).to(bench.device), origin
+
+
+def operations(bench: Bench) -> None:
+    """TrivialAugment's operations, each drawn by all images of a batch, and the kernels of a mixed batch one by one."""
+    from torch.profiler import ProfilerActivity, profile
+
+    count, device, dtype = bench.sizes.augment_batch, bench.device, torch.bfloat16
+    images, origin = natural(bench, count)
+    plans = {name: _of_one_operation(number, count) for number, name in enumerate(trivial_operations)}
+    calls = {name: partial(apply, plan, images, TRIVIAL, dtype) for name, plan in plans.items()}
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(2 + max(1, 2 * (bench.sizes.repeats - 1))):
+        for name, call in calls.items():
+            timed = enqueued(call, device)
+            if number >= min(2, bench.sizes.repeats - 1):  # kernels are compiled
+                found[name].append(timed.milliseconds)
+    rows: list[dict[str, Any]] = [{"what": n, "milliseconds": measure.Spread.of(t)} for n, t in found.items()]
+    rows[0] |= {"images": origin, **clocks(device)}
+    bench.report(f"an operation for all of {count} images of {bench.sizes.crop} pixels, uint8 -> bf16", rows)
+    if device.type != "cuda":
+        return
+    plan = draw(TRIVIAL, torch.arange(count), 0, 0)
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(_CALLS):
+            apply(plan, images, TRIVIAL, dtype)
+        torch.cuda.synchronize(device)
+    kernels: dict[str, list[float]] = {}
+    for event in trace.events() or []:
+        kernels.setdefault(event.name, []).append(event.device_time_total / 1000)
+    rows = [{"kernel": n, "milliseconds": measure.Spread.of(t)} for n, t in kernels.items() if len(t) >= _CALLS]
+    bench.report("TrivialAugment's kernels and copies in a trace", rows)
+
+
+def _of_one_operation(number: int, count: int) -> Plan:
+    """A plan of TrivialAugment and flips in which `count` images drew operation `number`, in all of its strengths."""
+    plan = draw(TRIVIAL, torch.arange(2 * len(trivial_operations) * count), 0, 0)
+    rows = torch.nonzero(plan.trivial // (2 * BINS) == number)[:count, 0]
+    if len(rows) < count:
+        raise RuntimeError(f"operation {number} was drawn by {len(rows)} images, fewer than {count}")
+    taken = {field: getattr(plan, field)[rows] for field in ("hflip", "vflip", "angle", "trivial", "ops", "magnitudes")}
+    return replace(plan, **taken)
 
 
 def augment_peers(bench: Bench) -> None:

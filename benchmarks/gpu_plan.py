@@ -144,6 +144,13 @@ SECTIONS = {
             what="augmentation against torchvision v2 and Kornia",
         ),
         Section(
+            name="augment-operations",
+            function="gpu_augment:operations",
+            seconds=30,
+            second=True,
+            what="augmentation by each of TrivialAugment's operations, and by each kernel",
+        ),
+        Section(
             name="cifar",
             function="gpu_measures:cifar",
             seconds=80,

@@ -59,6 +59,7 @@ SECTIONS = {
     "overlap": ("gpu_measures:overlap", "test_resnet, batch 8, 1 threads"),
     "parity": ("gpu_parity:parity", "augmentation = reference, bit for bit"),
     "versions": ("gpu_versions:versions", "seconds per import, in this order"),
+    "augment-operations": ("gpu_augment:operations", "an operation for all of 8 images of 64 pixels"),
     "augment-peers": ("gpu_augment:augment_peers", "8x3x64x64 uint8 -> bf16, by the clock, random crops"),
 }
 
