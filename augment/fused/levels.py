@@ -31,7 +31,17 @@ def luma(red, green, blue):
 @kernel
 def smooth(total, centre):
     """`ops.smooth` from the sum of nine levels and the one in the centre."""
-    return (total + 4 * centre + 6) // 13  # of whole numbers, the same as (2 * (total + 4 * centre) + 13) // 26
+    return thirteenth(total + 4 * centre + 6)  # of whole numbers, the same as (2 * (total + 4 * centre) + 13) // 26
+
+
+@kernel
+def thirteenth(number):
+    """`number` // 13 for 0 to 13 * 256.
+
+    Written as a division, LLVM computes it in packed 16-bit numbers, and ptxas 12.8 loses a constant that is added to
+    two of them where only one is used.
+    """
+    return (number * 20165) >> 18
 
 
 @kernel
