@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from ptx_memory import Array, Memory
-from ptx_values import TYPES, as_type, bits_of, brain, half, shifted
+from ptx_values import TYPES, as_type, bits_of, brain, half, shifted, towards_zero
 
 WARP, LINE, SECTOR = 32, 128, 32
 _REGISTER = re.compile(r"%([a-z]+)\d*")
@@ -217,7 +217,7 @@ class Machine:
             return product.astype(TYPES[result])
         if name == "fma":
             a, b, c = (self.value(operand, kind).astype(np.float64) for operand in given)
-            return (a * b + c).astype(np.float32)
+            return towards_zero(a * b + c) if "rz" in one.parts else (a * b + c).astype(np.float32)
         if name in ("div", "rem"):
             left, right = self.value(given[0], kind), self.value(given[1], kind)
             if kind in ("f32", "f64"):

@@ -39,6 +39,12 @@ def shifted(value: Array, amount: Array, left: bool) -> Array:
     return np.where(amount < bits, value >> less, 0).astype(value.dtype)
 
 
+def towards_zero(value: Array) -> Array:
+    """float64 as float32, rounded towards zero."""
+    near = value.astype(np.float32)
+    return np.where(np.abs(near.astype(np.float64)) > np.abs(value), np.nextafter(near, np.float32(0)), near)
+
+
 def brain(value: Array) -> Array:
     bits = value.astype(np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(np.uint16)

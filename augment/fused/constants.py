@@ -32,10 +32,16 @@ FIXED = tl.constexpr(Sized.FIXED)
 STILL, FLIPPED, WARPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # How a level becomes a value: by a table, by a line (scale * level + bias, as in `lines`), or not at all.
 TABLE, LINE, LEVELS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-# An image's last word is the sum of RUNS if it is at most flipped and looked up, or SHARP if at most flipped and then
-# sharpened, and LOOKED if a look-up follows its last colour. A kernel contains the paths RUNS, SHARP, and PIXELS, which
-# any image may take.
-RUNS, LOOKED, SHARP, PIXELS = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(8)
+# An image's last word is the sum of RUNS if its rows are rows of the result and at most looked up, with SHIFTED if they
+# are not only flipped; or SHARP if it is at most flipped and then sharpened; and LOOKED if a look-up follows its last
+# colour. A kernel contains the paths RUNS, SHIFTED, SHARP, and PIXELS, which any image may take.
+RUNS, LOOKED, SHARP, PIXELS, SHIFTED = (
+    tl.constexpr(1),
+    tl.constexpr(2),
+    tl.constexpr(4),
+    tl.constexpr(8),
+    tl.constexpr(16),
+)
 SINGLE, BRAIN, HALF, BYTE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # types of the result
 INTERPRETED = tl.constexpr(is_interpreted)
 BRIGHTNESS, COLOR, CONTRAST = (

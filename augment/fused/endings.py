@@ -4,7 +4,7 @@
 
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .constants import BRAIN, BYTE, HALF, INTERPRETED, LEVELS, SINGLE, TABLE, kernel
+from .constants import BRAIN, BYTE, HALF, INTERPRETED, LEVELS, LINE, SINGLE, TABLE, kernel
 from .levels import mapped
 from .registers import four_of, in_four, levels_of, moved, run_from
 
@@ -77,17 +77,40 @@ def store_pixels(
     r0, r1, r2, r3 = four_of(red, THREADS)
     g0, g1, g2, g3 = four_of(green, THREADS)
     b0, b1, b2, b3 = four_of(blue, THREADS)
-    one = _four_ended(in_four(r0, g0, b0, r1, THREADS), 0, line, ending, ENDING, TYPE)
-    two = _four_ended(in_four(g1, b1, r2, g2, THREADS), 1, line, ending, ENDING, TYPE)
-    three = _four_ended(in_four(b2, r3, g3, b3, THREADS), 2, line, ending, ENDING, TYPE)
-    if ERASES and box[2] > 0:
-        e0, e1, e2, e3 = four_of(_erased(place, box, WIDTH), THREADS)
-        one = tl.where(in_four(e0, e0, e0, e1, THREADS), _colours(ending[0], 0), one)
-        two = tl.where(in_four(e1, e1, e2, e2, THREADS), _colours(ending[0], 1), two)
-        three = tl.where(in_four(e2, e3, e3, e3, THREADS), _colours(ending[0], 2), three)
-    v0, v1, v2, v3 = four_of(one.to(tl.int32), THREADS)
-    v4, v5, v6, v7 = four_of(two.to(tl.int32), THREADS)
-    v8, v9, v10, v11 = four_of(three.to(tl.int32), THREADS)
+    if ENDING == LINE and (TYPE == BRAIN or TYPE == HALF) and not ERASES:
+        w0, w1 = _rounded_pair(r0, g0, 0, line, TYPE), _rounded_pair(b0, r1, 2, line, TYPE)
+        w2, w3 = _rounded_pair(g1, b1, 1, line, TYPE), _rounded_pair(r2, g2, 0, line, TYPE)
+        values = _moved_words(w0, w1, w2, w3, _rounded_pair(b2, r3, 2, line, TYPE), phase, THREADS)
+    else:
+        one = _four_ended(in_four(r0, g0, b0, r1, THREADS), 0, line, ending, ENDING, TYPE)
+        two = _four_ended(in_four(g1, b1, r2, g2, THREADS), 1, line, ending, ENDING, TYPE)
+        three = _four_ended(in_four(b2, r3, g3, b3, THREADS), 2, line, ending, ENDING, TYPE)
+        if ERASES and box[2] > 0:
+            e0, e1, e2, e3 = four_of(_erased(place, box, WIDTH), THREADS)
+            one = tl.where(in_four(e0, e0, e0, e1, THREADS), _colours(ending[0], 0), one)
+            two = tl.where(in_four(e1, e1, e2, e2, THREADS), _colours(ending[0], 1), two)
+            three = tl.where(in_four(e2, e3, e3, e3, THREADS), _colours(ending[0], 2), three)
+        values = _moved_values(one.to(tl.int32), two.to(tl.int32), three.to(tl.int32), phase, TYPE, THREADS, GROUP)
+    if TOTAL % GROUP == 0:
+        WORDS: tl.constexpr = 2 if TYPE == BYTE else 4
+        place = (run * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
+        tl.store(out.to(tl.pointer_type(tl.int32)) + place, values, mask=(run < TOTAL // GROUP)[:, None])
+    else:
+        place = (run * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+        if TYPE == BYTE:
+            low, high = tl.split(values)
+            values = levels_of(low, high, THREADS, GROUP)
+        elif TYPE != SINGLE:
+            values = tl.reshape(tl.join(values & 0xFFFF, values >> 16), [THREADS, GROUP])
+        tl.store(out + place, values.to(out.dtype.element_ty), mask=place < TOTAL)
+
+
+@kernel
+def _moved_values(one, two, three, phase, TYPE: tl.constexpr, THREADS: tl.constexpr, GROUP: tl.constexpr):
+    """A run's words, from `phase` behind the first of twelve values; float32 are a word each."""
+    v0, v1, v2, v3 = four_of(one, THREADS)
+    v4, v5, v6, v7 = four_of(two, THREADS)
+    v8, v9, v10, v11 = four_of(three, THREADS)
     if TYPE == BYTE:
         low, high = run_from(_bytes(v0, v1, v2, v3), _bytes(v4, v5, v6, v7), _bytes(v8, v9, v10, v11), phase, GROUP)
         values = tl.join(low, high)
@@ -101,25 +124,53 @@ def store_pixels(
         )
     else:
         w0, w1, w2, w3, w4 = _pair(v0, v1), _pair(v2, v3), _pair(v4, v5), _pair(v6, v7), _pair(v8, v9)
-        values = in_four(
-            moved(w0, w1, 2 * phase),
-            moved(w1, w2, 2 * phase),
-            moved(w2, w3, 2 * phase),
-            moved(w3, w4, 2 * phase),
-            THREADS,
-        )
-    if TOTAL % GROUP == 0:
-        WORDS: tl.constexpr = 2 if TYPE == BYTE else 4
-        place = (run * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
-        tl.store(out.to(tl.pointer_type(tl.int32)) + place, values, mask=(run < TOTAL // GROUP)[:, None])
+        values = _moved_words(w0, w1, w2, w3, w4, phase, THREADS)
+    return values
+
+
+@kernel
+def _moved_words(w0, w1, w2, w3, w4, phase, THREADS: tl.constexpr):
+    """Four words of two values, from `phase` values behind the first of five words."""
+    return in_four(
+        moved(w0, w1, 2 * phase),
+        moved(w1, w2, 2 * phase),
+        moved(w2, w3, 2 * phase),
+        moved(w3, w4, 2 * phase),
+        THREADS,
+    )
+
+
+@kernel
+def _rounded_pair(first, second, channel: tl.constexpr, line, TYPE: tl.constexpr):
+    """Two levels of consecutive channels as a word of two values: what `_rounded` gives, in one instruction less."""
+    scale, bias = _of(channel, line[0], line[1], line[2]), _of(channel, line[3], line[4], line[5])
+    next_scale = _of(channel + 1, line[0], line[1], line[2])
+    next_bias = _of(channel + 1, line[3], line[4], line[5])
+    if INTERPRETED:
+        low = _rounded(first, scale, bias, TYPE).to(tl.int32)
+        word = _pair(low, _rounded(second, next_scale, next_bias, TYPE).to(tl.int32))
     else:
-        place = (run * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
-        if TYPE == BYTE:
-            low, high = tl.split(values)
-            values = levels_of(low, high, THREADS, GROUP)
-        elif TYPE != SINGLE:
-            values = tl.reshape(tl.join(values & 0xFFFF, values >> 16), [THREADS, GROUP])
-        tl.store(out + place, values.to(out.dtype.element_ty), mask=place < TOTAL)
+        low = tl.fma(first.to(tl.float32), scale, bias)
+        high = tl.fma(second.to(tl.float32), next_scale, next_bias)
+        word = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;" if TYPE == BRAIN else "cvt.rn.f16x2.f32 $0, $2, $1;",
+            "=r,f,f",
+            [low, high],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    return word
+
+
+@kernel
+def _of(channel: tl.constexpr, red, green, blue):
+    value = red
+    if channel % 3 == 1:
+        value = green
+    elif channel % 3 == 2:
+        value = blue
+    return value
 
 
 @kernel

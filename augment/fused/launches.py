@@ -29,6 +29,7 @@ from .constants import (
     PIXELS,
     RUNS,
     SHARP,
+    SHIFTED,
     STILL,
     TABLE,
     THREADS,
@@ -113,7 +114,7 @@ def _launch(
                 _count(lists[number], counted, images, words, luts, turn)
     kind: dict[str, Any] = {"SHARPENS": columns.sharpens, "ERASES": plan is not None and plan.erasing is not None}
     kind |= {"PATHS": _paths(images, out, kind, image), "TYPE": _TYPES.index(out.dtype), "THREADS": THREADS}
-    kind["EACH"] = 16 if kind["PATHS"] == RUNS.value and height * width > 8 * THREADS else 8
+    kind["EACH"] = 16 if height * width >= 64 * THREADS else 8
     grid = (batch * triton.cdiv(height * width, kind["EACH"] * THREADS),)
     six = (0.0,) * 6 if line is None else (*line.scales, *line.biases)
     _pixels[grid](
@@ -163,7 +164,8 @@ def _paths(images: torch.Tensor, out: torch.Tensor, kind: Mapping[str, Any], ima
     simple = image["WARP"] != WARPED.value and not (image["COLORS"] or kind["SHARPENS"] or kind["ERASES"])
     if simple:
         return int(RUNS.value)
-    return int(RUNS.value + PIXELS.value + SHARP.value * (kind["SHARPENS"] and group == 8))
+    shifted = SHIFTED.value * (image["WARP"] == WARPED.value and image["FILL"] == 0)
+    return int(RUNS.value + PIXELS.value + shifted + SHARP.value * (kind["SHARPENS"] and group == 8))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,18 +270,21 @@ def _still(plan: Plan) -> npt.NDArray[np.bool_]:
 def _drawn(
     plan: Plan, words: npt.NDArray[np.int32], columns: "_Columns", still: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int32]:
-    """The last words [B]: RUNS or SHARP by what an image drew, and LOOKED, see `constants`."""
+    """The last words [B]: RUNS, SHIFTED or SHARP by what an image drew, and LOOKED, see `constants`."""
     ops = plan.ops.numpy()
-    runs, looked = still & (words[:, 8] == 0), np.zeros(len(words), np.bool_)  # no box is erased
-    sharp = np.zeros(len(words), np.bool_)
+    whole, looked = words[:, 8] == 0, np.zeros(len(words), np.bool_)  # no box is erased
+    sharp, shifted = np.zeros(len(words), np.bool_), np.zeros(len(words), np.bool_)
     if columns.sharpens:
-        sharp = runs & (ops[:, -1] == Op.SHARPNESS) & ~(_COLORS | _LOOKUPS)[ops[:, :-1]].any(axis=1)
+        sharp = still & whole & (ops[:, -1] == Op.SHARPNESS) & ~(_COLORS | _LOOKUPS)[ops[:, :-1]].any(axis=1)
+    if _warp(plan) == WARPED.value and _fill(plan) == 0:  # rows of the result are rows of the image
+        shifted = ~still & (np.abs(words[:, 0]) == 1 << 16) & (words[:, 3] == 0)
+    runs = (still | shifted) & whole
     for column in range(columns.count):
         colored = _COLORS[ops[:, column]]
         runs &= ~colored
         looked = (looked & ~colored) | _LOOKUPS[ops[:, column]]
     drawn: npt.NDArray[np.int32] = runs * np.int32(RUNS.value) + looked * np.int32(LOOKED.value)
-    return drawn + sharp * np.int32(SHARP.value)
+    return drawn + sharp * np.int32(SHARP.value) + shifted * np.int32(SHIFTED.value)
 
 
 @functools.cache

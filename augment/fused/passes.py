@@ -9,10 +9,12 @@ from .constants import (
     CONTRAST,
     COUNTS,
     ENTRIES,
+    LINE,
     LOOKED,
     POSTERIZE,
     RUNS,
     SHARP,
+    SHIFTED,
     SINGLE,
     SOLARIZE,
     STILL,
@@ -24,7 +26,7 @@ from .endings import ended, store_pixels
 from .levels import blend, contrast_mean, posterized, solarized
 from .pixel import last_operation, matrix_of, pixels_from
 from .registers import levels_of
-from .rows import mirrored_run, sharpened_row, straight_run
+from .rows import mirrored_run, sharpened_run, shifted_run, straight_run
 
 BY_TABLE, NOTHING = tl.constexpr(-1), tl.constexpr(-2)  # how levels are looked up, beside the operations that do it
 
@@ -84,14 +86,14 @@ def _pixels(
     matrix, last = matrix_of(row, WARP), last_operation(row, COUNT)
     if PATHS == RUNS:
         _run(
-            *(out, image, matrix, last, ending, line, block, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP),
+            *(out, image, matrix, last, ending, line, block, drawn, PATHS, LOOKS, ENDING, TYPE, THREADS, EACH, WARP),
             *(COUNT, HEIGHT, WIDTH),
         )
     else:
         if (RUNS & PATHS) != 0 and (drawn & RUNS) != 0:
             _run(
-                *(out, image, matrix, last, ending, line, block, drawn, LOOKS, ENDING, TYPE, THREADS, EACH, WARP),
-                *(COUNT, HEIGHT, WIDTH),
+                *(out, image, matrix, last, ending, line, block, drawn, PATHS, LOOKS, ENDING, TYPE, THREADS, EACH),
+                *(WARP, COUNT, HEIGHT, WIDTH),
             )
         elif (SHARP & PATHS) != 0 and (drawn & SHARP) != 0:
             _sharp(out, image, matrix, last, ending, line, block, ENDING, TYPE, THREADS, EACH, HEIGHT, WIDTH)
@@ -113,6 +115,7 @@ def _run(
     line,
     block,
     drawn,
+    PATHS: tl.constexpr,
     LOOKS: tl.constexpr,
     ENDING: tl.constexpr,
     TYPE: tl.constexpr,
@@ -123,7 +126,7 @@ def _run(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """An image that is at most flipped and looked up: whole words in, whole words out, three runs a thread at a time.
+    """An image whose rows are at most moved and looked up: words in, whole words out, three runs a thread at a time.
 
     Runs do not cross rows. The channel of a run's value j is (channel of the first + j) % 3, and only that of the first
     differs by thread: so three scales, biases and offsets serve all runs.
@@ -140,7 +143,11 @@ def _run(
         first = block * (3 * EACH * THREADS) + part * (3 * STEP) + start
         second, third = first + STEP, first + 2 * STEP
         v1, v2, v3 = first < HEIGHT * ROW, second < HEIGHT * ROW, third < HEIGHT * ROW
-        if WARP != STILL and mirrored < 0:
+        if (SHIFTED & PATHS) != 0 and (drawn & SHIFTED) != 0:
+            w0, w1 = shifted_run(levels, first, phase, matrix, v1, GROUP, HEIGHT, ROW)
+            w2, w3 = shifted_run(levels, second, (phase + STEP % 3) % 3, matrix, v2, GROUP, HEIGHT, ROW)
+            w4, w5 = shifted_run(levels, third, (phase + 2 * STEP % 3) % 3, matrix, v3, GROUP, HEIGHT, ROW)
+        elif WARP != STILL and mirrored < 0:
             w0, w1 = mirrored_run(levels, first, phase, upside, v1, GROUP, HEIGHT, ROW)
             w2, w3 = mirrored_run(levels, second, (phase + STEP % 3) % 3, upside, v2, GROUP, HEIGHT, ROW)
             w4, w5 = mirrored_run(levels, third, (phase + 2 * STEP % 3) % 3, upside, v3, GROUP, HEIGHT, ROW)
@@ -237,16 +244,26 @@ def _sharp(
     WIDTH: tl.constexpr,
 ):
     """An image that is at most flipped, and sharpened: whole words in, whole words out, one run a thread at a time."""
+    SWEEPS: tl.constexpr = 3 * EACH // 8
     mirrored, upside, factor = matrix[0], matrix[4], last[1]
-    for sweep in range(3 * EACH // 8):
-        run = (block * (3 * EACH // 8) + sweep) * THREADS + tl.arange(0, THREADS)
-        start = run * 8
+    start = (block * (SWEEPS * THREADS) + tl.arange(0, THREADS)) * 8
+    scales, biases, offsets = _by_channel(start % 3, line)
+    s0, s1, s2 = scales
+    b0, b1, b2 = biases
+    o0, o1, o2 = offsets
+    for _ in range(SWEEPS):
         phase, valid = start % 3, start < HEIGHT * WIDTH * 3
-        pixels = sharpened_row(image[0], start, phase, mirrored, upside, valid, factor, THREADS, HEIGHT, WIDTH)
-        store_pixels(
-            *(out, pixels, run, phase, (0, 0), (0, 0, 0, 0), line, ending, 0, False, False, ENDING, TYPE, THREADS, 8),
-            *(WIDTH, HEIGHT * WIDTH * 3),
-        )
+        level = sharpened_run(image[0], start, phase, mirrored, upside, valid, factor, THREADS, HEIGHT, WIDTH)
+        if ENDING != LINE:
+            level = level.to(tl.int32)
+        by_channel = ((s0, s1, s2), (b0, b1, b2), (o0, o1, o2))
+        value = _ended(level, 0, by_channel, ending, False, ENDING, TYPE, 8)
+        tl.store(out + (start[:, None] + tl.arange(0, 8)[None, :]), value, mask=valid[:, None])
+        start += 8 * THREADS
+        if 8 * THREADS % 3 == 1:
+            s0, s1, s2, b0, b1, b2, o0, o1, o2 = s1, s2, s0, b1, b2, b0, o1, o2, o0
+        else:
+            s0, s1, s2, b0, b1, b2, o0, o1, o2 = s2, s0, s1, b2, b0, b1, o2, o0, o1
 
 
 @kernel

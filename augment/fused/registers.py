@@ -95,9 +95,11 @@ def run_from(one, two, three, phase, GROUP: tl.constexpr):
 def levels_of(low, high, THREADS: tl.constexpr, GROUP: tl.constexpr):
     """A run's levels, int32 [THREADS, GROUP]."""
     if GROUP == 8:
-        even = tl.join(tl.join(_byte(low, 0), _byte(high, 0)), tl.join(_byte(low, 2), _byte(high, 2)))
-        odd = tl.join(tl.join(_byte(low, 1), _byte(high, 1)), tl.join(_byte(low, 3), _byte(high, 3)))
-        levels = tl.reshape(tl.join(even, odd), [THREADS, 8])
+        levels = in_eight(
+            *(_byte(low, 0), _byte(low, 1), _byte(low, 2), _byte(low, 3)),
+            *(_byte(high, 0), _byte(high, 1), _byte(high, 2), _byte(high, 3)),
+            THREADS,
+        )
     else:
         levels = in_four(_byte(low, 0), _byte(low, 1), _byte(low, 2), _byte(low, 3), THREADS)
     return levels
@@ -106,6 +108,13 @@ def levels_of(low, high, THREADS: tl.constexpr, GROUP: tl.constexpr):
 @kernel
 def _byte(word, NUMBER: tl.constexpr):
     return (word >> (8 * NUMBER)) & 0xFF
+
+
+@kernel
+def in_eight(v0, v1, v2, v3, v4, v5, v6, v7, THREADS: tl.constexpr):
+    """Eight tensors [THREADS] as the columns of one, [THREADS, 8]."""
+    even, odd = tl.join(tl.join(v0, v4), tl.join(v2, v6)), tl.join(tl.join(v1, v5), tl.join(v3, v7))
+    return tl.reshape(tl.join(even, odd), [THREADS, 8])
 
 
 @kernel
