@@ -142,6 +142,7 @@ class Bench:  # more than 12 fields: what the process was started with
     status: Path  # lines about items that have begun
     deadline: float  # of time.monotonic()
     skip: frozenset[str] = frozenset()  # items that an earlier process has begun
+    rows: tuple[str, ...] = ()  # of the grid of training steps, instead of all
     torch_seconds: float = 0.0  # duration of its import
     failed: list[str] = field(default_factory=list)
 

@@ -3,6 +3,7 @@
     python benchmarks/gpu.py                          the numbers, most important first
     python benchmarks/gpu.py --second                 other types, FSDP2, decoders, the tests marked gpu, compile modes
     python benchmarks/gpu.py --only steps,parity      sections by name, or first, second, checks, measures, all
+    python benchmarks/gpu.py --only steps --rows "resnet50 bf16 default 256,resnet18 fp16 1024"
     python benchmarks/gpu.py --plan                   what would run, in which order and for how long
     python benchmarks/gpu.py --device cpu --quick     only tests the code; the numbers mean nothing
 
@@ -32,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gpu_plan import FIRST, GROUPS, NEEDED, OPTIONAL, SECOND, SECTIONS, Section, grid, missing  # noqa: E402
+from gpu_plan import FIRST, GROUPS, NEEDED, OPTIONAL, SECOND, SECTIONS, Section, grid, missing, variant  # noqa: E402
 from gpu_process import Child, Ended, StoppedError, stoppable  # noqa: E402
 from gpu_section import LOST, NO_CUDA, Task  # noqa: E402
 from gpu_summary import read, summary  # noqa: E402
@@ -73,6 +74,7 @@ class Benchmark:
             status=str(self.scratch / f"{name}.status"),
             seconds=seconds,
             skip=tuple(skip),
+            rows=tuple(self.args.rows or ()),
             width=shutil.get_terminal_size((140, 24)).columns if sys.stdout.isatty() else 140,
         )
 
@@ -104,6 +106,8 @@ def main() -> int:
         parser.error(f"--data {args.data}: no such folder")
     if args.only is not None and args.second:
         parser.error("--second has no effect with --only; write --only second, or leave it out")
+    if args.rows is not None and "steps" not in (args.only or (SECOND if args.second else FIRST)):
+        parser.error("--rows has no effect without the section steps; add --only steps")
     sections = [SECTIONS[name] for name in args.only or (SECOND if args.second else FIRST)]
     sections = [dataclasses.replace(s, seconds=args.limit.get(s.name, s.seconds)) for s in sections]
     if args.wheels is not None:
@@ -307,6 +311,7 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join([*GROUPS, *SECTIONS])
     parser.add_argument("--only", type=_sections, help=f"comma-separated: {names}")
     parser.add_argument("--limit", type=_limits, default={}, help="seconds of sections: steps=300,loader=60")
+    parser.add_argument("--rows", type=_rows, help="rows of `steps` instead of all, as --plan names them: A,B")
     parser.add_argument("--plan", action="store_true", help="print what would run and for how long; run nothing")
     parser.add_argument("--data", type=Path, help="folder of images; without it JPEGs are made in a temporary folder")
     parser.add_argument("--images", type=int, help="how many JPEGs to make; 2000, or 24 with --quick or on a CPU")
@@ -331,6 +336,13 @@ def _limits(text: str) -> dict[str, int]:
             raise argparse.ArgumentTypeError(f"{part}: write a section, =, and seconds, as in steps=300")
         limits[name] = int(seconds)
     return limits
+
+
+def _rows(text: str) -> list[str]:
+    try:
+        return [variant(row).text() for row in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _known(names: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Compile = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
 
@@ -235,6 +235,15 @@ class Variant:
     def text(self) -> str:
         """A description for people."""
         return " ".join([self.arch, self.dtype, *([self.compile] if self.compile else []), str(self.batch)])
+
+
+def variant(text: str) -> Variant:
+    """The reverse of `Variant.text`: MODEL TYPE [MODE] BATCH. Raises ValueError."""
+    arch, dtype, *mode, batch = text.split() if len(text.split()) in (3, 4) else [text, "", ""]
+    known = get_args(Compile)
+    if dtype not in ("bf16", "fp16", "float32") or not batch.isdigit() or (mode and mode[0] not in known):
+        raise ValueError(f"{text}: write a model, a type, a mode or nothing, and a batch: resnet50 bf16 default 256")
+    return Variant(arch, dtype, mode[0] if mode else None, int(batch))  # type: ignore[arg-type]
 
 
 def grid(archs: Sequence[str], batches: Sequence[int], device: str) -> list[Variant]:

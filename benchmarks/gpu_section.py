@@ -34,6 +34,7 @@ class Task:
     status: str
     seconds: float  # until it is stopped
     skip: tuple[str, ...] = ()  # items that an earlier process has begun
+    rows: tuple[str, ...] = ()  # of steps, instead of all
     width: int = 140  # columns
 
     def command(self) -> list[str]:
@@ -87,6 +88,7 @@ def _run(task: Task, began: float) -> int:
         status=Path(task.status),
         deadline=began + task.seconds - _MARGIN,
         skip=frozenset(task.skip),
+        rows=tuple(task.rows),
         torch_seconds=seconds,
     )
     module, _, name = section.function.partition(":")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from bench import Bench
 from gpu_clocks import clocks
-from gpu_plan import Variant, grid, more
+from gpu_plan import Variant, grid, more, variant
 from gpu_summary import read
 
 from fastimg.bench.rig import Rig, build
@@ -37,8 +37,9 @@ _LEAST = {None: 4.0, "default": 25.0, "reduce-overhead": 25.0, "max-autotune-no-
 
 
 def steps(bench: Bench) -> None:
-    """Run the grid in its order until the time is over."""
-    _measure(bench, grid(bench.sizes.archs, bench.sizes.step_batches, bench.device.type))
+    """Run the rows asked for, or the grid, in their order until the time is over."""
+    rows = [variant(row) for row in bench.rows]
+    _measure(bench, rows or grid(bench.sizes.archs, bench.sizes.step_batches, bench.device.type))
 
 
 def more_steps(bench: Bench) -> None:
@@ -59,7 +60,7 @@ def measured(records: Iterable[dict[str, Any]], environment: dict[str, Any]) -> 
 
 
 def _measure(bench: Bench, variants: Sequence[Variant]) -> None:
-    by_name = {variant.text(): variant for variant in variants}
+    by_name = {one.text(): one for one in variants}
     beside = {key: bench.environment.get(key) for key in _BESIDE}
     bench.each(
         {name: partial(_variant, bench, variant) for name, variant in by_name.items()},

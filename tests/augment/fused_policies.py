@@ -18,6 +18,7 @@ POLICIES = {
     "contrast": Policy(contrast=(0.0, 2.0), rotate=180),
     "saturation": Policy(saturation=(0.0, 3.0), hflip=0.5),
     "trivial": Policy(trivial=True, hflip=0.5, erase=0.5, erase_value=(0.5, -1.0, 2.0)),
+    "trivial, unerased": Policy(trivial=True, hflip=0.5, vflip=0.5),
     "contrast, trivial": Policy(contrast=(0.3, 2.0), trivial=True),
     "jitter": Policy(**JITTER, rotate=10),
     "jitter, trivial": Policy(**JITTER, trivial=True, rotate=45, hflip=0.5, vflip=0.5, erase=0.5),

@@ -272,11 +272,11 @@ class TestInterpreted:
             check(plan, moved.copy_(whole[:2].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), policy)
 
     def test_the_path_of_each_image(self):
-        """Images in memory order together with rotated, coloured, sharpened and erased ones in one batch."""
+        """Images in memory order together with moved, rotated, coloured, sharpened and erased ones in one batch."""
         policy = POLICIES["trivial"]
         plan = draw(policy, np.arange(40), 0, 0)
         words = fused._words(plan, plan.sized(16, 16), [], fused._columns(plan), fused._still(plan))[:, -1]
-        assert set(words.tolist()) == {0, 1, 2, 3, 4}
+        assert set(words.tolist()) == {0, 1, 2, 3, 4, 17}
         check(plan, images(40, 16, 16), policy)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -104,16 +104,24 @@ def accesses(ptx, kind):
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_compile_for_an_h200(compiled, dtype):
-    """Needs no device. Nothing is spilled, and only the line's multiplication is fused with an addition."""
+    """Needs no device. Nothing is spilled, and additions are fused with multiplications where the kernels say so.
+
+    Nothing is added in packed 16-bit numbers: where one of two is not used, ptxas 12.8 loses a constant that is added,
+    which PTX does not show.
+    """
     names = set()
-    whole = [(name, (224, 224)) for name in ("evaluation", "flips", "trivial", "jitter, trivial")]
+    policies = ("evaluation", "flips", "trivial", "trivial, unerased", "jitter, trivial")
+    whole = [(name, (224, 224)) for name in policies]
     others = {torch.bfloat16: ("evaluation", "jitter, trivial"), torch.float32: ("flips", "trivial")}.get(dtype, ())
     for name, shape in whole + [(name, (37, 53)) for name in others]:
         for kernel, values, asm in compiled(POLICIES.get(name), dtype, shape):
             names.add(kernel)
             fused_ = re.findall(r"\bfma\.\S+", asm["ptx"])
             lined = kernel == "_pixels" and values["ENDING"] == constants.LINE.value
-            assert set(fused_) == ({"fma.rn.f32"} if lined else set()), name
+            sharp = kernel == "_pixels" and values["PATHS"] & constants.SHARP.value
+            expected = {"fma.rn.f32": lined, "fma.rz.f32": sharp}
+            assert set(fused_) == {one for one, there in expected.items() if there}, name
+            assert not re.search(r"\b(add|sub|mul|mad|min|max)\.\w*16x2", asm["ptx"]), name
             assert lined == (kernel == "_pixels" and dtype in (torch.bfloat16, torch.float16))
             assert "st.local" not in asm["ptx"] and len(asm["cubin"]) > 1000
     assert names == {"_tables", "_statistics", "_pixels"}
@@ -122,11 +130,11 @@ def test_kernels_compile_for_an_h200(compiled, dtype):
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("name", ["rand", "colours"])
 def test_kernels_of_named_policies_compile_for_an_h200(compiled, name):
-    """Nothing is spilled, no multiplication is fused, and float32 divisions are rounded as IEEE 754 has it."""
+    """Nothing is spilled or fused but in sharpening, and float32 divisions are rounded as IEEE 754 has it."""
     plan = draw(NAMED[name], np.arange(16), 0, 0)
     for stage in plan.stages[:1]:
         for _, _, asm in compiled(NAMED[name], torch.uint8, (224, 224), plan=stage):
-            assert "fma" not in asm["ptx"] and "st.local" not in asm["ptx"]
+            assert set(re.findall(r"\bfma\.\S+", asm["ptx"])) <= {"fma.rz.f32"} and "st.local" not in asm["ptx"]
             assert not re.search(r"div\.(full|approx)", asm["ptx"])
 
 

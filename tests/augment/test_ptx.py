@@ -58,6 +58,11 @@ WHOLE = [
     ("trivial", torch.float32, (13, 12)),
     ("trivial", torch.uint8, (16, 24)),
     ("trivial", torch.float16, (13, 9)),
+    ("trivial, unerased", torch.bfloat16, (40, 64)),
+    ("trivial, unerased", torch.float16, (100, 88)),  # programs of 16 pixels a thread
+    ("trivial, unerased", torch.float32, (13, 12)),
+    ("trivial, unerased", torch.uint8, (16, 24)),
+    ("trivial, unerased", torch.bfloat16, (11, 9)),
     ("contrast, trivial", torch.bfloat16, (24, 32)),
     ("jitter, trivial", torch.bfloat16, (16, 24)),
     ("nothing", torch.bfloat16, (9, 15)),
