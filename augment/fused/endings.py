@@ -77,7 +77,7 @@ def store_pixels(
     r0, r1, r2, r3 = four_of(red, THREADS)
     g0, g1, g2, g3 = four_of(green, THREADS)
     b0, b1, b2, b3 = four_of(blue, THREADS)
-    if ENDING == LINE and (TYPE == BRAIN or TYPE == HALF) and not ERASES:
+    if ENDING == LINE and TYPE != SINGLE and not ERASES:
         w0, w1 = _rounded_pair(r0, g0, 0, line, TYPE), _rounded_pair(b0, r1, 2, line, TYPE)
         w2, w3 = _rounded_pair(g1, b1, 1, line, TYPE), _rounded_pair(r2, g2, 0, line, TYPE)
         values = _moved_words(w0, w1, w2, w3, _rounded_pair(b2, r3, 2, line, TYPE), phase, THREADS)

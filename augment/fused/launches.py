@@ -284,7 +284,8 @@ def _drawn(
         runs &= ~colored
         looked = (looked & ~colored) | _LOOKUPS[ops[:, column]]
     drawn: npt.NDArray[np.int32] = runs * np.int32(RUNS.value) + looked * np.int32(LOOKED.value)
-    return drawn + sharp * np.int32(SHARP.value) + (shifted & runs) * np.int32(SHIFTED.value)
+    drawn += sharp * np.int32(SHARP.value) + (shifted & runs) * np.int32(SHIFTED.value)
+    return drawn
 
 
 @functools.cache

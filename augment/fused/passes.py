@@ -26,7 +26,8 @@ from .endings import ended, store_pixels
 from .levels import blend, contrast_mean, posterized, solarized
 from .pixel import last_operation, matrix_of, pixels_from
 from .registers import levels_of
-from .rows import mirrored_run, sharpened_run, shifted_run, straight_run
+from .rows import mirrored_run, shifted_run, straight_run
+from .sharpening import sharpened_run
 
 BY_TABLE, NOTHING = tl.constexpr(-1), tl.constexpr(-2)  # how levels are looked up, beside the operations that do it
 

@@ -8,7 +8,8 @@ from .constants import COLOR, FLIPPED, HUE, SHARPNESS, WARPED, kernel
 from .hues import turned_hue
 from .levels import blend, clamped, luma, mapped, operation
 from .registers import at_byte, in_four, packed, unpacked
-from .rows import sharpened_pixel, word_at
+from .rows import word_at
+from .sharpening import sharpened_pixel
 
 
 @kernel
