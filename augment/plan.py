@@ -227,8 +227,23 @@ class Sized:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a host tensor to a device, without waiting for work enqueued there."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """Copy a host tensor to a device, for work enqueued there from now on.
+
+    The copy does not wait for what was enqueued before: it has a stream of its own.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    copies, current = _copies(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copies):
+        copied = tensor.pin_memory().to(device, non_blocking=True)
+    current.wait_stream(copies)
+    copied.record_stream(current)  # its memory is used again only after what reads it there
+    return copied
+
+
+@functools.cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 @functools.lru_cache(maxsize=8)

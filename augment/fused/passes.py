@@ -26,7 +26,7 @@ from .endings import ended, store_pixels
 from .levels import blend, contrast_mean, posterized, solarized
 from .pixel import last_operation, matrix_of, pixels_from
 from .registers import levels_of
-from .rows import mirrored_run, shifted_run, straight_run
+from .rows import mirrored_run, shifted_mirrored_run, shifted_run, straight_run
 from .sharpening import sharpened_run
 
 BY_TABLE, NOTHING = tl.constexpr(-1), tl.constexpr(-2)  # how levels are looked up, beside the operations that do it
@@ -144,10 +144,14 @@ def _run(
         first = block * (3 * EACH * THREADS) + part * (3 * STEP) + start
         second, third = first + STEP, first + 2 * STEP
         v1, v2, v3 = first < HEIGHT * ROW, second < HEIGHT * ROW, third < HEIGHT * ROW
-        if (SHIFTED & PATHS) != 0 and (drawn & SHIFTED) != 0:
-            w0, w1 = shifted_run(levels, first, phase, matrix, v1, GROUP, HEIGHT, ROW)
-            w2, w3 = shifted_run(levels, second, (phase + STEP % 3) % 3, matrix, v2, GROUP, HEIGHT, ROW)
-            w4, w5 = shifted_run(levels, third, (phase + 2 * STEP % 3) % 3, matrix, v3, GROUP, HEIGHT, ROW)
+        if (SHIFTED & PATHS) != 0 and (drawn & SHIFTED) != 0 and mirrored < 0:
+            w0, w1 = shifted_mirrored_run(levels, first, phase, matrix, v1, GROUP, HEIGHT, ROW)
+            w2, w3 = shifted_mirrored_run(levels, second, (phase + STEP % 3) % 3, matrix, v2, GROUP, HEIGHT, ROW)
+            w4, w5 = shifted_mirrored_run(levels, third, (phase + 2 * STEP % 3) % 3, matrix, v3, GROUP, HEIGHT, ROW)
+        elif (SHIFTED & PATHS) != 0 and (drawn & SHIFTED) != 0:
+            w0, w1 = shifted_run(levels, first, matrix, v1, GROUP, HEIGHT, ROW)
+            w2, w3 = shifted_run(levels, second, matrix, v2, GROUP, HEIGHT, ROW)
+            w4, w5 = shifted_run(levels, third, matrix, v3, GROUP, HEIGHT, ROW)
         elif WARP != STILL and mirrored < 0:
             w0, w1 = mirrored_run(levels, first, phase, upside, v1, GROUP, HEIGHT, ROW)
             w2, w3 = mirrored_run(levels, second, (phase + STEP % 3) % 3, upside, v2, GROUP, HEIGHT, ROW)

@@ -50,39 +50,45 @@ def mirrored_run(levels, start, phase, upside, valid, GROUP: tl.constexpr, HEIGH
 
 
 @kernel
-def shifted_run(levels, start, phase, matrix, valid, GROUP: tl.constexpr, HEIGHT: tl.constexpr, ROW: tl.constexpr):
-    """The run from value `start` [THREADS], of channel `phase`, where a row is a row of the image, moved or mirrored.
+def shifted_run(levels, start, matrix, valid, GROUP: tl.constexpr, HEIGHT: tl.constexpr, ROW: tl.constexpr):
+    """The run from value `start` [THREADS] where a row is a row of the image, moved.
 
-    That is so for translations and for shears along x, whose `matrix` has 65,536 or -65,536 first and 0 fourth. Levels
-    from outside of the image are 0.
+    That is so for translations and for shears along x, whose `matrix` has 65,536 first and 0 fourth. Levels from
+    outside of the image are 0.
     """
-    mirrored, across, move, _, down, below = matrix
-    y = start // ROW
-    place = start - y * ROW
-    v = (down * y + below) >> 16
-    inside = valid & (v >= 0) & (v < HEIGHT)
-    row = levels + v * ROW
-    shift = 3 * ((across * y + move) >> 16)
-    if mirrored < 0:  # the bytes before the end of the first value's pixel, as in `mirrored_run`
-        begin = shift - place + phase - 9
-        word = begin - (begin & 3)
-        first, second = 0 * begin, _within(row, word + 4, inside, ROW)
-        if GROUP == 8:
-            first = _within(row, word, inside, ROW)
-        third, fourth = _within(row, word + 8, inside, ROW), _within(row, word + 12, inside, ROW)
-        low, high = turned(
-            *(at_byte(first, second, begin), at_byte(second, third, begin), at_byte(third, fourth, begin)),
-            *(phase, GROUP),
-        )
-    else:
-        begin = place + shift
-        word = begin - (begin & 3)
-        first, second = _within(row, word, inside, ROW), _within(row, word + 4, inside, ROW)
-        low = at_byte(first, second, begin)
-        high = low
-        if GROUP == 8:
-            high = at_byte(second, _within(row, word + 8, inside, ROW), begin)
+    row, begin, inside = _shifted(levels, start, matrix, valid, HEIGHT, ROW)
+    word = begin - (begin & 3)
+    first, second = _within(row, word, inside, ROW), _within(row, word + 4, inside, ROW)
+    low = at_byte(first, second, begin)
+    high = low
+    if GROUP == 8:
+        high = at_byte(second, _within(row, word + 8, inside, ROW), begin)
     return low, high
+
+
+@kernel
+def shifted_mirrored_run(
+    levels, start, phase, matrix, valid, GROUP: tl.constexpr, HEIGHT: tl.constexpr, ROW: tl.constexpr
+):
+    """The same, of channel `phase`, where rows are mirrored as well: `matrix` has -65,536 first."""
+    row, place, inside = _shifted(levels, start, matrix, valid, HEIGHT, ROW)
+    begin = place - 2 * (start % ROW) + phase - 9  # 12 bytes before the end of the first value's pixel
+    word = begin - (begin & 3)
+    first, second = 0 * begin, _within(row, word + 4, inside, ROW)
+    if GROUP == 8:
+        first = _within(row, word, inside, ROW)
+    third, fourth = _within(row, word + 8, inside, ROW), _within(row, word + 12, inside, ROW)
+    far, mid, near = at_byte(first, second, begin), at_byte(second, third, begin), at_byte(third, fourth, begin)
+    return turned(far, mid, near, phase, GROUP)
+
+
+@kernel
+def _shifted(levels, start, matrix, valid, HEIGHT: tl.constexpr, ROW: tl.constexpr):
+    """The row of the image, the place of value `start` after the shift, and whether the row is one of the image."""
+    _, across, move, _, down, below = matrix
+    y = start // ROW
+    v = (down * y + below) >> 16
+    return levels + v * ROW, start - y * ROW + 3 * ((across * y + move) >> 16), valid & (v >= 0) & (v < HEIGHT)
 
 
 @kernel

@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from fastimg.augment import Plan, Policy, draw
+from fastimg.augment.plan import _copies, to_device
 from fastimg.loaders.random import uniforms
 
 IDS = np.arange(1000)
@@ -83,3 +84,17 @@ def test_whether_any_image_is_flipped():
 def test_an_empty_batch():
     plan = draw(BOTH, IDS[:0], 0, 0)
     assert isinstance(plan, Plan) and len(plan.hflip) == len(plan.vflip) == 0 and not plan.flips
+
+
+@pytest.mark.gpu
+def test_copies_do_not_wait_for_what_was_enqueued():
+    device = torch.device("cuda", 0)
+    to_device(torch.arange(3), device)  # its stream is made
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)  # 0.2 s at 2 GHz
+    slept = torch.cuda.Event()
+    slept.record()
+    copied = to_device(torch.arange(5), device)
+    _copies(device).synchronize()
+    assert not slept.query()
+    assert (copied + 1).tolist() == [1, 2, 3, 4, 5]
