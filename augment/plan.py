@@ -243,7 +243,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def _copies(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
 
 
 @functools.lru_cache(maxsize=8)

@@ -87,6 +87,7 @@ def test_an_empty_batch():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_copies_do_not_wait_for_what_was_enqueued():
     device = torch.device("cuda", 0)
     to_device(torch.arange(3), device)  # its stream is made
