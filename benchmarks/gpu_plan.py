@@ -51,7 +51,7 @@ SECTIONS = {
         Section(
             name="loader",
             function="gpu_measures:loader",
-            seconds=90,
+            seconds=120,
             what="the loader at 8 and 16 threads; real/synthetic for ResNet-50 and ResNet-18",
             images=True,
         ),
