@@ -9,8 +9,8 @@ train.pt and test.pt; the default is scikit-learn's digits. Images are resized t
 resized images. The time covers what airbench's script times: whitening, training, and the last evaluation, but not
 imports, reading, or evaluations between epochs. On a CPU the script is patched to make no CUDA calls and to use no
 float16, and runs under the autocast that fastimg chooses, each training in its own process; on a GPU it runs unchanged,
-all trainings in one process, --warmups of each before time counts. Accuracies are with test-time augmentation: mirrored
-images in fastimg, mirrored and shifted ones in airbench.
+all trainings in one process, --warmups of each before time counts. Accuracies are with the same test-time augmentation:
+mirrored and shifted images.
 """
 
 import argparse

@@ -16,6 +16,8 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
 LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
 Order = Literal["random", "quasi-random", "sequential"]
+Tta = bool | Literal["mirror", "mirror-shift"]  # which views of an image are averaged; True is "mirror"
+TTA_VIEWS = ("mirror", "mirror-shift")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
 
 
@@ -413,8 +415,10 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Decay of the moving average; at step t at most (1 + t) / (10 + t). Default: 0.9998."""
     model_ema_steps: int = 1
     """Update the moving average after every N-th step, by N times as much (as in torchvision's references)."""
-    tta: bool = False
-    """Validate with the mean of the logits of each image and its mirror image (test-time augmentation)."""
+    tta: Annotated[Tta, arg(metavar="[VIEWS]", alone="mirror", words=TTA_VIEWS)] = False
+    """Test-time augmentation in validation. mirror: the mean of the logits of each image and its mirror image.
+    mirror-shift: half of that, and half the mean of the same for the image shifted by a pixel up left and down right,
+    as in airbench. --tta alone means mirror."""
     evaluate_training_set: bool = False
     """At each validation, also evaluate the training split, with the crops of validation."""
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fastimg.augment import Policy
+from fastimg.config.training import Tta
 from fastimg.data.model_input import model_input
 from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.loaders import BatchSource
@@ -111,18 +113,32 @@ class Trace:
 
 
 def answer(
-    model: nn.Module, images: torch.Tensor, tta: bool = False, beside: tuple[torch.Tensor, ...] = ()
+    model: nn.Module, images: torch.Tensor, tta: Tta = False, beside: tuple[torch.Tensor, ...] = ()
 ) -> torch.Tensor:
-    """Logits [B, C] in float32 of images [B, 3, H, W]; `tta`: the mean of each image's and its mirror image's.
+    """Logits [B, C] in float32 of images [B, 3, H, W]; `tta`: means over several views of each image.
 
-    `beside` is what the model takes after the images.
+    "mirror", or True: the image and its mirror image. "mirror-shift": as much again of the images that are shifted by
+    a pixel, down right and up left, with their mirror images; edges are mirrored into the gap, so that sides are 2
+    pixels or more (Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, 2024). `beside` is what the model takes
+    after the images.
     """
-    logits: torch.Tensor = model(images, *beside).float()
     if not tta:
+        alone: torch.Tensor = model(images, *beside).float()
+        return alone
+
+    def mirrored(view: torch.Tensor) -> torch.Tensor:
+        own: torch.Tensor = model(view, *beside).float().clone()  # a model with CUDA graphs writes to the same memory
+        other: torch.Tensor = model(view.flip(3), *beside).float()
+        return (own + other) / 2
+
+    logits = mirrored(images)
+    if tta != "mirror-shift":
         return logits
-    own = logits.clone()  # the next call of a model with CUDA graphs writes to the same memory
-    mirrored: torch.Tensor = model(images.flip(3), *beside).float()
-    return (own + mirrored) / 2
+    height, width = images.shape[2:]
+    padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
+    corners = (padded[:, :, :height, :width], padded[:, :, 2:, 2:])
+    shifted = [mirrored(torch.empty_like(images).copy_(corner)) for corner in corners]  # in the images' layout
+    return (logits + (shifted[0] + shifted[1]) / 2) / 2
 
 
 def evaluate(
@@ -133,7 +149,7 @@ def evaluate(
     policy: Policy,
     precision: Precision,
     ranks: Ranks,
-    tta: bool = False,
+    tta: Tta = False,
 ) -> AnyScore:
     """Losses (without label smoothing) and scores over a whole loader, every sample counted once over all ranks."""
     meter = Meter(tasks, ranks.device, whole=True)

@@ -139,6 +139,18 @@ def test_mirror_images_are_averaged_alike_in_training_and_evaluation(run, traine
     assert without != pytest.approx(recorded, rel=1e-5)
 
 
+def test_shifted_views_are_averaged_alike_in_training_and_evaluation(run, trained, cli):
+    ran, there = run("there", "-b", "8", "--tta", "mirror-shift")
+    assert "each image and its mirror image, and the same shifted by a pixel two ways" in ran.out
+    recorded = losses(there, "val")[-1]
+    shifted, mirrored = (
+        json.loads(cli("eval", there / "last", trained.shards, "--no-amp", "--json", *flags).out)["loss"]
+        for flags in (("--tta", "mirror-shift"), ("--tta",))
+    )
+    assert shifted == pytest.approx(recorded, rel=1e-5)
+    assert mirrored != pytest.approx(recorded, rel=1e-5)
+
+
 def test_binary_cross_entropy_is_reported(run):
     ran, _ = run("there", "-b", "8", "--bce-loss")
     assert "binary cross-entropy of each class, label smoothing 0.1" in ran.out
