@@ -110,6 +110,16 @@ def test_gradual_unfreezing(run):
     assert stem < top / 2  # four blocks lower, at 0.5 each
 
 
+def test_sgd_after_unfreezing(run):
+    """Parameters that begin to train later are in a group with others, which have momentum by then."""
+    _, start = run("start", "-b", "8")
+    flags = ("-b", "8", "--weights", start, "--freeze", "2", "--freeze-epochs", "1", "--opt", "sgd")
+    _, thawed = run("thawed", *flags)
+    first = sorted((thawed / "checkpoints").iterdir())[0]
+    held, after = (load_file(path / "model.safetensors") for path in (first, thawed / "last"))
+    assert not torch.equal(held["conv1.0.weight"], after["conv1.0.weight"])
+
+
 def test_the_first_blocks_are_frozen(run):
     _, start = run("start", "-b", "8")
     ran, partly = run("partly", "-b", "8", "--weights", start, "--freeze", "2")
