@@ -33,6 +33,14 @@ def test_its_filters_whiten_patches():
     assert (filters.flatten(1).gather(1, filters.flatten(1).abs().argmax(1, keepdim=True))[:12] > 0).all()
 
 
+def test_moments_are_sums_over_patches():
+    pixels = images(3)
+    moments = airnet.patch_moments(pixels.contiguous(memory_format=torch.channels_last))
+    patches = F.unfold(pixels.double(), 2).transpose(1, 2).flatten(0, 1)  # [patches, D]
+    assert moments.patches == len(patches) == 3 * 15 * 15
+    assert torch.equal(moments.products, patches.T @ patches) and torch.equal(moments.levels, patches.sum(dim=0))
+
+
 def test_moments_do_not_depend_on_chunks_and_order():
     pixels = images()
     whole = airnet.patch_moments(pixels)
