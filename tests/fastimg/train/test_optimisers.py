@@ -204,7 +204,7 @@ def test_sharded_weights(lone_rank):
 
 @pytest.mark.parametrize("opt", ["sgd", "adamw"])
 def test_resuming_with_parameters_that_were_frozen(opt):
-    """Saved while a layer was frozen and had no state, or zeros, then unfrozen: equal to an uninterrupted run bit for bit."""
+    """Saved while a layer was frozen, with no momentum or zeros, then unfrozen: an uninterrupted run, bit for bit."""
 
     def begin():
         model = small_model()
