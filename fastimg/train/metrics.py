@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -48,6 +49,32 @@ class Meter:
         """The scores so far of all ranks, which all call this. A sync point."""
         counted = [counter.read(ranks) for counter in self._counters]
         return self._tasks.score(ranks.sum(self.sums.clone()).tolist(), counted)
+
+
+class FirstBad:
+    """The first step whose loss was not finite, kept on the device: three kernels a step.
+
+    A float64, so that numbers are exact: 0 as long as all losses were finite, then the least number of a step less
+    2^53, which is more steps than any run has.
+    """
+
+    _NONE: ClassVar[float] = 2.0**53
+
+    def __init__(self, device: torch.device) -> None:
+        self._zero = torch.zeros((), dtype=torch.float64, device=device)
+        self._least = self._zero.clone()
+
+    def note(self, loss: torch.Tensor, step: int) -> None:
+        """The loss of `step`, counted from 1. No sync."""
+        nothing = loss * self._zero  # NaN where the loss is infinite, too
+        self._least = torch.minimum(self._least, nothing.nan_to_num(nan=step - self._NONE))
+
+    def read(self, ranks: Ranks) -> int | None:
+        """The first step on any rank, all of which call this; None if all losses were finite. A sync point."""
+        if ranks.world_size > 1:
+            dist.all_reduce(self._least, dist.ReduceOp.MIN)
+        least = float(self._least)
+        return round(least + self._NONE) if least else None
 
 
 class OnTheWay:

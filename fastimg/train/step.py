@@ -110,7 +110,7 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
             losses = setup.distillation.blended(losses, logits, theirs)
         total = (losses.total * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
-    progress.note_loss(total.detach())
+    progress.first_bad.note(total.detach(), progress.step + 1)
     progress.meter.add(logits.detach(), losses.detach(), batch.targets, batch.weight)
 
 

@@ -7,7 +7,7 @@ from sklearn.metrics import recall_score
 
 from fastimg.loaders.containers.targets import Target
 from fastimg.models.ranks import Ranks
-from fastimg.train.metrics import Meter, Trace, answer
+from fastimg.train.metrics import FirstBad, Meter, Trace, answer
 from fastimg.train.tasks.classification import ClassTask
 from fastimg.train.tasks.joint import Losses, Tasks
 from fastimg.train.tasks.score import Score, shows_top5, zero_recall
@@ -54,6 +54,23 @@ def test_sums_do_not_lose_small_losses():
     meter.sums += torch.tensor([2.0**24, 0.0, 0.0, 2.0**24], dtype=torch.float64)
     add(meter, torch.zeros(1, 2), torch.ones(1), torch.tensor([0]), torch.ones(1))
     assert meter.read(ALONE).samples == 2**24 + 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "first"),
+    [
+        ([1.0, 0.0, -3.0], None),
+        ([1.0, float("inf"), float("nan"), 2.0], 2),
+        ([float("nan")], 1),
+        ([1.0, 1.0, float("-inf"), 1.0], 3),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 2**40])
+def test_the_first_loss_that_is_not_finite(losses, first, before):
+    bad = FirstBad(torch.device("cpu"))
+    for step, loss in enumerate(losses, start=before + 1):
+        bad.note(torch.tensor(loss), step)
+    assert bad.read(ALONE) == (first and before + first)
 
 
 def test_views_of_an_image_and_their_weights():
