@@ -299,8 +299,8 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     norm_lr_scale: float | None = None
     """Multiply the learning rate of norms by this; their weight decay per step does not change. Default: 1."""
     lookahead: int | None = None
-    """Every N steps, move the weights back towards their running average, which changes more slowly later in the run,
-    as in airbench (Lookahead). Default: never."""
+    """Every N steps, move the weights, and norms' running statistics, back towards their running average, which changes
+    more slowly later in the run, as in airbench (Lookahead). Default: never."""
     clip_grad: float | None = None
     """Clip the gradient to this norm."""
     smoothing: Annotated[float, arg(aliases=("--label-smoothing",))] = 0.1
