@@ -7,10 +7,10 @@
 FOLDER is anything that `fastimg train` reads, or a folder with the two files that airbench's script makes of CIFAR-10,
 train.pt and test.pt; the default is scikit-learn's digits. Images are resized to 32 pixels once, and both train on the
 resized images. The time covers what airbench's script times: whitening, training, and the last evaluation, but not
-imports, reading, or evaluations between epochs. On a CPU the script is patched to make no CUDA calls and to use no
-float16, and runs under the autocast that fastimg chooses, each training in its own process; on a GPU it runs unchanged,
-all trainings in one process, --warmups of each before time counts. Accuracies are with test-time augmentation: mirrored
-images in fastimg, mirrored and shifted ones in airbench.
+imports, reading, or evaluations between epochs; of fastimg these three parts are recorded, too. On a CPU the script is
+patched to make no CUDA calls and to use no float16, and runs under the autocast that fastimg chooses, each training in
+its own process; on a GPU it runs unchanged, all trainings in one process, --warmups of each before time counts.
+Accuracies are with the same test-time augmentation: mirrored and shifted images.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -83,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             "accuracy": measure.Spread.of([one["accuracy"] for one in found]),
             "precision": found[0]["precision"],
         }
-        raw = {f"{key}_of_each_run": [round(one[key], 4) for one in found] for key in ("seconds", "accuracy")}
+        numbers = [key for key, value in found[0].items() if isinstance(value, float)]
+        raw = {f"{key}_of_each_run": [round(one[key], 4) for one in found] for key in numbers}
         if args.airbench:
             ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(*runs.values(), strict=True)]
             row["ratio"] = round(statistics.median(ratios), 3)  # fastimg's time divided by airbench's, for each pair
@@ -225,16 +227,22 @@ def _fastimg(args: argparse.Namespace) -> Run:
     }
     rate = values["lr"] * args.batch_size / values["lr_base_size"]
     values["min_lr"] = rate * values["min_lr"] / values["lr"]
-    precision = choose(torch.device(args.device), True, "auto").reason
 
     def run(seed: int) -> dict[str, Any]:
         config = Train(**values, seed=abs(seed), name=f"seed {seed}")
-        result = train(config, Console(file=io.StringIO()))
+        said = io.StringIO()
+        result = train(config, Console(file=said, width=1000))
+        precision = re.search(r"((?:bf16|fp16) autocast|float32)[^,]*", said.getvalue())
+        assert precision is not None, said.getvalue()
         assert result.run is not None and result.best is not None
         records = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
         epochs = [record for record in records if record["kind"] == "epoch"]
-        seconds = spent + sum(record["train_seconds"] for record in epochs) + epochs[-1]["val_seconds"]
-        return {"seconds": seconds, "accuracy": result.best.top1, "precision": precision}
+        parts = {
+            "whitening_seconds": spent,
+            "train_seconds": sum(record["train_seconds"] for record in epochs),
+            "val_seconds": epochs[-1]["val_seconds"],
+        }
+        return {"seconds": sum(parts.values()), "accuracy": result.best.top1, "precision": precision[0], **parts}
 
     return run
 

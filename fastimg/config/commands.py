@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fastimg.errors import UsageError
 
 from .flag_types import MAX_PIXELS, NUMBER, Positional, Switch, arg
-from .training import Augmenting, FromStore, Inputs, Train
+from .training import TTA_VIEWS, Augmenting, FromStore, Inputs, Train, Tta
 
 __all__ = [
     "Augmenting",
@@ -198,8 +198,9 @@ class Eval:  # more than 12 fields: a flag each
     """What to do with an image that cannot be decoded: skip and report it, or stop. Default: skip."""
     max_pixels: int | None = None
     """Do not decode images with more pixels than this. Default: 89478485."""
-    tta: bool = False
-    """Average the logits of each image and its mirror image (test-time augmentation)."""
+    tta: Annotated[Tta, arg(metavar="[VIEWS]", alone="mirror", words=TTA_VIEWS)] = False
+    """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also of the
+    image shifted by a pixel up left and down right, as `train --tta mirror-shift` does. --tta alone means mirror."""
     amp: bool = True
     """Use mixed precision where it is faster."""
     device: str = "auto"
@@ -251,8 +252,9 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     """Number of threads that decode images, or auto."""
     max_pixels: int = MAX_PIXELS
     """Do not decode images with more pixels than this."""
-    tta: bool = False
-    """Average the logits of each image and its mirror image (test-time augmentation)."""
+    tta: Annotated[Tta, arg(metavar="[VIEWS]", alone="mirror", words=TTA_VIEWS)] = False
+    """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also of the
+    image shifted by a pixel up left and down right, as `train --tta mirror-shift` does. --tta alone means mirror."""
     amp: bool = True
     """Use mixed precision where it is faster."""
     device: str = "auto"

@@ -25,7 +25,8 @@ class arg:
     """How a flag is written.
 
     aliases: further names. metavar: what stands for its value in `--help`; by default its type.
-    alone: the value that the flag has where none follows; words: those that may follow then, by default any.
+    alone: the value that the flag has where none follows; words: those that may follow then, by default any. Of a flag
+    with a --no- twin another word is not refused: it is the next argument.
     """
 
     aliases: tuple[str, ...] = ()
@@ -44,6 +45,11 @@ class Flag:
     default: Any  # dataclasses.MISSING: it must be given
     switch: bool
     mark: arg
+
+    @property
+    def negatable(self) -> bool:
+        """Whether it has a --no- twin: it is on or off, or off or one of several words."""
+        return bool(self.names) and bool in options(self.hint) and not self.switch
 
     @property
     def metavar(self) -> str:
@@ -109,7 +115,7 @@ def metavar(hint: Any) -> str:
 def flag_names(flags: Sequence[Flag]) -> frozenset[str]:
     """Every name of these flags, as it is typed; with the --no- twins of those that are on or off."""
     names = {name for flag in flags for name in flag.names}
-    twins = {f"--no-{flag.names[0][2:]}" for flag in flags if flag.names and flag.hint is bool and not flag.switch}
+    twins = {f"--no-{flag.names[0][2:]}" for flag in flags if flag.negatable}
     return frozenset(names | twins)
 
 

@@ -16,6 +16,8 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
 LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
 Order = Literal["random", "quasi-random", "sequential"]
+Tta = bool | Literal["mirror", "mirror-shift"]  # which views of an image are averaged; True is "mirror"
+TTA_VIEWS = ("mirror", "mirror-shift")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
 
 
@@ -297,8 +299,8 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     norm_lr_scale: float | None = None
     """Multiply the learning rate of norms by this; their weight decay per step does not change. Default: 1."""
     lookahead: int | None = None
-    """Every N steps, move the weights back towards their running average, which changes more slowly later in the run,
-    as in airbench (Lookahead). Default: never."""
+    """Every N steps, move the weights, and norms' running statistics, back towards their running average, which changes
+    more slowly later in the run, as in airbench (Lookahead). Default: never."""
     clip_grad: float | None = None
     """Clip the gradient to this norm."""
     smoothing: Annotated[float, arg(aliases=("--label-smoothing",))] = 0.1
@@ -413,8 +415,10 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Decay of the moving average; at step t at most (1 + t) / (10 + t). Default: 0.9998."""
     model_ema_steps: int = 1
     """Update the moving average after every N-th step, by N times as much (as in torchvision's references)."""
-    tta: bool = False
-    """Validate with the mean of the logits of each image and its mirror image (test-time augmentation)."""
+    tta: Annotated[Tta, arg(metavar="[VIEWS]", alone="mirror", words=TTA_VIEWS)] = False
+    """Test-time augmentation in validation. mirror: the mean of the logits of each image and its mirror image.
+    mirror-shift: half of that, and half the mean of the same for the image shifted by a pixel up left and down right,
+    as in airbench. --tta alone means mirror."""
     evaluate_training_set: bool = False
     """At each validation, also evaluate the training split, with the crops of validation."""
 

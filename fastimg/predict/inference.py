@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.augment import Policy
+from fastimg.config.training import Tta
 from fastimg.data.datasets import DatasetPart, build_loader, center_crop
 from fastimg.data.model_input import model_input
 from fastimg.data.read_back import read_back
@@ -38,7 +39,7 @@ class Inference:
     policy: Policy
     precision: Precision
     device: torch.device
-    tta: bool = False  # average over each image and its mirror image
+    tta: Tta = False  # which views of each image are averaged
 
     @property
     def tasks(self) -> Tasks | None:
@@ -139,7 +140,7 @@ def texts_beside(engine: "Inference", dataset: Dataset, data: Path) -> TextRows 
     return engine.text_rows(captions, captions.has_image)
 
 
-def load(path: Path, device: torch.device, precision: Precision, tta: bool = False) -> Inference:
+def load(path: Path, device: torch.device, precision: Precision, tta: Tta = False) -> Inference:
     """Load a checkpoint's model onto a device, and set torch's switches as training does.
 
     Raises UsageError and UserError.

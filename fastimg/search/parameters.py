@@ -173,7 +173,7 @@ def _flag(name: str) -> Flag:
 
 def _words(flag: Flag, values: str) -> list[str]:
     """The values, one by one. Of what is on or off, both where none is named."""
-    if flag.hint is bool and not values:
+    if bool in options(flag.hint) and not values:
         return ["true", "false"]
     if not values:
         raise UsageError(f"--param {_shown(flag)}: its values are missing; write {_shown(flag)}={_example(flag)}")

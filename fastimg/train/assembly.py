@@ -237,5 +237,5 @@ def _optimisation(
         schedule=schedule,
         steps_per_epoch=steps_per_epoch,
         ema=ema,
-        lookahead=Lookahead(every=config.lookahead, steps=schedule.steps) if config.lookahead else None,
+        lookahead=Lookahead.of(trained, config.lookahead, schedule.steps) if config.lookahead else None,
     )

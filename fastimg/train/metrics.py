@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from fastimg.augment import Policy
+from fastimg.config.training import Tta
 from fastimg.data.model_input import model_input
 from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.loaders import BatchSource
@@ -46,6 +49,32 @@ class Meter:
         """The scores so far of all ranks, which all call this. A sync point."""
         counted = [counter.read(ranks) for counter in self._counters]
         return self._tasks.score(ranks.sum(self.sums.clone()).tolist(), counted)
+
+
+class FirstBad:
+    """The first step whose loss was not finite, kept on the device: three kernels a step.
+
+    A float64, so that numbers are exact: 0 as long as all losses were finite, then the least number of a step less
+    2^53, which is more steps than any run has.
+    """
+
+    _NONE: ClassVar[float] = 2.0**53
+
+    def __init__(self, device: torch.device) -> None:
+        self._zero = torch.zeros((), dtype=torch.float64, device=device)
+        self._least = self._zero.clone()
+
+    def note(self, loss: torch.Tensor, step: int) -> None:
+        """The loss of `step`, counted from 1. No sync."""
+        nothing = loss * self._zero  # NaN where the loss is infinite, too
+        self._least = torch.minimum(self._least, nothing.nan_to_num(nan=step - self._NONE))
+
+    def read(self, ranks: Ranks) -> int | None:
+        """The first step on any rank, all of which call this; None if all losses were finite. A sync point."""
+        if ranks.world_size > 1:
+            dist.all_reduce(self._least, dist.ReduceOp.MIN)
+        least = float(self._least)
+        return round(least + self._NONE) if least else None
 
 
 class OnTheWay:
@@ -111,18 +140,32 @@ class Trace:
 
 
 def answer(
-    model: nn.Module, images: torch.Tensor, tta: bool = False, beside: tuple[torch.Tensor, ...] = ()
+    model: nn.Module, images: torch.Tensor, tta: Tta = False, beside: tuple[torch.Tensor, ...] = ()
 ) -> torch.Tensor:
-    """Logits [B, C] in float32 of images [B, 3, H, W]; `tta`: the mean of each image's and its mirror image's.
+    """Logits [B, C] in float32 of images [B, 3, H, W]; `tta`: means over several views of each image.
 
-    `beside` is what the model takes after the images.
+    "mirror", or True: the image and its mirror image. "mirror-shift": as much again of the images that are shifted by
+    a pixel, down right and up left, with their mirror images; edges are mirrored into the gap, so that sides are 2
+    pixels or more (Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, 2024). `beside` is what the model takes
+    after the images.
     """
-    logits: torch.Tensor = model(images, *beside).float()
     if not tta:
+        alone: torch.Tensor = model(images, *beside).float()
+        return alone
+
+    def mirrored(view: torch.Tensor) -> torch.Tensor:
+        own: torch.Tensor = model(view, *beside).float().clone()  # a model with CUDA graphs writes to the same memory
+        other: torch.Tensor = model(view.flip(3), *beside).float()
+        return (own + other) / 2
+
+    logits = mirrored(images)
+    if tta != "mirror-shift":
         return logits
-    own = logits.clone()  # the next call of a model with CUDA graphs writes to the same memory
-    mirrored: torch.Tensor = model(images.flip(3), *beside).float()
-    return (own + mirrored) / 2
+    height, width = images.shape[2:]
+    padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
+    corners = (padded[:, :, :height, :width], padded[:, :, 2:, 2:])
+    shifted = [mirrored(torch.empty_like(images).copy_(corner)) for corner in corners]  # in the images' layout
+    return (logits + (shifted[0] + shifted[1]) / 2) / 2
 
 
 def evaluate(
@@ -133,7 +176,7 @@ def evaluate(
     policy: Policy,
     precision: Precision,
     ranks: Ranks,
-    tta: bool = False,
+    tta: Tta = False,
 ) -> AnyScore:
     """Losses (without label smoothing) and scores over a whole loader, every sample counted once over all ranks."""
     meter = Meter(tasks, ranks.device, whole=True)

@@ -264,7 +264,7 @@ def whiten(
             read = 0
             moments = None
             for batch in loader:
-                good = batch.inputs.cpu()[batch.weight.cpu() > 0][: count - read]
+                good = batch.inputs[batch.weight > 0][: count - read]
                 seen = airnet.patch_moments(good)
                 moments = seen if moments is None else moments + seen
                 read += len(good)

@@ -34,7 +34,7 @@ from fastimg.train.reporting.accounting import Account
 from . import patience
 from .checkpoints import run_directory as rundir
 from .distillation.loss import Distillation
-from .metrics import Meter, Trace
+from .metrics import FirstBad, Meter, Trace
 from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFreeAverage
 from .optimisers.schedules import Schedule
@@ -197,18 +197,13 @@ class Progress:
     parameters: list[nn.Parameter]  # those that learn
     compilation: Compilation | None
     meter: Meter  # of the epoch so far, this rank's share
-    bad_step: torch.Tensor  # the first step whose loss was not finite, on the device
+    first_bad: FirstBad  # step whose loss was not finite
     writer: Writer  # of checkpoints; only rank 0 writes
     pace: Pace  # of checkpoints within an epoch
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     standing: Standing = field(default_factory=Standing)  # the validations so far
     thresholds: dict[str, tuple[float, ...]] = field(default_factory=dict)  # of labels, from the last validation
-
-    def note_loss(self, loss: torch.Tensor) -> None:
-        """Record on the device whether this step's loss is finite. No sync."""
-        bad = torch.where(loss.isfinite(), math.inf, float(self.step + 1))
-        self.bad_step = torch.minimum(self.bad_step, bad.double())
 
 
 @dataclass(kw_only=True)
@@ -250,7 +245,7 @@ class Run:
             parameters=learning(setup.trained),
             compilation=compilation,
             meter=Meter(setup.tasks, device),
-            bad_step=torch.full((), math.inf, dtype=torch.float64, device=device),
+            first_bad=FirstBad(device),
             writer=Writer(setup.directory, setup.config.checkpoint_hist, device),
             pace=Pace(interval(setup.config.save_interval, "--save-interval")),
         )

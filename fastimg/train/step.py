@@ -110,7 +110,7 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
             losses = setup.distillation.blended(losses, logits, theirs)
         total = (losses.total * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
-    progress.note_loss(total.detach())
+    progress.first_bad.note(total.detach(), progress.step + 1)
     progress.meter.add(logits.detach(), losses.detach(), batch.targets, batch.weight)
 
 
@@ -130,7 +130,8 @@ def update(run: Run, rows: int, request: int = 0) -> int:
     scaler.step(optimizer)  # with fp16 a sync point: it skips the step if a gradient overflowed
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    if optimisation.lookahead is not None:
+    if optimisation.lookahead is not None and optimisation.lookahead.due(progress.step + 1):
+        parallel.agree_on_buffers(run.setup.trained, run.setup.ranks)  # sync point between ranks
         optimisation.lookahead.step(optimizer, progress.step + 1)
     if optimisation.ema is not None:
         optimisation.ema.update(progress.step)

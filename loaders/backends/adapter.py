@@ -21,6 +21,8 @@ class DecodedBatch(NamedTuple):
     images: torch.Tensor  # uint8 [B, H, W, C], on the host or on the device; zeros in rows without an image
     failed: Mapping[int, str] = {}  # row -> reason
     rerouted: Mapping[int, str] = {}  # row -> why another decoder decoded it
+    targets: torch.Tensor | None = None  # int64 [B] on the device, if they are there already
+    weight: torch.Tensor | None = None  # float32 [B] on the device, if it is there already: 0 in rows that failed, too
 
 
 class LoaderAdapter(Epochs, ABC):
@@ -54,6 +56,7 @@ class LoaderAdapter(Epochs, ABC):
         self.crop = self._next
         plan = self._plan = self.begin()
         decoded = self._decoded = self._decode(plan)
+        labels = self.dataset.labels
         try:
             for step in range(plan.steps):
                 self.waits.begin()
@@ -65,9 +68,9 @@ class LoaderAdapter(Epochs, ABC):
                 self.rerouted.update({int(ids[row]): reason for row, reason in made.rerouted.items()})
                 batch = Batch(
                     inputs=self._moved(made.images).permute(0, 3, 1, 2),
-                    targets=self._moved(torch.from_numpy(self.dataset.labels[ids])),
+                    targets=self._moved(torch.from_numpy(labels[ids])) if made.targets is None else made.targets,
                     ids=torch.from_numpy(ids),
-                    weight=self._moved(torch.from_numpy(weight)),
+                    weight=self._moved(torch.from_numpy(weight)) if made.weight is None else made.weight,
                     samples=int(weight.sum()),
                     repeats=host(plan.repeats(step)),
                 )

@@ -28,13 +28,14 @@ from fastimg.loaders.jpeg.decoding.filters import taps as most_taps
 from fastimg.loaders.loader import Loader
 from fastimg.loaders.random import keyed
 from fastimg.loaders.resample import resample
-from fastimg.loaders.runtime.compiled import compiled
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
 from .adapter import DecodedBatch, LoaderAdapter
+from .cuts import cut, cut_rows, cut_shifted, shift_table, shifts_of
 
 _BATCH = 256  # images that the pool decodes at a time
+_STRETCH = 8  # batches whose numbers are drawn, and go to the device, together
 
 Places = npt.NDArray[np.int64]
 
@@ -150,6 +151,10 @@ class ResidentLoader(LoaderAdapter):
         self.workers = self.slot_bytes = 0  # none on the host
         self._images = images
         self._resizes = bool(crop.draws) and not isinstance(crop, RandomCrop)
+        self._compiled = self.device.type == "cpu"
+        self._margin = crop.padding if isinstance(crop, RandomCrop) else 0
+        self._size = (0, 0)  # width and height of all images, where `_table` has the places of their crops
+        self._table: torch.Tensor | None = None
         self._out = torch.empty(0, dtype=torch.uint8)  # of the last batch, on a CPU
         if self._resizes and self.device.type == "cuda" and not isinstance(crop.size, int):
             raise ValueError(f"crop {describe_size(crop.size)}: the GPU's resize makes only squares; give one side")
@@ -166,30 +171,77 @@ class ResidentLoader(LoaderAdapter):
 
     def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
         pixels = self._images.load()
+        if not (self._compiled or self._resizes) and self._table is None:
+            self._table = self._shift_table()
         unreadable = self._images.unreadable
-        for step in range(plan.steps):
-            ids, _, decoded = plan.rows(step)
-            failed = {}
-            if unreadable:
-                known = enumerate(ids[:decoded].tolist())
-                failed = {row: unreadable[index] for row, index in known if index in unreadable}
-            keys = keyed(ids, plan.repeats(step))[:decoded]
-            draws = ImageDecoder(self.crop).draw(self.config.seed, plan.crop_epoch, keys)
-            numbers = self._images.numbers(ids[:decoded])
-            make = self._resized if self._resizes else self._cut
-            yield DecodedBatch(make(pixels, numbers, draws), failed)
+        size = self.config.batch_size
+        for start in range(0, plan.steps, _STRETCH):
+            stretch = self._drawn(plan, range(start, min(start + _STRETCH, plan.steps)))
+            for number, decoded in enumerate(stretch.decoded):
+                rows = slice(number * size, (number + 1) * size)
+                some = slice(rows.start, rows.start + decoded)
+                failed = {}
+                if unreadable:
+                    known = enumerate(stretch.ids[some].tolist())
+                    failed = {row: unreadable[index] for row, index in known if index in unreadable}
+                make = self._resized if self._resizes else self._cut
+                images = make(pixels, stretch, some)
+                yield DecodedBatch(images, failed, targets=stretch.targets[rows], weight=stretch.weight[rows])
 
-    def _cut(self, pixels: torch.Tensor, numbers: Places, draws: npt.NDArray[np.float64]) -> torch.Tensor:
-        jobs = jobs_of(self._images, numbers, draws)
-        out = self._blank()
-        if self.device.type == "cpu":
-            cut_rows(pixels.numpy(), jobs, out.numpy())
+    def _shift_table(self) -> torch.Tensor | None:
+        """A table for images that can all be read and have one size; None for others."""
+        sizes = self._images.sizes
+        if not len(sizes) or not sizes[0].all() or (sizes != sizes[0]).any():
+            return None
+        self._size = (int(sizes[0, 0]), int(sizes[0, 1]))
+        table = shift_table(self._size, shape_of(self.crop), self._margin)
+        return None if table is None else self._moved(torch.from_numpy(table))
+
+    def _drawn(self, plan: EpochPlan, steps: range) -> "_Stretch":
+        """What the batches of some steps need; targets, weights and jobs go to the device together."""
+        rows = [plan.rows(step) for step in steps]
+        repeats = [array for step in steps if (array := plan.repeats(step)) is not None]
+        ids = np.concatenate([each.ids for each in rows])
+        weight = np.concatenate([each.weight for each in rows])
+        if unreadable := list(self._images.unreadable):
+            weight[np.isin(ids, unreadable)] = 0
+        keys = keyed(ids, np.concatenate(repeats) if repeats else None)
+        draws = ImageDecoder(self.crop).draw(self.config.seed, plan.crop_epoch, keys)
+        numbers = self._images.numbers(ids)
+        jobs: Places | None = None
+        if not self._resizes:
+            jobs = jobs_of(self._images, numbers, draws)
+            jobs = jobs if self._table is None else shifts_of(jobs, self._size, shape_of(self.crop)[1], self._margin)
+        return _Stretch(
+            decoded=[each.decoded for each in rows],
+            ids=ids,
+            numbers=numbers,
+            draws=draws,
+            targets=self._moved(torch.from_numpy(self.dataset.labels[ids])),
+            weight=self._moved(torch.from_numpy(weight)),
+            jobs=None if jobs is None else self._moved(torch.from_numpy(jobs)),
+        )
+
+    def _cut(self, pixels: torch.Tensor, stretch: "_Stretch", rows: slice) -> torch.Tensor:
+        assert stretch.jobs is not None
+        shape = shape_of(self.crop)
+        if self._compiled:
+            out = self._blank()
+            cut_rows(pixels.numpy(), stretch.jobs[rows].numpy(), out.numpy())
+            return out
+        if self._table is None:
+            images = cut(pixels, stretch.jobs[rows], shape)
         else:
-            out[: len(jobs)] = cut(pixels, self._moved(torch.from_numpy(jobs)), shape_of(self.crop))
+            images = cut_shifted(pixels, self._table, stretch.jobs[:, rows], shape)
+        if len(images) == self.config.batch_size:
+            return images
+        out = self._blank()
+        out[: len(images)] = images
         return out
 
-    def _resized(self, pixels: torch.Tensor, numbers: Places, draws: npt.NDArray[np.float64]) -> torch.Tensor:
+    def _resized(self, pixels: torch.Tensor, stretch: "_Stretch", rows: slice) -> torch.Tensor:
         out = self._blank()
+        numbers, draws = stretch.numbers[rows], stretch.draws[rows]
         sizes = self._images.sizes[numbers].tolist()
         windows = [
             self.crop.window(width, height, chances) if width else None
@@ -199,10 +251,10 @@ class ResidentLoader(LoaderAdapter):
             resize_on_device(self._images, pixels, numbers, windows, self.crop, out)
             return out
         host = pixels.numpy()
-        rows = out.numpy()
+        made = out.numpy()
         for row, (number, window) in enumerate(zip(numbers.tolist(), windows, strict=True)):
             if window is not None:
-                resample(self._images.image(host, number), window, self.crop.interpolation, rows[row])
+                resample(self._images.image(host, number), window, self.crop.interpolation, made[row])
         return out
 
     def _blank(self) -> torch.Tensor:
@@ -213,6 +265,19 @@ class ResidentLoader(LoaderAdapter):
         if self._out.shape != shape:
             self._out = torch.empty(shape, dtype=torch.uint8)
         return self._out.zero_()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Stretch:
+    """What is known of some batches before the first of them: N rows, batch after batch."""
+
+    decoded: list[int]  # how many rows of each batch, the first ones, have an image
+    ids: Places  # [N]
+    numbers: Places  # [N], as `ResidentImages.numbers`
+    draws: npt.NDArray[np.float64]  # [N, draws]
+    targets: torch.Tensor  # int64 [N], on the device
+    weight: torch.Tensor  # float32 [N], on the device
+    jobs: torch.Tensor | None  # of `jobs_of` [N, 5] or `shifts_of` [2, N], on the device; None for crops that resize
 
 
 @dataclass(frozen=True)
@@ -288,42 +353,6 @@ def jobs_of(images: ResidentImages, numbers: Places, draws: npt.NDArray[np.float
         spans = jobs[:, 1:3] + 2 * crop.padding - (wide, tall) + 1
         jobs[:, 3:5] = (draws * spans).astype(np.int64) - crop.padding
     return jobs
-
-
-def cut(pixels: torch.Tensor, jobs: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """uint8 [B, H, W, 3] out of `pixels` [pixels of all images, 3], on their device, by `jobs_of`; no sync."""
-    first, width, height, x, y = (part[:, None] for part in jobs.unbind(dim=1))  # [B, 1]
-    tall, wide = shape
-    rows = _mirrored(y + torch.arange(tall, device=jobs.device), height.clamp(min=1))  # [B, H]
-    columns = _mirrored(x + torch.arange(wide, device=jobs.device), width.clamp(min=1))  # [B, W]
-    known = width > 0  # [B, 1]
-    places = (first + rows * width)[:, :, None] + columns[:, None, :]
-    places = torch.where(known[:, :, None], places, 0)
-    return pixels[places] * known[:, :, None, None]
-
-
-def _mirrored(places: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """As `resample.mirrored`."""
-    last = n - 1
-    return (last - (last - places.abs()).abs()).abs()
-
-
-@compiled
-def cut_rows(pixels: Any, jobs: Any, out: Any) -> None:
-    """`cut` on a CPU, into the first rows of `out`; those of images that cannot be decoded stay as they are."""
-    tall, wide = out.shape[1], out.shape[2]
-    for b in range(jobs.shape[0]):
-        first, width, height, x, y = jobs[b, 0], jobs[b, 1], jobs[b, 2], jobs[b, 3], jobs[b, 4]
-        if width == 0:
-            continue
-        for row in range(tall):
-            source = height - 1 - abs(height - 1 - abs(y + row))
-            line = first + source * width
-            for column in range(wide):
-                place = line + width - 1 - abs(width - 1 - abs(x + column))
-                out[b, row, column, 0] = pixels[place, 0]
-                out[b, row, column, 1] = pixels[place, 1]
-                out[b, row, column, 2] = pixels[place, 2]
 
 
 def resize_on_device(

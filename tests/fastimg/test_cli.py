@@ -298,6 +298,29 @@ def test_negative_numbers_are_values():
     assert (parsed.lr, parsed.rotate, parsed.brightness) == (-1e-3, -5.0, (-1.0, 1.0))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "tta", "data"),
+    [
+        ("--tta", "mirror", None),
+        ("--tta x", "mirror", "x"),  # what follows is DATA unless it is one of the words
+        ("x --tta --epochs 3", "mirror", "x"),
+        ("--tta mirror-shift x", "mirror-shift", "x"),
+        ("x --tta=mirror", "mirror", "x"),
+        ("x --tta mirror-shift --no-tta", False, "x"),
+        ("x", False, "x"),
+    ],
+)
+def test_a_flag_that_is_off_or_one_of_several_words(arguments, tta, data):
+    parsed = command_line._parse("train", arguments.split())
+    assert (parsed.tta, parsed.data) == (tta, data and Path(data))
+
+
+def test_a_wrong_word_of_a_flag_that_may_be_off(cli):
+    ran = cli("train", "x", "--tta=mirror-shifts")
+    assert ran.code == 2
+    assert "--tta mirror-shifts: give one of mirror, mirror-shift; did you mean mirror-shift or mirror?" in ran.err
+
+
 def test_an_internal_error_keeps_its_traceback(cli, monkeypatch):
     def broken(arguments, console):
         raise KeyError("something of ours")

@@ -79,7 +79,8 @@ def _documented(
         group = parser.add_argument_group(title)
         for flag in shown:
             names = flag.names or (flag.field,)
-            action: Any = group.add_argument(*names, **_value(flag), help=_text(flag, texts))
+            twin = (f"--no-{flag.names[0][2:]}",) if flag.negatable and flag.hint is not bool else ()
+            action: Any = group.add_argument(*twin, *names, **_value(flag), help=_text(flag, texts))
             if paths is not None and Path in (*options(flag.hint), *get_args(flag.hint)):
                 action.complete = paths
     group = parser.add_argument_group("help")

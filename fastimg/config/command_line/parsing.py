@@ -1,7 +1,9 @@
 """A command's arguments as the values of its dataclass, by argparse."""
 
 import argparse
+import functools
 import itertools
+import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING
@@ -55,6 +57,8 @@ def _parser(command: str, known: Sequence[Flag]) -> argparse.ArgumentParser:
     for flag in known:
         if flag.names:
             parser.add_argument(*flag.names, **_how(flag))
+        if flag.negatable and flag.hint is not bool:
+            parser.add_argument(f"--no-{flag.names[0][2:]}", dest=flag.field, action="store_false")
     parser.add_argument(_WORDS, nargs="*")
     return parser
 
@@ -92,7 +96,8 @@ def _read(word: str, hint: Any, name: str) -> Any:
         if kind in (str, Path):
             return kind(word)
     choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    raise UsageError(f"{name} {word}: give {expected(hint)}{nearest(word, choices) if choices else ''}")
+    typed = functools.reduce(operator.or_, (kind for kind in kinds if kind is not bool))
+    raise UsageError(f"{name} {word}: give {expected(typed)}{nearest(word, choices) if choices else ''}")
 
 
 def _complete(arguments: Sequence[str], known: Sequence[Flag]) -> list[str]:
@@ -158,6 +163,8 @@ def _belongs(flag: Flag, following: str | None) -> bool:
         return following in words or following.lstrip("-").isdecimal()
     if following.startswith("-"):
         return False
+    if flag.negatable:  # as of flags that are only on or off, DATA may follow
+        return following in words
     if words and following not in words:
         raise _no_mode(flag, following, words)
     return True

@@ -33,9 +33,12 @@ class Moments(NamedTuple):
 
 
 def patch_moments(images: torch.Tensor) -> Moments:
-    """The sums over all patches of uint8 images [B, 3, H, W]; up to 2^53 / 255^2 patches are exact."""
-    patches = F.unfold(images.double(), _SIDE).transpose(1, 2).flatten(0, 1)  # [patches, D]
-    return Moments(len(patches), patches.T @ patches, patches.sum(dim=0))
+    """The sums over all patches of uint8 images [B, 3, H, W], on their device; up to 2^53 / 255^2 patches are exact."""
+    height, width = (side - _SIDE + 1 for side in images.shape[2:])
+    planes = images.transpose(0, 1).double()
+    views = [planes[:, :, y : y + height, x : x + width] for y in range(_SIDE) for x in range(_SIDE)]
+    patches = torch.stack(views, dim=1).flatten(2).flatten(0, 1)  # [D, patches]
+    return Moments(patches.shape[1], patches @ patches.T, patches.sum(dim=1))
 
 
 def whitening_filters(moments: Moments, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
@@ -46,8 +49,8 @@ def whitening_filters(moments: Moments, mean: tuple[float, ...], std: tuple[floa
     each = _SIDE * _SIDE
     offset = torch.tensor(mean, dtype=torch.float64).repeat_interleave(each)  # [D]
     scale = torch.tensor(std, dtype=torch.float64).repeat_interleave(each)
-    first = moments.levels / moments.patches / 255
-    second = moments.products / moments.patches / 255**2
+    first = moments.levels.cpu() / moments.patches / 255
+    second = moments.products.cpu() / moments.patches / 255**2
     crossed = torch.outer(offset, first)
     second = (second - crossed - crossed.T + torch.outer(offset, offset)) / torch.outer(scale, scale)
     values, vectors = torch.linalg.eigh(second)

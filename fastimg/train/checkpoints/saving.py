@@ -112,7 +112,9 @@ def _frozen_sides(setup: Setup) -> tuple[str, ...]:
 def _on_host(training: dict[str, Any]) -> dict[str, Any]:
     each = training.get("each_rank", {})
     on_host = {kind: {name: rows.cpu() for name, rows in group.items()} for kind, group in each.items()}
-    return {**training, "meter": training["meter"].cpu(), **({"each_rank": on_host} if each else {})}
+    averaged = {name: tensor.cpu() for name, tensor in training.get("lookahead", {}).items()}
+    beside = {"each_rank": on_host} if each else {}
+    return {**training, "meter": training["meter"].cpu(), **beside, **({"lookahead": averaged} if averaged else {})}
 
 
 def _card(run: Run, best: bool) -> checkpoint.Card:
@@ -155,6 +157,9 @@ def _training_state(run: Run) -> dict[str, Any]:
     beside: dict[str, Any] = {} if variances is None else {"log_variances": variances.detach()}
     if progress.thresholds:
         beside["thresholds"] = progress.thresholds
+    lookahead = setup.optimisation.lookahead
+    if lookahead is not None and lookahead.averages:
+        beside["lookahead"] = dict(lookahead.averages)
     return {
         "step": progress.step,
         "epoch": progress.epoch,
@@ -187,6 +192,8 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
         optimizer.load_state_dict(training["optimizer"])
     take_buffers(training.get("each_rank", {}), module, setup.ranks, averages)
     setup.optimisation.scaler.load_state_dict(training["scaler"])
+    if setup.optimisation.lookahead is not None:
+        setup.optimisation.lookahead.restore(training.get("lookahead", {}))
     progress.step = training["step"]
     progress.epoch = training["epoch"]
     progress.standing = Standing.from_state(training)

@@ -89,8 +89,23 @@ def _tuned(opt: str, groups: list[dict[str, Any]], asked: _Asked) -> torch.optim
     how: dict[str, Any] = {"fused": fused, "foreach": not fused, **asked.more}
     if opt == "sgd":
         momentum = asked.momentum or 0.0
-        return torch.optim.SGD(groups, lr=asked.lr, momentum=momentum, **{"nesterov": momentum > 0, **how})
+        sgd = torch.optim.SGD(groups, lr=asked.lr, momentum=momentum, **{"nesterov": momentum > 0, **how})
+        return _with_momentum(sgd) if fused else sgd
     return torch.optim.AdamW(groups, lr=asked.lr, **how)
+
+
+def _with_momentum(sgd: torch.optim.SGD) -> torch.optim.SGD:
+    """Fused SGD with zeros as momentum, from which its first step is the same, bit for bit.
+
+    torch 2.11 to 2.15 allocate momentum in the first step without filling it, which the kernel leaves to chance where
+    fp16's gradients overflow in that step; and refuse a step in which only some parameters of a group have momentum, as
+    after --freeze. With dampening, which the first step leaves out, it stays torch's.
+    """
+    for group in sgd.param_groups:
+        if group["momentum"] and not group["dampening"]:
+            for p in group["params"]:
+                sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return sgd
 
 
 def _of_timm(opt: str, groups: list[dict[str, Any]], asked: _Asked) -> torch.optim.Optimizer:

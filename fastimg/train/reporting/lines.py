@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
@@ -139,9 +138,7 @@ def _diverged(run: Run, loss: float) -> UserError:
     """The step in which the loss stopped being finite, and what to do about it. All ranks have to call this."""
     setup = run.setup
     progress = run.progress
-    if setup.ranks.world_size > 1:
-        dist.all_reduce(progress.bad_step, dist.ReduceOp.MIN)
-    bad = round(float(progress.bad_step))
+    bad = progress.first_bad.read(setup.ranks) or progress.step  # the latest, where only a sum became infinite
     progress.writer.join()
     last = setup.directory / "last"
     kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written before it"

@@ -237,7 +237,10 @@ def _checkpoints(config: Train) -> str:
 
 
 def _evaluation(config: Train, validated: bool) -> str | None:
-    words = ["each image and its mirror image"] if config.tta and (validated or config.evaluate_training_set) else []
+    words = []
+    if config.tta and (validated or config.evaluate_training_set):
+        shifted = ", and the same shifted by a pixel two ways" if config.tta == "mirror-shift" else ""
+        words.append(f"each image and its mirror image{shifted}")
     words += ["the training split too"] if config.evaluate_training_set else []
     return ", ".join(words) or None
 

@@ -102,6 +102,7 @@ def test_text_is_dumped_and_read_back(text, tmp_path):
         ("compile: false", "compile", None),
         ("compile: max-autotune", "compile", "max-autotune"),
         ("tta: true", "tta", True),
+        ("tta: mirror-shift", "tta", "mirror-shift"),
         ("epochs: null", "epochs", None),
         ("epochs:", "epochs", None),
         ("model_kwargs: [a=1]", "model_kwargs", ("a=1",)),
@@ -162,8 +163,12 @@ def test_keys_may_be_written_like_flags(tmp_path):
         ),
         ("opt_betas: 0.9", "opt_betas: expected a list of numbers, not 0.9"),
         ("batch_size: many", "batch_size: expected a whole number or auto, not the text 'many'"),
-        ("tta: yes", "tta: expected true or false, not the text 'yes'; write true"),  # text in YAML 1.2
-        ("tta: 1", "tta: expected true or false, not 1"),
+        (
+            "tta: yes",
+            "tta: expected true or false or one of mirror, mirror-shift, not the text 'yes'; write true",
+        ),  # text in YAML 1.2
+        ("tta: 1", "tta: expected true or false or one of mirror, mirror-shift, not 1"),
+        ("tta: mirror-shifts", "not the text 'mirror-shifts'; did you mean mirror-shift?"),
         ("name: true", "name: expected text, not true; put it in quotes if it is meant as text"),
         ("scale: 0.5", "scale: expected a list of 2 numbers, not 0.5"),
         ("color_jitter: [0.5, 0.5]", "color_jitter: expected a list of 3 numbers, not [0.5, 0.5]"),

@@ -33,6 +33,14 @@ def test_its_filters_whiten_patches():
     assert (filters.flatten(1).gather(1, filters.flatten(1).abs().argmax(1, keepdim=True))[:12] > 0).all()
 
 
+def test_moments_are_sums_over_patches():
+    pixels = images(3)
+    moments = airnet.patch_moments(pixels.contiguous(memory_format=torch.channels_last))
+    patches = F.unfold(pixels.double(), 2).transpose(1, 2).flatten(0, 1)  # [patches, D]
+    assert moments.patches == len(patches) == 3 * 15 * 15
+    assert torch.equal(moments.products, patches.T @ patches) and torch.equal(moments.levels, patches.sum(dim=0))
+
+
 def test_moments_do_not_depend_on_chunks_and_order():
     pixels = images()
     whole = airnet.patch_moments(pixels)
@@ -106,6 +114,32 @@ def test_norms_learn_faster_and_decay_as_ever():
     optimizer.step()
     assert torch.allclose(bias, torch.full_like(bias, 1 - 0.5 * 64 * 0.001 - 0.5 * 0.01))
     assert torch.allclose(weight, torch.full_like(weight, 1 - 0.5 * 0.001 - 0.5 * 0.01))
+
+
+def test_lookahead_averages_running_statistics_too():
+    """As the weights, and from the first time on; they are restored from a checkpoint, or begin anew."""
+    norm = nn.BatchNorm1d(2, momentum=0.5)
+    optimizer = torch.optim.SGD(norm.parameters(), lr=0.1)
+    lookahead = Lookahead.of(norm, 2, 10)
+    assert set(lookahead.averages) == {"running_mean", "running_var"}
+    average = None
+    for step in range(1, 11):
+        norm(torch.randn(8, 2, generator=torch.Generator().manual_seed(step)) + step)
+        before = norm.running_mean.clone()
+        lookahead.step(optimizer, step)
+        assert lookahead.due(step) == (step in (4, 6, 8, 10))
+        if not lookahead.due(step):
+            assert torch.equal(norm.running_mean, before)
+            continue
+        average = before if average is None else average.lerp(before, 1 - 0.95**2 * (step / 10) ** 3)
+        assert torch.equal(norm.running_mean, average) and torch.equal(lookahead.averages["running_mean"], average)
+    assert not torch.equal(average, before)
+    again = Lookahead.of(norm, 2, 10)
+    norm.running_mean.zero_()
+    again.restore(lookahead.averages)
+    assert torch.equal(again.averages["running_mean"], average)
+    again.restore({})
+    assert not again.averages["running_mean"].any()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -152,3 +152,5 @@ def test_two_answers_of_a_model_that_writes_both_to_the_same_memory():
 
     images = torch.rand(2, 1, 1, 4)
     assert torch.equal(answer(graph, images, tta=True), answer(eager, images, tta=True))
+    images = torch.rand(2, 1, 3, 4)
+    assert torch.equal(answer(graph, images, "mirror-shift"), answer(eager, images, "mirror-shift"))

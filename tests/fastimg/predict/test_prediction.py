@@ -95,6 +95,17 @@ def test_probabilities_do_not_depend_on_the_batch(trained, run, cli):
         assert one["probabilities"] == sorted(one["probabilities"], reverse=True)
 
 
+def test_views_that_are_averaged(trained, run, cli):
+    """Each choice of --tta is another mean; alone, before the files, it means mirror."""
+    file = trained.images / "val" / "red" / "0.jpg"
+    flags = (("--tta",), ("--tta", "mirror"), ("--tta", "mirror-shift"), ())
+    (first, mirror, shifted, alone) = (
+        answers(cli("predict", *which, run, file, "--json", "--no-amp"))[0]["probabilities"] for which in flags
+    )
+    assert first == mirror
+    assert len({tuple(mirror), tuple(shifted), tuple(alone)}) == 3
+
+
 @pytest.mark.parametrize(("topk", "shown"), [("1", 1), ("2", 2), ("9", 3)])
 def test_topk(topk, shown, trained, run, cli):
     (answer,) = answers(cli("predict", run, trained.images / "val" / "red" / "0.jpg", "--json", "--topk", topk))

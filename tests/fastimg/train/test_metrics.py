@@ -7,7 +7,7 @@ from sklearn.metrics import recall_score
 
 from fastimg.loaders.containers.targets import Target
 from fastimg.models.ranks import Ranks
-from fastimg.train.metrics import Meter, Trace
+from fastimg.train.metrics import FirstBad, Meter, Trace, answer
 from fastimg.train.tasks.classification import ClassTask
 from fastimg.train.tasks.joint import Losses, Tasks
 from fastimg.train.tasks.score import Score, shows_top5, zero_recall
@@ -54,6 +54,50 @@ def test_sums_do_not_lose_small_losses():
     meter.sums += torch.tensor([2.0**24, 0.0, 0.0, 2.0**24], dtype=torch.float64)
     add(meter, torch.zeros(1, 2), torch.ones(1), torch.tensor([0]), torch.ones(1))
     assert meter.read(ALONE).samples == 2**24 + 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "first"),
+    [
+        ([1.0, 0.0, -3.0], None),
+        ([1.0, float("inf"), float("nan"), 2.0], 2),
+        ([float("nan")], 1),
+        ([1.0, 1.0, float("-inf"), 1.0], 3),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 2**40])
+def test_the_first_loss_that_is_not_finite(losses, first, before):
+    bad = FirstBad(torch.device("cpu"))
+    for step, loss in enumerate(losses, start=before + 1):
+        bad.note(torch.tensor(loss), step)
+    assert bad.read(ALONE) == (first and before + first)
+
+
+def test_views_of_an_image_and_their_weights():
+    """Half for the image and its mirror image, half for the two shifted ones and theirs."""
+    images = (
+        torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).to(torch.float32).contiguous(memory_format=torch.channels_last)
+    )
+    seen = []
+
+    def model(view):
+        seen.append(view)
+        return view.pow(2).sum(dim=3).mean(dim=1) + view[:, 0, :, 0]  # of more than sums of pixels, which a flip keeps
+
+    averaged = answer(model, images, "mirror-shift")
+    down, up = (np.roll(np.arange(4), 1), np.roll(np.arange(4), -1))
+    right, left = (np.roll(np.arange(5), 1), np.roll(np.arange(5), -1))
+    down[0], up[-1], right[0], left[-1] = 1, 2, 1, 3  # mirrored at the edge, which is not repeated
+    pixels = images.numpy()
+    views = [pixels, pixels[:, :, down][..., right], pixels[:, :, up][..., left]]
+    expected = [torch.from_numpy(np.ascontiguousarray(flip)) for view in views for flip in (view, view[..., ::-1])]
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+    assert all(view.is_contiguous(memory_format=torch.channels_last) for view in seen)
+    weights = (1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8)
+    by_hand = sum(weight * model(view).double() for weight, view in zip(weights, expected, strict=True))
+    assert torch.allclose(averaged.double(), by_hand, rtol=1e-6)
+    assert torch.equal(answer(model, images, "mirror"), answer(model, images, True))
+    assert not torch.allclose(answer(model, images, "mirror"), averaged)
 
 
 def test_top5_is_logged_from_ten_classes_on():

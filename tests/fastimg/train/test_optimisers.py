@@ -204,7 +204,7 @@ def test_sharded_weights(lone_rank):
 
 @pytest.mark.parametrize("opt", ["sgd", "adamw"])
 def test_resuming_with_parameters_that_were_frozen(opt):
-    """Saved while a layer was frozen and had no state, then unfrozen: equal to an uninterrupted run bit for bit."""
+    """Saved while a layer was frozen, with no momentum or zeros, then unfrozen: an uninterrupted run, bit for bit."""
 
     def begin():
         model = small_model()
@@ -214,7 +214,7 @@ def test_resuming_with_parameters_that_were_frozen(opt):
     model, optimizer = begin()
     train_steps(model, optimizer, 3, seed=1)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    assert len(saved[1]["state"]) == 2 and saved[1]["param_groups"][0]["lr_scale"] == 0.5
+    assert len(saved[1]["state"]) == (4 if opt == "sgd" else 2) and saved[1]["param_groups"][0]["lr_scale"] == 0.5
     model.requires_grad_(True)
     train_steps(model, optimizer, 3, seed=2)
     again, other = begin()
@@ -297,6 +297,43 @@ def test_weight_decay_leaves_vectors_alone(step_by_step, start):
         difference = decayed[name] - plain[name]
         expected = -0.5 * tensor if tensor.ndim > 1 and name not in ("pos_embed", "cls_token") else 0 * tensor
         assert torch.allclose(difference, expected, atol=1e-5), name
+
+
+def test_sgd_whose_first_step_overflows_goes_on_as_if_it_had_not_been():
+    """As the scaler of fp16 asks for: momentum is then zeros, not what was in the memory before."""
+    memory = [torch.full((1000,), float("nan")) for _ in range(50)]
+    weights = []
+    for overflows in (True, False):
+        model = nn.Linear(1000, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = build_optimizer(model, "sgd", 0.1, 0.0, 0.9)
+        memory.clear()
+        if overflows:
+            model.weight.grad = torch.full((1, 1000), float("inf"))
+            optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.ones(())
+            optimizer.step()
+            del optimizer.grad_scale, optimizer.found_inf
+            assert not model.weight.any()
+        for _ in range(2):
+            model.weight.grad = torch.ones(1, 1000)
+            optimizer.step()
+        weights.append(model.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("extra", [{}, {"dampening": 0.5, "nesterov": False}])
+def test_sgd_begins_as_torchs_does(extra):
+    moved = []
+    for impl in ("fused", "foreach"):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = build_optimizer(model, "sgd", 0.1, 0.01, 0.9, impl=impl, kwargs=extra)
+        for _ in range(3):
+            model(torch.ones(1, 5)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        moved.append(model.weight.detach())
+    assert torch.allclose(*moved, rtol=1e-6)
 
 
 def test_any_of_timms_goes_on_to_the_bit(small, step_of):

@@ -110,6 +110,16 @@ def test_gradual_unfreezing(run):
     assert stem < top / 2  # four blocks lower, at 0.5 each
 
 
+def test_sgd_after_unfreezing(run):
+    """Parameters that begin to train later are in a group with others, which have momentum by then."""
+    _, start = run("start", "-b", "8")
+    flags = ("-b", "8", "--weights", start, "--freeze", "2", "--freeze-epochs", "1", "--opt", "sgd")
+    _, thawed = run("thawed", *flags)
+    first = sorted((thawed / "checkpoints").iterdir())[0]
+    held, after = (load_file(path / "model.safetensors") for path in (first, thawed / "last"))
+    assert not torch.equal(held["conv1.0.weight"], after["conv1.0.weight"])
+
+
 def test_the_first_blocks_are_frozen(run):
     _, start = run("start", "-b", "8")
     ran, partly = run("partly", "-b", "8", "--weights", start, "--freeze", "2")
@@ -137,6 +147,18 @@ def test_mirror_images_are_averaged_alike_in_training_and_evaluation(run, traine
     )
     assert with_it == pytest.approx(recorded, rel=1e-5)
     assert without != pytest.approx(recorded, rel=1e-5)
+
+
+def test_shifted_views_are_averaged_alike_in_training_and_evaluation(run, trained, cli):
+    ran, there = run("there", "-b", "8", "--tta", "mirror-shift")
+    assert "each image and its mirror image, and the same shifted by a pixel two ways" in ran.out
+    recorded = losses(there, "val")[-1]
+    shifted, mirrored = (
+        json.loads(cli("eval", there / "last", trained.shards, "--no-amp", "--json", *flags).out)["loss"]
+        for flags in (("--tta", "mirror-shift"), ("--tta",))
+    )
+    assert shifted == pytest.approx(recorded, rel=1e-5)
+    assert mirrored != pytest.approx(recorded, rel=1e-5)
 
 
 def test_binary_cross_entropy_is_reported(run):

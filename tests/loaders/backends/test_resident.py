@@ -22,7 +22,7 @@ from fastimg.loaders import (
     RandomCrop,
     RandomResizedCrop,
 )
-from fastimg.loaders.backends import resident
+from fastimg.loaders.backends import cuts, resident
 from fastimg.loaders.backends.resident import ResidentImages, ResidentLoader
 from fastimg.loaders.crop import shape_of
 from fastimg.loaders.resample import resample
@@ -189,9 +189,45 @@ def test_what_a_gpu_cuts_is_what_the_cpu_cuts(files, name):
         windows = [crop.window(w, h, d) for (w, h), d in zip(images.sizes.tolist(), draws.tolist(), strict=True) if w]
         assert jobs[jobs[:, 1] > 0, 3:].tolist() == [list(window.at) for window in windows]
     out = torch.zeros(N, *shape_of(crop), 3, dtype=torch.uint8)
-    resident.cut_rows(pixels.numpy(), jobs, out.numpy())
-    found = resident.cut(pixels, torch.from_numpy(jobs), shape_of(crop))
+    cuts.cut_rows(pixels.numpy(), jobs, out.numpy())
+    found = cuts.cut(pixels, torch.from_numpy(jobs), shape_of(crop))
     assert torch.equal(found, out) and found.dtype == torch.uint8 and not found[3].any() and found[4].any()
+
+
+@pytest.mark.parametrize("name", ["padded", "widest padding", "unpadded", "centre"])
+@pytest.mark.parametrize("alike", [True, False], ids=["one size", "several"])
+@pytest.mark.parametrize("order", ["random", "sequential"])
+def test_an_epoch_that_torch_cuts_is_the_compiled_one(tmp_path, files, name, alike, order, read_pixels, plain):
+    """As on a GPU: images of one size by a table, others without. 23 images in batches of 2 are two stretches."""
+    dataset = write(tmp_path, [(36, 36)] * N) if alike else files
+    crop = CROPS[name]
+    images = ResidentImages(dataset, crop)
+    config = LoaderConfig(batch_size=2, order=order)
+    loader, by_torch = ResidentLoader(images, crop, config), ResidentLoader(images, crop, config)
+    by_torch._compiled = False
+    for _ in range(2):
+        expected, got = read_pixels(loader), read_pixels(by_torch)
+        assert plain(got) == plain(expected) and len(got) == 12
+        assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(expected, got, strict=True))
+    assert (by_torch._table is not None) == (alike or name == "centre")
+
+
+def test_a_table_that_would_be_too_large_is_not_made():
+    assert cuts.shift_table((32, 32), (32, 32), 2).shape == (25, 1024)
+    assert cuts.shift_table((256, 256), (224, 224), 0) is None
+
+
+def test_an_image_that_cannot_be_read_has_no_table(tmp_path, read_pixels, plain):
+    dataset = write(tmp_path, [(32, 32)] * N)
+    Path(dataset.sample_name(4)).write_bytes(b"no image")
+    images = ResidentImages(dataset, CROPS["padded"])
+    loader, by_torch = (ResidentLoader(images, CROPS["padded"], LoaderConfig(batch_size=3)) for _ in range(2))
+    by_torch._compiled = False
+    expected, got = read_pixels(loader), read_pixels(by_torch)
+    assert plain(got) == plain(expected) and by_torch._table is None and by_torch.unreadable.keys() == {4}
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(expected, got, strict=True))
+    rows = [(batch.ids == 4, batch.weight == 0) for batch in by_torch]
+    assert all(torch.equal(*row) for row in rows[:-1]) and any(unread.any() for unread, _ in rows)
 
 
 def by_kernel(files, crop, device="cpu", count=N):
