@@ -267,7 +267,7 @@ def marked_tests(bench: Bench) -> None:
     options += ["-p", "no:benchmark"]  # pytest-benchmark warns beside xdist, and a warning is an error here
     options += ["--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist"):
-        options += ["-n", str(min(8, max(1, available_cpus() // 2))), "--dist", "worksteal"]
+        options += ["-n", str(min(12, max(1, 3 * available_cpus() // 4))), "--dist", "worksteal"]
     else:  # pyproject.toml's options are for xdist
         options += ["-o", "addopts=--import-mode=importlib --strict-markers -ra"]
     with tempfile.TemporaryDirectory() as folder:
