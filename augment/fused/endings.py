@@ -46,6 +46,53 @@ def _rounded(level, scale, bias, TYPE: tl.constexpr):
 
 
 @kernel
+def ended_run(
+    level,
+    begin,
+    by_channel,
+    ending,
+    LOOKS: tl.constexpr,
+    ENDING: tl.constexpr,
+    TYPE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The bits of the result for levels [THREADS, GROUP], the first of which is `begin` channels from `by_channel_of`'s."""
+    turn = (tl.arange(0, GROUP)[None, :] + begin) % 3  # known to the compiler for each register
+    scales, biases, offsets = by_channel
+    scale, bias, offset = _turned(turn, scales), _turned(turn, biases), _turned(turn, offsets)
+    return ended(level, offset, scale, bias, ending, LOOKS, ENDING, TYPE)
+
+
+@kernel
+def by_channel_of(channel, line):
+    """Scales, biases and offsets [THREADS, 1] in a table of a channel, the next one, and the one after it."""
+    red, green, blue, red_bias, green_bias, blue_bias = line
+    channel = channel[:, None]
+    return (
+        _following(channel, red, green, blue),
+        _following(channel, red_bias, green_bias, blue_bias),
+        _following(channel, 0, 256, 512),
+    )
+
+
+@kernel
+def _following(channel, red, green, blue):
+    return (
+        tl.where(channel == 0, red, tl.where(channel == 1, green, blue)),
+        tl.where(channel == 0, green, tl.where(channel == 1, blue, red)),
+        tl.where(channel == 0, blue, tl.where(channel == 1, red, green)),
+    )
+
+
+@kernel
+def _turned(number, values):
+    """What belongs to the channel that is `number` % 3 after the first, of `_following`."""
+    first, second, third = values
+    turn = number % 3
+    return tl.where(turn == 0, first, tl.where(turn == 1, second, third))
+
+
+@kernel
 def store_pixels(
     out,
     pixels,

@@ -22,7 +22,7 @@ from .constants import (
     WARPED,
     kernel,
 )
-from .endings import ended, store_pixels
+from .endings import by_channel_of, ended_run, store_pixels
 from .levels import blend, contrast_mean, posterized, solarized
 from .pixel import last_operation, matrix_of, pixels_from
 from .registers import levels_of
@@ -132,38 +132,65 @@ def _run(
     Runs do not cross rows. The channel of a run's value j is (channel of the first + j) % 3, and only that of the first
     differs by thread: so three scales, biases and offsets serve all runs.
     """
-    ROW: tl.constexpr = 3 * WIDTH
     GROUP: tl.constexpr = 4 if TYPE == SINGLE else 8
+    first = block * (3 * EACH * THREADS) + tl.arange(0, THREADS) * GROUP
+    phase = first % 3  # of every third run
+    by_channel = by_channel_of(phase, line)
+    if PATHS == RUNS:
+        for _ in tl.static_range(EACH // GROUP):
+            runs = _runs(image[0], first, phase, matrix, drawn, PATHS, THREADS, GROUP, WARP, HEIGHT, WIDTH)
+            _looked(
+                *(out, runs, last, drawn, first, by_channel, ending, LOOKS, ENDING, TYPE, THREADS, GROUP, COUNT),
+                HEIGHT * WIDTH,
+            )
+            first += 3 * GROUP * THREADS
+    else:  # a loop, since all of it twice takes twice as long to compile
+        for _ in range(EACH // GROUP):
+            runs = _runs(image[0], first, phase, matrix, drawn, PATHS, THREADS, GROUP, WARP, HEIGHT, WIDTH)
+            _looked(
+                *(out, runs, last, drawn, first, by_channel, ending, LOOKS, ENDING, TYPE, THREADS, GROUP, COUNT),
+                HEIGHT * WIDTH,
+            )
+            first += 3 * GROUP * THREADS
+
+
+@kernel
+def _runs(
+    levels,
+    first,
+    phase,
+    matrix,
+    drawn,
+    PATHS: tl.constexpr,
+    THREADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WARP: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The words of a thread's three runs, of which value `first` is the first of the first; see `rows`."""
+    ROW: tl.constexpr = 3 * WIDTH
     STEP: tl.constexpr = THREADS * GROUP
     mirrored, upside = matrix[0], matrix[4]
-    start = tl.arange(0, THREADS) * GROUP
-    phase = start % 3  # of every third run: blocks begin with red
-    by_channel = _by_channel(phase, line)
-    levels = image[0]
-    for part in tl.static_range(EACH // GROUP):
-        first = block * (3 * EACH * THREADS) + part * (3 * STEP) + start
-        second, third = first + STEP, first + 2 * STEP
-        v1, v2, v3 = first < HEIGHT * ROW, second < HEIGHT * ROW, third < HEIGHT * ROW
-        if (SHIFTED & PATHS) != 0 and (drawn & SHIFTED) != 0 and mirrored < 0:
-            w0, w1 = shifted_mirrored_run(levels, first, phase, matrix, v1, GROUP, HEIGHT, ROW)
-            w2, w3 = shifted_mirrored_run(levels, second, (phase + STEP % 3) % 3, matrix, v2, GROUP, HEIGHT, ROW)
-            w4, w5 = shifted_mirrored_run(levels, third, (phase + 2 * STEP % 3) % 3, matrix, v3, GROUP, HEIGHT, ROW)
-        elif (SHIFTED & PATHS) != 0 and (drawn & SHIFTED) != 0:
-            w0, w1 = shifted_run(levels, first, matrix, v1, GROUP, HEIGHT, ROW)
-            w2, w3 = shifted_run(levels, second, matrix, v2, GROUP, HEIGHT, ROW)
-            w4, w5 = shifted_run(levels, third, matrix, v3, GROUP, HEIGHT, ROW)
-        elif WARP != STILL and mirrored < 0:
-            w0, w1 = mirrored_run(levels, first, phase, upside, v1, GROUP, HEIGHT, ROW)
-            w2, w3 = mirrored_run(levels, second, (phase + STEP % 3) % 3, upside, v2, GROUP, HEIGHT, ROW)
-            w4, w5 = mirrored_run(levels, third, (phase + 2 * STEP % 3) % 3, upside, v3, GROUP, HEIGHT, ROW)
-        else:
-            w0, w1 = straight_run(levels, first, upside, v1, GROUP, HEIGHT, ROW)
-            w2, w3 = straight_run(levels, second, upside, v2, GROUP, HEIGHT, ROW)
-            w4, w5 = straight_run(levels, third, upside, v3, GROUP, HEIGHT, ROW)
-        _looked(
-            *(out, (w0, w1, w2, w3, w4, w5), last, drawn, first, by_channel, ending, LOOKS, ENDING, TYPE),
-            *(THREADS, GROUP, COUNT, HEIGHT * WIDTH),
-        )
+    second, third = first + STEP, first + 2 * STEP
+    v1, v2, v3 = first < HEIGHT * ROW, second < HEIGHT * ROW, third < HEIGHT * ROW
+    if (SHIFTED & PATHS) != 0 and (drawn & SHIFTED) != 0 and mirrored < 0:
+        w0, w1 = shifted_mirrored_run(levels, first, phase, matrix, v1, GROUP, HEIGHT, ROW)
+        w2, w3 = shifted_mirrored_run(levels, second, (phase + STEP % 3) % 3, matrix, v2, GROUP, HEIGHT, ROW)
+        w4, w5 = shifted_mirrored_run(levels, third, (phase + 2 * STEP % 3) % 3, matrix, v3, GROUP, HEIGHT, ROW)
+    elif (SHIFTED & PATHS) != 0 and (drawn & SHIFTED) != 0:
+        w0, w1 = shifted_run(levels, first, matrix, v1, GROUP, HEIGHT, ROW)
+        w2, w3 = shifted_run(levels, second, matrix, v2, GROUP, HEIGHT, ROW)
+        w4, w5 = shifted_run(levels, third, matrix, v3, GROUP, HEIGHT, ROW)
+    elif WARP != STILL and mirrored < 0:
+        w0, w1 = mirrored_run(levels, first, phase, upside, v1, GROUP, HEIGHT, ROW)
+        w2, w3 = mirrored_run(levels, second, (phase + STEP % 3) % 3, upside, v2, GROUP, HEIGHT, ROW)
+        w4, w5 = mirrored_run(levels, third, (phase + 2 * STEP % 3) % 3, upside, v3, GROUP, HEIGHT, ROW)
+    else:
+        w0, w1 = straight_run(levels, first, upside, v1, GROUP, HEIGHT, ROW)
+        w2, w3 = straight_run(levels, second, upside, v2, GROUP, HEIGHT, ROW)
+        w4, w5 = straight_run(levels, third, upside, v3, GROUP, HEIGHT, ROW)
+    return w0, w1, w2, w3, w4, w5
 
 
 @kernel
@@ -227,7 +254,7 @@ def _three(
             level = posterized(level, magnitude)
         elif HOW == SOLARIZE:
             level = solarized(level, magnitude)
-        value = _ended(level, (number * STEP) % 3, by_channel, ending, HOW == BY_TABLE, ENDING, TYPE, GROUP)
+        value = ended_run(level, (number * STEP) % 3, by_channel, ending, HOW == BY_TABLE, ENDING, TYPE, GROUP)
         place = first + number * STEP
         tl.store(out + (place[:, None] + tl.arange(0, GROUP)[None, :]), value, mask=(place < TOTAL)[:, None])
 
@@ -252,7 +279,7 @@ def _sharp(
     SWEEPS: tl.constexpr = 3 * EACH // 8
     mirrored, upside, factor = matrix[0], matrix[4], last[1]
     start = (block * (SWEEPS * THREADS) + tl.arange(0, THREADS)) * 8
-    scales, biases, offsets = _by_channel(start % 3, line)
+    scales, biases, offsets = by_channel_of(start % 3, line)
     s0, s1, s2 = scales
     b0, b1, b2 = biases
     o0, o1, o2 = offsets
@@ -262,7 +289,7 @@ def _sharp(
         if ENDING != LINE:
             level = level.to(tl.int32)
         by_channel = ((s0, s1, s2), (b0, b1, b2), (o0, o1, o2))
-        value = _ended(level, 0, by_channel, ending, False, ENDING, TYPE, 8)
+        value = ended_run(level, 0, by_channel, ending, False, ENDING, TYPE, 8)
         tl.store(out + (start[:, None] + tl.arange(0, 8)[None, :]), value, mask=valid[:, None])
         start += 8 * THREADS
         if 8 * THREADS % 3 == 1:
@@ -347,50 +374,3 @@ def _each(
             *(out, pixels, run, phase, (x, y), box, line, ending, drawn & LOOKED, LOOKS, ERASES, ENDING, TYPE, THREADS),
             *(GROUP, WIDTH, TOTAL),
         )
-
-
-@kernel
-def _ended(
-    level,
-    begin,
-    by_channel,
-    ending,
-    LOOKS: tl.constexpr,
-    ENDING: tl.constexpr,
-    TYPE: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """The bits of the result for levels [THREADS, GROUP], the first of which is `begin` channels from by_channel's."""
-    turn = (tl.arange(0, GROUP)[None, :] + begin) % 3  # known to the compiler for each register
-    scales, biases, offsets = by_channel
-    scale, bias, offset = _turned(turn, scales), _turned(turn, biases), _turned(turn, offsets)
-    return ended(level, offset, scale, bias, ending, LOOKS, ENDING, TYPE)
-
-
-@kernel
-def _by_channel(channel, line):
-    """Scales, biases and offsets [THREADS, 1] in a table of a channel, the next one, and the one after it."""
-    red, green, blue, red_bias, green_bias, blue_bias = line
-    channel = channel[:, None]
-    return (
-        _following(channel, red, green, blue),
-        _following(channel, red_bias, green_bias, blue_bias),
-        _following(channel, 0, 256, 512),
-    )
-
-
-@kernel
-def _following(channel, red, green, blue):
-    return (
-        tl.where(channel == 0, red, tl.where(channel == 1, green, blue)),
-        tl.where(channel == 0, green, tl.where(channel == 1, blue, red)),
-        tl.where(channel == 0, blue, tl.where(channel == 1, red, green)),
-    )
-
-
-@kernel
-def _turned(number, values):
-    """What belongs to the channel that is `number` % 3 after the first, of `_following`."""
-    first, second, third = values
-    turn = number % 3
-    return tl.where(turn == 0, first, tl.where(turn == 1, second, third))
