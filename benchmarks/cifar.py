@@ -133,16 +133,21 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _process(
     names: Sequence[str], seeds: Sequence[int], args: argparse.Namespace, folder: Path
-) -> list[dict[str, Any]]:
-    """Trainings in their own process: each name with each seed, alternating."""
+) -> Iterator[dict[str, Any]]:
+    """Trainings in their own process, each when it has ended: each name with each seed, alternating."""
     own = ["--one", ",".join(names), "--folder", str(folder), "--seeds", ",".join(map(str, seeds))]
     own += ["--device", args.device, "--width", str(args.width), "--epochs", str(args.epochs)]
     own += ["--batch-size", str(args.batch_size), "--warmups", str(args.warmups)]
     own += ["--airbench", str(args.airbench)] if args.airbench else []
-    ran = subprocess.run([sys.executable, __file__, *own], capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise SystemExit(f"{' and '.join(names)} failed:\n{ran.stdout}\n{ran.stderr}")
-    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(
+            [sys.executable, __file__, *own], stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as ran:
+            assert ran.stdout is not None
+            yield from (json.loads(line) for line in ran.stdout if line.startswith("{"))
+        if ran.returncode:
+            errors.seek(0)
+            raise SystemExit(f"{' and '.join(names)} failed:\n{errors.read()}")
 
 
 def _trainings(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

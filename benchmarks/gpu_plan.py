@@ -58,7 +58,7 @@ SECTIONS = {
         Section(
             name="augment",
             function="gpu_augment:augment",
-            seconds=30,
+            seconds=60,
             what="augmentation's time on the device and on the host, compared with a copy of the same size",
         ),
         Section(
@@ -146,7 +146,7 @@ SECTIONS = {
         Section(
             name="augment-operations",
             function="gpu_augment:operations",
-            seconds=30,
+            seconds=50,
             second=True,
             what="augmentation by each of TrivialAugment's operations, and by each kernel",
         ),

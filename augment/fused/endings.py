@@ -56,7 +56,10 @@ def ended_run(
     TYPE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The bits of the result for levels [THREADS, GROUP], the first of which is `begin` channels from `by_channel_of`'s."""
+    """The bits of the result for levels [THREADS, GROUP].
+
+    `by_channel` is `by_channel_of` a channel, and the first level is of the one `begin` channels after it.
+    """
     turn = (tl.arange(0, GROUP)[None, :] + begin) % 3  # known to the compiler for each register
     scales, biases, offsets = by_channel
     scale, bias, offset = _turned(turn, scales), _turned(turn, biases), _turned(turn, offsets)
