@@ -196,7 +196,8 @@ def operations(bench: Bench) -> None:
         torch.cuda.synchronize(device)
     kernels: dict[str, list[float]] = {}
     for event in trace.events() or []:
-        kernels.setdefault(event.name, []).append(event.device_time_total / 1000)
+        if event.device_time_total > 0:  # not a call of the host's
+            kernels.setdefault(event.name, []).append(event.device_time_total / 1000)
     rows = [{"kernel": n, "milliseconds": measure.Spread.of(t)} for n, t in kernels.items() if len(t) >= _CALLS]
     bench.report("TrivialAugment's kernels and copies in a trace", rows)
 

@@ -17,6 +17,7 @@ class Section:
     seconds: int  # time limit, including importing torch, starting CUDA and compiling
     what: str
     second: bool = False  # part of the second call
+    by_name: bool = False  # part of neither call
     images: bool = False  # reads JPEGs
     fills: bool = False  # does as much as it has time for, including time that earlier sections left unused
     needs: tuple[str, ...] = ()  # modules that a machine with torch may lack
@@ -147,8 +148,15 @@ SECTIONS = {
             name="augment-operations",
             function="gpu_augment:operations",
             seconds=50,
-            second=True,
+            by_name=True,
             what="augmentation by each of TrivialAugment's operations, and by each kernel",
+        ),
+        Section(
+            name="augment-tuning",
+            function="gpu_tuning:tuning",
+            seconds=90,
+            by_name=True,
+            what="TrivialAugment with other numbers of threads, pixels and registers",
         ),
         Section(
             name="cifar",
@@ -177,7 +185,7 @@ SECTIONS = {
         ),
     )
 }
-FIRST = [name for name, section in SECTIONS.items() if not section.second]
+FIRST = [name for name, section in SECTIONS.items() if not (section.second or section.by_name)]
 SECOND = [name for name, section in SECTIONS.items() if section.second]
 _CHECKING = ("gpu_versions", "gpu_parity", "gpu_checks")
 CHECKS = [name for name, section in SECTIONS.items() if section.function.partition(":")[0] in _CHECKING]

@@ -7,16 +7,18 @@ or solarize is all that an image drew, its levels are computed instead of looked
 
 Whatever an image drew, a thread writes a run of 8 consecutive values at a time (4 in float32), and neighbouring threads
 neighbouring runs: so sectors of memory are written whole, once. Images take one of three paths, which the host writes
-beside the plan. One that is at most flipped and looked up, in a batch that is channels-last with rows of whole words,
-is read in words (`rows`): mirrored rows from the words around a run's mirror image, put in order by permuting bytes.
-So is one that is only flipped and sharpened: sums of nine neighbours are made of the words of three rows. Any other
-image (warped, coloured, erased, strided) is made pixel by pixel (`pixel`): of the four pixels that a run takes from,
-neighbouring threads make some twice. If it is turned, a warp makes 8 rows of 4 runs, whose pixels lie close together.
+beside the plan. One whose rows are rows of the image (flipped, moved, or sheared along x) and looked up, in a batch
+that is channels-last with rows of whole words, is read in words (`rows`): mirrored rows from the words around a run's
+mirror image, put in order by permuting bytes. So is one that is only flipped and sharpened (`sharpening`): sums of nine
+neighbours are made of the words of three rows. Any other image (turned, coloured, erased, strided) is made pixel by
+pixel (`pixel`): of the four pixels that a run takes from, neighbouring threads make some twice. If it is turned, a warp
+makes 8 rows of 4 runs, whose pixels lie close together.
 
 Before this pass, one statistics pass for each column that needs one (a policy draws at most 2, see `Plan.passes`) reads
 only the images that drew contrast, autocontrast or equalize. Images that are not warped or coloured by then are counted
 in CUDA C++ (`statistics.cu`, by `counting`), any others, and all where NVRTC is missing, in Triton, through the same
-warp and operations. There is no synchronisation: the plan is one small tensor, sent once. Temporary memory, from
+warp and operations. There is no synchronisation: the plan is one small tensor, sent once, beside
+what was enqueued before. Temporary memory, from
 PyTorch's allocator: per image 768 bytes for each column and once more, 771 values of the result's type where there is
 no line, and 6.2 kB for each statistics pass.
 
@@ -30,13 +32,9 @@ under Triton's interpreter on the CPU, for every operation, type and odd size, a
 `test_ptx.py` executes what was compiled as PTX on the CPU (`benchmarks/ptx.py`), and compares with the reference, too.
 `test_counting.py` executes `statistics.cu` as C++ on the CPU.
 
-Measured on an H200 for 1024 x 3 x 224 x 224, uint8 to bfloat16 (`benchmarks/gpu.py`, `results/gpu.jsonl`, Triton 3.6,
-medians of 10), before runs, rows and tiles were as described: a copy of the same 462 MB takes 0.111 ms, flips took
-0.153, TrivialAugment 0.215. `benchmarks/kernels.py` explains that: each multiprocessor's L1 cache gives a line of 128
-bytes a cycle, and TrivialAugment touched 233 for each 256 pixels, which take 0.179 ms; stores touched 1.76 times the
-bytes that they wrote, and 1.55 times for flips. Now it counts 109 lines, 0.083 ms, and 33 for flips; stores touch what
-they write. Instructions are 20.9 a value, 0.096 ms, instead of 15.0. From perfect overlap to none that predicts 0.118
-to 0.309 ms for TrivialAugment (0.189 to 0.378 before). What it takes on a GPU is unmeasured.
+Measured on an H200 for 1024 x 3 x 224 x 224, uint8 to bfloat16 (docs/benchmarks.md, `results/gpu.jsonl`, Triton 3.6): a
+copy of the same 462 MB takes 0.111 ms, flips 0.131, TrivialAugment 0.161. The first kernels took 0.153 and 0.217:
+`benchmarks/kernels.py` explains that by the lines of memory that they touched, 233 for each 256 pixels, now 97.
 
 In: a plan, a batch on a GPU, a table. Out: the model's input. Must not know: loaders, the application.
 """

@@ -133,17 +133,18 @@ def _run(
     differs by thread: so three scales, biases and offsets serve all runs.
     """
     GROUP: tl.constexpr = 4 if TYPE == SINGLE else 8
-    first = block * (3 * EACH * THREADS) + tl.arange(0, THREADS) * GROUP
-    phase = first % 3  # of every third run
+    start = tl.arange(0, THREADS) * GROUP
+    first = block * (3 * EACH * THREADS) + start
+    phase = start % 3  # of every third run: blocks begin with red
     by_channel = by_channel_of(phase, line)
     if PATHS == RUNS:
-        for _ in tl.static_range(EACH // GROUP):
-            runs = _runs(image[0], first, phase, matrix, drawn, PATHS, THREADS, GROUP, WARP, HEIGHT, WIDTH)
+        for part in tl.static_range(EACH // GROUP):
+            next_ = block * (3 * EACH * THREADS) + part * (3 * GROUP * THREADS) + start
+            runs = _runs(image[0], next_, phase, matrix, drawn, PATHS, THREADS, GROUP, WARP, HEIGHT, WIDTH)
             _looked(
-                *(out, runs, last, drawn, first, by_channel, ending, LOOKS, ENDING, TYPE, THREADS, GROUP, COUNT),
+                *(out, runs, last, drawn, next_, by_channel, ending, LOOKS, ENDING, TYPE, THREADS, GROUP, COUNT),
                 HEIGHT * WIDTH,
             )
-            first += 3 * GROUP * THREADS
     else:  # a loop, since all of it twice takes twice as long to compile
         for _ in range(EACH // GROUP):
             runs = _runs(image[0], first, phase, matrix, drawn, PATHS, THREADS, GROUP, WARP, HEIGHT, WIDTH)
