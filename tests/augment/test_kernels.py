@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +104,28 @@ def test_the_device_is_timed_behind_a_wait(monkeypatch):
     late.append(True)
     with pytest.raises(RuntimeError, match="the host took more than 20"):
         augment.device_seconds(lambda: None)
+
+
+def test_the_pass_over_the_pixels_is_launched_in_other_ways(monkeypatch):
+    """Blocks, threads and registers follow the way; images are counted from the launch that it replaces."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    tuning, launches = importlib.import_module("gpu_tuning"), importlib.import_module("fastimg.augment.fused.launches")
+    found = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, **named: found.append((grid, named)) or types.SimpleNamespace(n_regs=40, n_spills=0)
+
+    monkeypatch.setattr(launches, "_pixels", Kernel())
+    launched = tuning.Launched(tuning.Way(64, 8, 40))
+    assert launches._pixels is launched
+    own = {"HEIGHT": 224, "WIDTH": 224, "EACH": 16, "THREADS": 128, "num_warps": 4}
+    launched[(3 * 25,)]("out", **own)
+    launched.way = tuning.Way(128, 32)
+    launched[(3 * 25,)]("out", **own)
+    (first, named), (second, other) = found
+    assert first == (3 * 98,) and second == (3 * 13,)
+    assert named == {**own, "EACH": 8, "THREADS": 64, "num_warps": 2, "maxnreg": 40}
+    assert other == {**own, "EACH": 32}
+    assert list(launched.compiled) == [tuning.Way(64, 8, 40), tuning.Way(128, 32)]
+    assert launched.compiled[launched.way] == {"registers": 40, "spills": 0}

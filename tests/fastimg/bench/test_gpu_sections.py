@@ -3,6 +3,8 @@
 import importlib
 import io
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,3 +168,42 @@ def test_the_summary_has_ten_lines_best_first(tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
     file.write_text(json.dumps(records[0]) + "\n" + json.dumps({"section": "steps", "run": "other"}) + '\n{"sec')
     assert module.read(file, "now") == [records[0]] and len(module.read(file)) == 2
+
+
+def test_rows_that_are_named_are_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, plan = importlib.import_module("gpu_steps"), importlib.import_module("gpu_plan")
+    grid = plan.grid(("resnet50", "resnet18"), (256, 1024), "cuda")
+    assert [plan.variant(row.text()) for row in grid] == grid
+    for text in (
+        "resnet50",
+        "resnet50 bf16",
+        "resnet50 int8 256",
+        "resnet50 bf16 fastest 256",
+        "a bf16 default 256 more",
+    ):
+        with pytest.raises(ValueError, match="write a model, a type"):
+            plan.variant(text)
+    measured: list[str] = []
+    monkeypatch.setattr(steps, "_measure", lambda bench, rows: measured.extend(row.text() for row in rows))
+    bench = bench_of(tmp_path, tmp_path, "steps")
+    steps.steps(bench)
+    assert measured == ["test_resnet float32 8", "test_vit float32 8"]
+    bench.rows = ("resnet18 fp16 reduce-overhead 64", "test_vit float32 8")
+    measured.clear()
+    steps.steps(bench)
+    assert measured == list(bench.rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--only", "steps", "--rows", "resnet50 bf16 fast 256"],
+            "write a model, a type, a mode or nothing, and a batch",
+        ),
+        (["--only", "augment", "--rows", "resnet50 bf16 256"], "--rows has no effect without the section steps"),
+    ],
+)
+def test_rows_that_cannot_be_measured(arguments: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py"), *arguments], capture_output=True, text=True)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
