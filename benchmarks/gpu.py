@@ -252,7 +252,7 @@ def _plan(args: argparse.Namespace, sections: Sequence[Section]) -> None:
     for number, section in enumerate(sections, start=1):
         absent = missing(section.needs)
         note = f" (skipped: needs {', '.join(absent)})" if absent else ""
-        say(f"{number:>2}. {section.name:<15}{section.seconds:>4} s  {section.what}{note}")
+        say(f"{number:>2}. {section.name:<18}{section.seconds:>4} s  {section.what}{note}")
     if any(section.name == "steps" for section in sections) and not args.quick:
         archs, batches = ("resnet50", "resnet18", "vit_small_patch16_224", "efficientnet_b0"), (256, 1024)
         if args.device == "cuda":

@@ -16,6 +16,7 @@ from bench import MADE, Bench
 from gpu_clocks import clocks
 from images import list_images, photograph
 from PIL import Image
+from torch.profiler import ProfilerActivity, profile
 
 from fastimg.augment import Plan, Policy, apply, backends, draw
 from fastimg.augment.ops import BINS
@@ -172,8 +173,6 @@ def natural(bench: Bench, count: int) -> tuple[torch.Tensor, str]:
 
 def operations(bench: Bench) -> None:
     """TrivialAugment's operations, each drawn by all images of a batch, and the kernels of a mixed batch one by one."""
-    from torch.profiler import ProfilerActivity, profile
-
     count, device, dtype = bench.sizes.augment_batch, bench.device, torch.bfloat16
     images, origin = natural(bench, count)
     plans = {name: _of_one_operation(number, count) for number, name in enumerate(trivial_operations)}

@@ -2,8 +2,8 @@
 
 `Program(text).run(grid, threads, values)` computes what the kernel would: tensors are read and written where they lie.
 An access outside of every tensor is an error, and so is one at an address that is not a multiple of its size. Known are
-the instructions of the augmentation kernels; any other raises NotImplementedError. Races are not modelled. `fma` rounds
-a product and a sum from float64.
+the instructions of the augmentation kernels; any other raises NotImplementedError. Races are not modelled, and
+faults of ptxas, which makes machine code of PTX, are not seen. `fma` rounds a product and a sum from float64.
 
 `Program.traffic` says how each access to device memory was made: how often, by how many bytes, and how many lines of
 128 bytes and sectors of 32 bytes its warps touched. A warp's access goes in parts, each of as many neighbouring threads

@@ -193,9 +193,10 @@ def _moved_words(w0, w1, w2, w3, w4, phase, THREADS: tl.constexpr):
 @kernel
 def _rounded_pair(first, second, channel: tl.constexpr, line, TYPE: tl.constexpr):
     """Two levels of consecutive channels as a word of two values: what `_rounded` gives, in one instruction less."""
-    scale, bias = _of(channel, line[0], line[1], line[2]), _of(channel, line[3], line[4], line[5])
-    next_scale = _of(channel + 1, line[0], line[1], line[2])
-    next_bias = _of(channel + 1, line[3], line[4], line[5])
+    red, green, blue, red_bias, green_bias, blue_bias = line
+    after = (channel + 1) % 3
+    scale, bias = _by(channel, red, green, blue), _by(channel, red_bias, green_bias, blue_bias)
+    next_scale, next_bias = _by(after, red, green, blue), _by(after, red_bias, green_bias, blue_bias)
     if INTERPRETED:
         low = _rounded(first, scale, bias, TYPE).to(tl.int32)
         word = _pair(low, _rounded(second, next_scale, next_bias, TYPE).to(tl.int32))
@@ -211,16 +212,6 @@ def _rounded_pair(first, second, channel: tl.constexpr, line, TYPE: tl.constexpr
             pack=1,
         )
     return word
-
-
-@kernel
-def _of(channel: tl.constexpr, red, green, blue):
-    value = red
-    if channel % 3 == 1:
-        value = green
-    elif channel % 3 == 2:
-        value = blue
-    return value
 
 
 @kernel

@@ -15,8 +15,7 @@ def straight_run(levels, start, upside, valid, GROUP: tl.constexpr, HEIGHT: tl.c
     if upside < 0:
         source += (HEIGHT - 1 - 2 * (start // ROW)) * ROW
     if GROUP == 8:
-        both = long_at(levels + source, valid)
-        low, high = both.to(tl.int32), (both >> 32).to(tl.int32)
+        low, high = words_at(levels + source, valid)
     else:
         low = word_at(levels + source, valid)
         high = low
@@ -39,8 +38,7 @@ def mirrored_run(levels, start, phase, upside, valid, GROUP: tl.constexpr, HEIGH
     after = word_at(levels + end, valid & (phase != 0))
     if GROUP == 8:
         before = word_at(levels + (end - 12), valid & (phase != 1))
-        middle = long_at(levels + (end - 8), valid)
-        first, second = middle.to(tl.int32), (middle >> 32).to(tl.int32)
+        first, second = words_at(levels + (end - 8), valid)
     else:
         before = 0 * after  # never used
         first, second = word_at(levels + (end - 8), valid & (phase != 2)), word_at(levels + (end - 4), valid)
@@ -112,5 +110,7 @@ def word_at(address, mask):
 
 
 @kernel
-def long_at(address, mask):
-    return tl.load(address.to(tl.pointer_type(tl.int64)), mask=mask, other=0)
+def words_at(address, mask):
+    """Two words, read at once."""
+    both = tl.load(address.to(tl.pointer_type(tl.int64)), mask=mask, other=0)
+    return both.to(tl.int32), (both >> 32).to(tl.int32)

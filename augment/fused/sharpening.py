@@ -7,7 +7,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from .constants import INTERPRETED, kernel
 from .levels import blend, smooth
 from .registers import in_eight, moved, picked, unpacked
-from .rows import long_at, turned, word_at
+from .rows import turned, word_at, words_at
 
 
 @kernel
@@ -55,15 +55,10 @@ def _straight_sums(row, place, above, below, valid, ROW: tl.constexpr):
     o0, o1, o2, o3 = 0 * place, 0 * place, 0 * place, 0 * place
     low, high = 0 * place, 0 * place
     for number in tl.static_range(3):
-        near = row + place
-        if number == 0:
-            near = row + (place - above)
-        elif number == 2:
-            near = row + (place + below)
+        near = _beside(row, place, above, below, number)
         before = word_at(near - 4, valid & (place > 0))
-        both = long_at(near, valid)
+        one, two = words_at(near, valid)
         after = word_at(near + 8, valid & (place < ROW - 8))
-        one, two = both.to(tl.int32), (both >> 32).to(tl.int32)
         e0, e1, e2, e3 = e0 + _even(before), e1 + _even(one), e2 + _even(two), e3 + _even(after)
         o0, o1, o2, o3 = o0 + _odd(before), o1 + _odd(one), o2 + _odd(two), o3 + _odd(after)
         if number == 1:
@@ -94,16 +89,10 @@ def _mirrored_sums(row, place, phase, above, below, valid, ROW: tl.constexpr):
     o0, o1, o2, o3, o4 = 0 * place, 0 * place, 0 * place, 0 * place, 0 * place
     h0, h1, h2, h3 = 0 * place, 0 * place, 0 * place, 0 * place
     for number in tl.static_range(3):
-        near = row + begin
-        if number == 0:
-            near = row + (begin - above)
-        elif number == 2:
-            near = row + (begin + below)
-        first = long_at(near, valid & (begin >= 0))
-        second = long_at(near + 8, valid)
-        third = long_at(near + 16, valid & (begin < ROW - 16))
-        a, b, c, d = first.to(tl.int32), (first >> 32).to(tl.int32), second.to(tl.int32), (second >> 32).to(tl.int32)
-        e, f = third.to(tl.int32), (third >> 32).to(tl.int32)
+        near = _beside(row, begin, above, below, number)
+        a, b = words_at(near, valid & (begin >= 0))
+        c, d = words_at(near + 8, valid)
+        e, f = words_at(near + 16, valid & (begin < ROW - 16))
         w0, w1, w2 = moved(a, b, phase + 1), moved(b, c, phase + 1), moved(c, d, phase + 1)
         w3, w4 = moved(d, e, phase + 1), moved(e, f, phase + 1)
         e0, e1, e2, e3, e4 = e0 + _even(w0), e1 + _even(w1), e2 + _even(w2), e3 + _even(w3), e4 + _even(w4)
@@ -128,6 +117,16 @@ def _mirrored_sums(row, place, phase, above, below, valid, ROW: tl.constexpr):
         low,
         high,
     )
+
+
+@kernel
+def _beside(row, place, above, below, NUMBER: tl.constexpr):
+    """Byte `place` of the row before, of the row itself, and of the row behind."""
+    if NUMBER == 0:
+        place -= above
+    elif NUMBER == 2:
+        place += below
+    return row + place
 
 
 @kernel
