@@ -33,8 +33,8 @@ under Triton's interpreter on the CPU, for every operation, type and odd size, a
 `test_counting.py` executes `statistics.cu` as C++ on the CPU.
 
 Measured on an H200 for 1024 x 3 x 224 x 224, uint8 to bfloat16 (docs/benchmarks.md, `results/gpu.jsonl`, Triton 3.6): a
-copy of the same 462 MB takes 0.111 ms, flips 0.131, TrivialAugment 0.161. The first kernels took 0.153 and 0.217:
-`benchmarks/kernels.py` explains that by the lines of memory that they touched, 233 for each 256 pixels, now 97.
+copy of the same 462 MB takes 0.111 ms, flips 0.131, TrivialAugment 0.161 (a trial). The first kernels took 0.153 and
+0.217: `benchmarks/kernels.py` explains that by the lines of memory that they touched, 233 for each 256 pixels, now 97.
 
 In: a plan, a batch on a GPU, a table. Out: the model's input. Must not know: loaders, the application.
 """
