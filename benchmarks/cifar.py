@@ -230,8 +230,6 @@ def _fastimg(args: argparse.Namespace) -> Run:
         "output": args.folder / "runs",
         "log_interval": 1000,
     }
-    rate = values["lr"] * args.batch_size / values["lr_base_size"]
-    values["min_lr"] = rate * values["min_lr"] / values["lr"]
 
     def run(seed: int) -> dict[str, Any]:
         config = Train(**values, seed=abs(seed), name=f"seed {seed}")

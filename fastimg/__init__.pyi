@@ -204,6 +204,7 @@ def train(
     warmup: str | None = None,
     warmup_epochs: float | None = None,
     warmup_fraction: float | None = None,
+    warmup_lr: float | None = None,
     min_lr: float | None = None,
     decay: str | None = None,
     decay_epochs: float | None = None,

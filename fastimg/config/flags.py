@@ -41,6 +41,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "sched": ("scheduler", "lr-scheduler", "lr-scheduler-type", "schedule", "lr-schedule"),
     "warmup": ("warmup-steps", "lr-warmup-steps", "warmup-iters", "warmup-prefix"),
     "warmup-epochs": ("lr-warmup-epochs", "num-warmup-epochs"),
+    "warmup-lr": ("lr-warmup-init", "warmup-init-lr", "warmup-start-lr", "lr-warmup-start"),
     "warmup-fraction": ("warmup-ratio", "warmup-proportion", "warmup-pct"),
     "decay-epochs": ("lr-step-size", "step-size", "decay-milestones"),
     "decay-rate": ("lr-gamma", "gamma"),

@@ -359,6 +359,8 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """The same as --warmup, in epochs."""
     warmup_fraction: float | None = None
     """The same as --warmup, as a share of all steps."""
+    warmup_lr: float | None = None
+    """Learning rate that warmup rises from, scaled by the same factor as --lr. Default: 0."""
     min_lr: float | None = None
     """Final learning rate of the cosine and linear schedules, scaled by the same factor as --lr. Default: 0."""
     decay: Annotated[str | None, arg(metavar="TIME")] = None

@@ -47,7 +47,8 @@ SECTIONS: Mapping[str, Sections] = {
         "targets": ("targets", "target_weights", "bce_pos_weight", "metric"),
         "distillation": ("teacher", "teacher_weights", "kd_temperature", "kd_weight", "cache_teacher"),
         "schedule": (
-            *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr"),
+            *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction"),
+            *("warmup_lr", "min_lr"),
             *("decay", "decay_epochs", "decay_rate"),
         ),
         "precision and devices": (

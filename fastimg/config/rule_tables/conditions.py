@@ -55,6 +55,11 @@ def without_steps(config: Train) -> bool:
     return config.sched != "step"
 
 
+def without_warmup(config: Train) -> bool:
+    span = config.warmup is not None and durations.parse(config.warmup, "--warmup").value == 0
+    return span or config.warmup_epochs == 0 or config.warmup_fraction == 0
+
+
 def check_teaches(config: Train) -> str | None:
     if config.teacher is None:
         return None

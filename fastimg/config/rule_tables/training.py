@@ -53,6 +53,7 @@ from .conditions import (
     unvalidated,
     weighs_alike,
     without_steps,
+    without_warmup,
 )
 from .elsewhere import ELSEWHERE, LOADER_ELSEWHERE, check_cluster_and_store, check_output
 from .ranges import (
@@ -155,6 +156,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("decay", without_steps, "with any --sched but step"),
     Idle("decay_rate", without_steps, "with any --sched but step"),
     Idle("min_lr", lambda c: c.sched in ("step", "constant"), lambda c: f"with --sched {c.sched}"),
+    Idle("warmup_lr", without_warmup, "without warmup"),
     Idle("order_window", lambda c: order(c) != "quasi-random", lambda c: f"with --order {order(c)}"),
     Idle("dct_scaling", lambda c: c.decode == "gpu", "with --decode gpu"),
     Idle("dct_scaling", lambda c: c.no_aug, "with --no-aug"),
@@ -238,6 +240,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("crop_pct", is_share_above_zero, "a share above 0 and up to 1"),
     Range("warmup_epochs", lambda epochs: epochs >= 0, "0 or more"),
     Range("warmup_fraction", is_share, "a share from 0 to 1"),
+    Range("warmup_lr", lambda rate: rate >= 0, "0 or more"),
     Range("min_lr", lambda rate: rate >= 0, "0 or more"),
     Range("decay_epochs", lambda epochs: epochs > 0, "a number above 0"),
     Range("decay_rate", is_share_above_zero, "a number above 0 and up to 1"),
@@ -265,7 +268,7 @@ _VALUES: tuple[Rule, ...] = (
 )
 
 _OF_OPTIMISERS = (
-    *("lr", "lr_scale", "lr_base_size", "weight_decay", "norm_lr_scale"),
+    *("lr", "lr_scale", "lr_base_size", "warmup_lr", "min_lr", "weight_decay", "norm_weight_decay", "norm_lr_scale"),
     *("opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
 )
 
@@ -275,7 +278,7 @@ _PRECEDENCE: tuple[Rule, ...] = (
     # A recipe's arguments are for its model, its rate for its optimiser and batch, its ramp for its epochs.
     Replaces("arch", ("model_kwargs", "norm_lr_scale"), in_recipes=True),
     Replaces("opt", _OF_OPTIMISERS, in_recipes=True),
-    Replaces("lr", ("lr_scale", "lr_base_size"), in_recipes=True),
+    Replaces("lr", ("lr_scale", "lr_base_size", "warmup_lr", "min_lr"), in_recipes=True),
     Replaces("duration", ("progressive_epochs",), in_recipes=True),
 )
 

@@ -25,7 +25,8 @@ Say = Callable[[str], None]
 # Settings of Train that the stages choose: a rung is a number of epochs at a rate that does not depend on it.
 CHOSEN = (
     *("freeze", "freeze_epochs", "cache_embeddings", "epochs", "duration", "max_time", "patience", "progressive"),
-    *("sched", "warmup", "warmup_epochs", "warmup_fraction", "decay", "decay_epochs", "decay_rate", "min_lr"),
+    *("sched", "warmup", "warmup_epochs", "warmup_fraction", "warmup_lr", "min_lr"),
+    *("decay", "decay_epochs", "decay_rate"),
 )
 RESERVE = 0.04  # of the time: for the leaderboard, which measures how fast models predict
 

@@ -157,6 +157,7 @@ def resolve(
         warmup=_warmup(config, trained),
         warmup_epochs=None,
         warmup_fraction=None,
+        warmup_lr=_scaled(config, config.warmup_lr, rate),
         min_lr=_lowest_rate(config, rate),
         decay=_decay(config),
         decay_epochs=None,
@@ -233,6 +234,7 @@ def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | N
         lr=config.lr,
         steps=steps,
         warmup_steps=warmup,
+        warmup_lr=config.warmup_lr or 0.0,
         min_lr=config.min_lr or 0.0,
         decay_steps=drops,
         decay_rate=config.decay_rate or 1.0,
@@ -316,11 +318,18 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
 
 
 def _lowest_rate(config: Train, rate: float) -> float:
-    """--min-lr, scaled as the given learning rate was (to `rate`): the schedule keeps its shape with any batch."""
-    lowest = config.min_lr or 0.0
-    if isinstance(config.lr, str) or rate == config.lr:
-        return lowest
-    return float(f"{lowest * rate / config.lr:.3g}")
+    """--min-lr for a peak of `rate`. Raises UsageError where the schedule would end above its peak."""
+    lowest = _scaled(config, config.min_lr, rate)
+    if lowest > rate and config.lr != "find":
+        raise UsageError(f"--min-lr {config.min_lr:g}: the learning rate is {rate:g}, and would rise; give less")
+    return lowest
+
+
+def _scaled(config: Train, given: float | None, rate: float) -> float:
+    """A rate of the schedule, scaled as --lr was (to `rate`): the schedule keeps its shape with any batch."""
+    if given is None or isinstance(config.lr, str) or rate == config.lr:
+        return given or 0.0
+    return float(f"{given * rate / config.lr:.3g}")
 
 
 def usual_rate(config: Train, model: Model) -> tuple[float, int]:

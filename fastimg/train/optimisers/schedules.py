@@ -14,6 +14,7 @@ class Schedule:
     lr: float  # at the end of warmup
     steps: int  # of the whole run
     warmup_steps: int
+    warmup_lr: float = 0.0  # that warmup rises from
     min_lr: float = 0.0
     decay_steps: float = math.inf  # step schedule: between drops, counted from the start
     decay_rate: float = 0.1
@@ -21,7 +22,7 @@ class Schedule:
     def __call__(self, step: int) -> float:
         """Learning rate of step `step`, counted from 0. A benchmark may take more steps than the run has."""
         if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
+            return self.warmup_lr + (self.lr - self.warmup_lr) * (step + 1) / self.warmup_steps
         share = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
         decays: dict[str, Callable[[], float]] = {
             "cosine": lambda: self.min_lr + (self.lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * share)),

@@ -200,10 +200,11 @@ def _schedule(setup: Setup) -> str:
         "step": f"times {config.decay_rate} every {_span(config.decay)}",
         "constant": "constant",
     }[config.sched or "constant"]
+    rise = f" from {schedule.warmup_lr:g}" if schedule.warmup_lr else ""
     whole = plural(setup.epochs, "epoch") if config.duration is None else _span(config.duration)
     return (
         f"{whole} ({plural(schedule.steps, 'step')}), {fall}, warmup {_span(config.warmup)} "
-        f"({plural(schedule.warmup_steps, 'step')})"
+        f"({plural(schedule.warmup_steps, 'step')}){rise}"
     )
 
 

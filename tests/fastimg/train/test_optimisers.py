@@ -34,6 +34,12 @@ def test_warmup_rises_in_even_steps_to_the_peak():
     assert schedule(10) == 1.0
 
 
+def test_warmup_may_rise_from_another_rate():
+    schedule = Schedule(kind="linear", lr=1.0, steps=20, warmup_steps=10, warmup_lr=0.2, min_lr=0.1)
+    assert [schedule(step) for step in (0, 4, 9, 10)] == pytest.approx([0.28, 0.6, 1.0, 1.0])
+    assert schedule(20) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

@@ -76,6 +76,8 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
         (("--freeze", "2", "--freeze-epochs", "10"), "--freeze-epochs 10: the run has 10 epochs"),
         (("--batch-size", "auto", "--strategy", "fsdp"), "--batch-size auto: is found by one process for itself"),
         (("--duration", "0.5dur"), "--duration 0.5dur: a run cannot be a share of itself"),
+        (("--warmup-lr", "0.1", "--warmup", "0ep"), "--warmup-lr has no effect without warmup"),
+        (("--warmup-lr", "0.1", "--warmup-epochs", "0"), "--warmup-lr has no effect without warmup"),
         (("--warmup", "soon"), "--warmup soon: write a number and its unit"),
     ],
 )
@@ -109,6 +111,7 @@ def test_flags_that_need_or_exclude_something(flags, named, tmp_path, cli):
         ("--crop-pct", "0 1.1"),
         ("--warmup-epochs", "-1"),
         ("--warmup-fraction", "-0.1 1.1"),
+        ("--warmup-lr", "-1"),
         ("--min-lr", "-1"),
         ("--decay-epochs", "0"),
         ("--decay-rate", "0 1.1"),
@@ -267,6 +270,18 @@ def test_learning_rate(given, lr):
 )
 def test_the_lowest_rate_follows_the_rate(given, lowest):
     assert resolved(**given).min_lr == pytest.approx(lowest, rel=1e-2)
+    first = {name if name != "min_lr" else "warmup_lr": value for name, value in given.items()}
+    assert resolved(**first).warmup_lr == pytest.approx(lowest, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [({"min_lr": 0.105, "batch_size": 256}, "0.001"), ({"lr": 0.1, "min_lr": 0.2, "opt": "sgd"}, "0.1")],
+)
+def test_a_schedule_that_would_end_above_its_peak_is_refused(given, rate):
+    with pytest.raises(UsageError, match=f"^--min-lr {given['min_lr']}: the learning rate is {rate}, and would rise"):
+        resolved(**given)
+    assert resolved(**{**given, "lr": "find"}).min_lr == given["min_lr"]  # the rate is not known yet
 
 
 def test_choices_by_the_source_of_the_weights():
