@@ -247,23 +247,26 @@ def wrap(
     dtype: torch.dtype | None = None,
     static_graph: bool = False,
     compression: Literal["bf16", "fp16"] | None = None,
+    agreed: bool = False,
 ) -> nn.Module:
     """Wrap a pure model for data parallelism: in DistributedDataParallel, or for "fsdp" sharded in place.
 
     Buffers are not broadcast at every step; `agree_on_buffers` averages them before they are used or saved. `dtype` is
     autocast's; FSDP2 gathers one of the `blocks` at a time. Create optimisers afterwards, as FSDP2 makes parameters
     DTensors. DistributedDataParallel may take the graph to be the same in every step, and exchange gradients as bf16 or
-    fp16 (`compression`).
+    fp16 (`compression`). It gives all ranks the weights and buffers of rank 0, unless ranks have `agreed` on weights:
+    within an epoch their buffers may differ.
     """
     if strategy == "fsdp":
         return _shard(model, ranks, blocks, dtype)
     if ranks.world_size == 1:
         return model
     ddp = nn.parallel.DistributedDataParallel
-    # torch 2.15 renamed the flag.
+    # Before torch 2.15, broadcast_buffers also decided whether buffers are those of rank 0 at first.
     known = inspect.signature(ddp.__init__).parameters
     flag = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {flag: False, "gradient_as_bucket_view": True, "static_graph": static_graph}
+    options: dict[str, Any] = {flag: False, "init_sync": not agreed}
+    options |= {"gradient_as_bucket_view": True, "static_graph": static_graph}
     match_strides(model)
     wrapped = ddp(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None, **options)
     if compression is not None:

@@ -183,6 +183,7 @@ def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Displ
         loader.set_epoch(progress.epoch)
     accounting.account.begin()
     accounting.trace.begin(progress.step, progress.meter)
+    progress.requests.forget()
     left = len(loader) - run.step_in_epoch * accumulate
     batches = iter(loader)
     lines = Lines(run, display)
@@ -220,6 +221,7 @@ def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Displ
 def _save_within(run: Run, lines: Lines) -> int:
     """Save in the middle of an epoch. Returns the signal that a line on its way to the host brings, else 0."""
     request = lines.settle()
+    run.progress.requests.forget()
     run.accounting.trace.note(run.progress.step, run.progress.meter, due=True)
     lines.record()  # sync point: a run that has diverged is not saved
     save(run)

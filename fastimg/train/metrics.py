@@ -1,5 +1,6 @@
 """Losses and scores, summed on the device and read only when they are shown."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.loaders import BatchSource
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
+from fastimg.system.signals import strongest
 
 from .tasks.joint import Losses, Tasks
 from .tasks.lookup import TargetLookup
@@ -98,6 +100,30 @@ class OnTheWay:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.tolist()
+
+
+class Requests:
+    """What several ranks ask for, a sum of their `votes` for every step: on its way to the host.
+
+    On a GPU a step reads what was asked for LAG steps before it. Those numbers have arrived, unless the host is so many
+    steps ahead: it then waits for the device, which still has work. All ranks read the same step's, whatever has
+    arrived where.
+    """
+
+    LAG: ClassVar[int] = 4
+
+    def __init__(self, device: torch.device) -> None:
+        self._lag = self.LAG if device.type == "cuda" else 0
+        self._unread: deque[OnTheWay] = deque()
+
+    def add(self, votes: torch.Tensor) -> int:
+        """Send a step's votes. Returns the strongest request of the step whose turn it is, else 0."""
+        self._unread.append(OnTheWay(votes))
+        return strongest(self._unread.popleft().read()) if len(self._unread) > self._lag else 0
+
+    def forget(self) -> None:
+        """Leave unread what is on its way: it was granted, or will be asked for again."""
+        self._unread.clear()
 
 
 @dataclass(frozen=True)

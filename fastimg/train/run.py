@@ -34,7 +34,7 @@ from fastimg.train.reporting.accounting import Account
 from . import patience
 from .checkpoints import run_directory as rundir
 from .distillation.loss import Distillation
-from .metrics import FirstBad, Meter, Trace
+from .metrics import FirstBad, Meter, Requests, Trace
 from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFreeAverage
 from .optimisers.schedules import Schedule
@@ -198,6 +198,7 @@ class Progress:
     compilation: Compilation | None
     meter: Meter  # of the epoch so far, this rank's share
     first_bad: FirstBad  # step whose loss was not finite
+    requests: Requests  # of several ranks, to save or to stop
     writer: Writer  # of checkpoints; only rank 0 writes
     pace: Pace  # of checkpoints within an epoch
     epoch: int = 0  # epochs done
@@ -246,6 +247,7 @@ class Run:
             compilation=compilation,
             meter=Meter(setup.tasks, device),
             first_bad=FirstBad(device),
+            requests=Requests(device),
             writer=Writer(setup.directory, setup.config.checkpoint_hist, device),
             pace=Pace(interval(setup.config.save_interval, "--save-interval")),
         )

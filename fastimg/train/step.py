@@ -18,7 +18,7 @@ from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
 from fastimg.models import ranks as parallel
-from fastimg.system.signals import strongest, votes
+from fastimg.system.signals import votes
 
 from .augment_stream import AugmentStream
 from .optimisers.groups import set_lr
@@ -127,7 +127,7 @@ def update(run: Run, rows: int, request: int = 0) -> int:
         parallel.clip_gradients(progress.parameters, config.clip_grad)
     set_lr(optimizer, optimisation.schedule(progress.step))
     progress.writer.hold()  # the weights may still be on the way to a checkpoint
-    scaler.step(optimizer)  # with fp16 a sync point: it skips the step if a gradient overflowed
+    scaler.step(optimizer)  # with fp16, a sync point unless fused: it skips the step if a gradient overflowed
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     if optimisation.lookahead is not None and optimisation.lookahead.due(progress.step + 1):
@@ -141,6 +141,8 @@ def update(run: Run, rows: int, request: int = 0) -> int:
 
 def average_gradients(run: Run, rows: int, request: int) -> int:
     """Make the gradients the mean over the samples that counted, on all ranks, and agree on a request.
+
+    Of several ranks on GPUs it is what was asked for a few steps before.
 
     Gradients were divided by the nominal batch. At the end of an epoch, and with images that could not be read, there
     are fewer samples: multiplying by nominal / true gives the mean over those. Sync point between ranks: the number of
@@ -161,8 +163,7 @@ def average_gradients(run: Run, rows: int, request: int) -> int:
         if parameter.grad is not None:
             ranks.sum(parameter.grad).div_(ranks.world_size)
     parallel.scale_gradients(parameters, nominal * ranks.world_size / total[0].clamp(min=1.0))
-    # On a GPU nothing is read here, which would be a sync: requests are read with the meter.
-    return strongest(total[1:].tolist()) if ranks.device.type == "cpu" else 0
+    return run.progress.requests.add(total[1:])  # a sync point on a CPU; on a GPU only with steps long past
 
 
 @contextmanager

@@ -25,8 +25,10 @@ from .run import Run, learning
 from .step import augment
 
 
-def wrapped(module: nn.Module, config: Train, ranks: Ranks, precision: Precision) -> nn.Module:
-    """The model as several ranks call it."""
+def wrapped(
+    module: nn.Module, config: Train, ranks: Ranks, precision: Precision, *, agreed: bool = False
+) -> nn.Module:
+    """The model as several ranks call it; `agreed` if they have the same weights already."""
     blocks = repeated(module) if config.strategy == "fsdp" else []
     return wrap(
         module,
@@ -36,6 +38,7 @@ def wrapped(module: nn.Module, config: Train, ranks: Ranks, precision: Precision
         dtype=precision.dtype,
         static_graph=not changing_graph(config),
         compression=config.grad_compression,
+        agreed=agreed,
     )
 
 
@@ -128,7 +131,7 @@ def unfreeze(run: Run, say: Callable[[str], None]) -> None:
     progress.parameters = learning(setup.trained)
     say(f"epoch {progress.epoch + 1}/{setup.epochs}  --freeze {config.freeze} ends: all parameters train from here on")
     if config.strategy == "ddp":  # it has to know which parameters have gradients
-        progress.parallel = wrapped(module, config, setup.ranks, setup.precision)
+        progress.parallel = wrapped(module, config, setup.ranks, setup.precision, agreed=True)
     if progress.compilation is not None:
         progress.compilation = compiled(progress.parallel, config)
         compile_ahead(run, say)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from fastimg import cli
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.metrics import Requests
 
 from .rank_commands import arguments, command
 
@@ -108,6 +109,51 @@ def test_sigterm_to_torchrun_saves_and_one_process_resumes(
     assert steps == list(range(1, 37))  # no duplicates, none missing
     weights = load_file(run / "last/model.safetensors")
     assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+AS_ON_GPUS = """
+import os, signal, sys
+from fastimg import cli
+from fastimg.train import loop
+from fastimg.train.metrics import Requests
+from fastimg.train.reporting import lines
+
+made, step = Requests.__init__, loop.optimiser_step
+
+def behind(self, device):
+    made(self, device)
+    self._lag = Requests.LAG
+
+def signalled(run, *rest):
+    request = step(run, *rest)
+    if os.environ["RANK"] == "1" and run.progress.step == 9:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return request
+
+Requests.__init__, loop.optimiser_step, lines.behind = behind, signalled, lambda device: True
+code = cli.run(sys.argv[1:])
+print(f"rank {os.environ['RANK']} ends with {code}", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_a_rank_on_gpus_takes_a_few_steps(
+    make_image_folder: Callable[[int], Path], python: str, tmp_path: Path
+) -> None:
+    """Requests are read some steps later, and lines one line later, which is too late for torchrun: it waits 30 s."""
+    script = tmp_path / "as_on_gpus.py"
+    script.write_text(AS_ON_GPUS)
+    flags = [*arguments(make_image_folder(16), tmp_path / "runs", "test_vit", 1), "--epochs", "1"]
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, str(script), *flags, "--log-interval", "1000", "--grad-accum-steps", "1"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.count("ends with 143") == 2, done.stdout + done.stderr
+    saved = torch.load(tmp_path / "runs/run/last/training.pt", weights_only=True)
+    assert saved["step"] == 9 + 1 + Requests.LAG < 20
 
 
 @pytest.mark.slow

@@ -223,9 +223,15 @@ def test_a_run_that_diverges_is_not_saved(trained: Any, cli: Any, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_two_ranks_agree_on_when_and_go_on_exactly(trained: Any, two_ranks: Any, tmp_path: Path) -> None:
-    """By rank 0's clock, with batch norms whose statistics differ between ranks: saving has no effect on training."""
-    flags = (*arguments(trained.images, tmp_path), "--checkpoint-hist", "99", "-b", "2")
+@pytest.mark.parametrize(("more", "step"), [((), 3), (("--freeze", "2", "--freeze-epochs", "1"), 9)])
+def test_two_ranks_agree_on_when_and_go_on_exactly(
+    more: tuple[str, ...], step: int, trained: Any, two_ranks: Any, tmp_path: Path
+) -> None:
+    """By rank 0's clock, with batch norms whose statistics differ between ranks: saving has no effect on training.
+
+    Nor has stopping after --freeze-epochs, where the model is wrapped anew once the checkpoint has been read.
+    """
+    flags = (*arguments(trained.images, tmp_path), "--checkpoint-hist", "99", "-b", "2", *more)
     often, never = ("--save-interval", "0.000001s"), ("--save-interval", "1h")
     two_ranks((*flags, *often, "--name", "often"), (*flags, *never, "--name", "never"))
     made = {int(path.name) for path in (tmp_path / "often/checkpoints").iterdir()}
@@ -233,7 +239,7 @@ def test_two_ranks_agree_on_when_and_go_on_exactly(trained: Any, two_ranks: Any,
     assert {int(path.name) for path in (tmp_path / "never/checkpoints").iterdir()} == {6, 12}
     assert_same(tmp_path / "often", tmp_path / "never")
     # Resume in the middle of an epoch, as if the run had been killed there.
-    checkpoint.point(tmp_path / "often", "last", tmp_path / "often/checkpoints/00000003")
+    checkpoint.point(tmp_path / "often", "last", tmp_path / f"often/checkpoints/{step:08}")
     each = torch.load(tmp_path / "often/last/training.pt", weights_only=True)["each_rank"]
     assert any(not rows[0].equal(rows[1]) for rows in each["buffers"].values())
     two_ranks((*flags, *never, "--name", "often", "--resume", "auto"))
