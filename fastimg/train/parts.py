@@ -89,6 +89,7 @@ def with_text_embeddings(
 
 
 RESIDENT_SHARE = 0.5  # of the free memory, that --resident may take
+DECODING_SHARE = 0.8  # of the host's, that a split may take on its way to a GPU
 
 
 def resident(config: Train, preprocessing: Preprocessing, ranks: Ranks, parts: Parts, console: Console) -> Parts:
@@ -119,7 +120,7 @@ def resident(config: Train, preprocessing: Preprocessing, ranks: Ranks, parts: P
     assert train is not None
     parts = replace(parts, train=train, val=kept(parts.val, evaluated), evaluated=kept(parts.evaluated, evaluated))
     held = [part.held for part in (parts.train, parts.val, parts.evaluated) if part is not None and part.held]
-    _check_room(sum(images.nbytes for images in held), len(train), ranks)
+    _check_room([images.nbytes for images in held], len(train), ranks)
     if not config.dry_run:
         for images in held:
             images.load()
@@ -130,21 +131,23 @@ def resident(config: Train, preprocessing: Preprocessing, ranks: Ranks, parts: P
     return parts
 
 
-def _check_room(nbytes: int, samples: int, ranks: Ranks) -> None:
-    """Refuse images that are too large together: those of all processes of a host, if they are kept on the host."""
-    needed = nbytes
-    where = str(ranks.device)
+def _check_room(nbytes: list[int], samples: int, ranks: Ranks) -> None:
+    """Refuse images that are too large: all together where they are kept, and the largest split where it is decoded.
+
+    All processes of a host decode there, at the same time.
+    """
+    here = ranks.local_world_size
+    rooms = [("the host", sum(nbytes) * here, memory.available(), RESIDENT_SHARE)]
     if ranks.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(ranks.device)
-    else:
-        free = memory.available()
-        needed *= ranks.local_world_size
-        where = "the host"
-    short = needed > RESIDENT_SHARE * free
-    if ranks.sum(torch.tensor([float(short)], device=ranks.device)).item():  # all ranks stop together
+        decoding = ("the host, where they are decoded,", max(nbytes) * here, memory.available(), DECODING_SHARE)
+        rooms = [(str(ranks.device), sum(nbytes), free, RESIDENT_SHARE), decoding]
+    short = [(where, needed, free, share) for where, needed, free, share in rooms if needed > share * free]
+    if ranks.sum(torch.tensor([float(bool(short))], device=ranks.device)).item():  # all ranks stop together
+        where, needed, free, share = (short or rooms)[0]
         raise UserError(
             f"--resident: the images take {needed:,} bytes ({plural(samples, 'training image')}), and {where} has "
-            f"{free:,} free, of which they may take {RESIDENT_SHARE:.0%}; leave --resident out, or make the images "
+            f"{free:,} free, of which they may take {share:.0%}; leave --resident out, or make the images "
             "smaller with `fastimg convert --max-size`"
         )
 

@@ -266,7 +266,7 @@ def _batch_size(draft: OpenBlueprint, console: Console) -> int:
     if tuned is not None:
         say(console, tuned[1])
         return tuned[0]
-    return find_batch_size(draft.alone, samples, config.ghost_bn, draft.ranks, console)
+    return find_batch_size(config, draft.alone, samples, draft.ranks, console)
 
 
 def announce(run: Run, built: Built, console: Console) -> None:

@@ -25,9 +25,7 @@ from .run import Run, learning
 from .step import augment
 
 
-def wrapped(
-    module: nn.Module, config: Train, ranks: Ranks, precision: Precision, *, agreed: bool = False
-) -> nn.Module:
+def wrapped(module: nn.Module, config: Train, ranks: Ranks, precision: Precision, *, agreed: bool = False) -> nn.Module:
     """The model as several ranks call it; `agreed` if they have the same weights already."""
     blocks = repeated(module) if config.strategy == "fsdp" else []
     return wrap(

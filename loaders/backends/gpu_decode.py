@@ -58,6 +58,7 @@ class DeviceDecode(Decoder):
 
     images: ImageDecoder
     codec: BatchDecoder
+    threads: int | None = None  # for what the codec refuses; None: as many as there are cores
 
     def __post_init__(self) -> None:
         if self.images.dct_scaling:
@@ -69,9 +70,13 @@ class DeviceDecode(Decoder):
         _side(self.images)
 
     @classmethod
-    def on(cls, device: torch.device, images: ImageDecoder) -> "DeviceDecode":
-        """A decoder that uses nvImageCodec on a GPU. Raises ModuleNotFoundError if it is not installed."""
-        return cls(images, NvCodec(device, threads=available_cpus()))
+    def on(cls, device: torch.device, images: ImageDecoder, threads: int | None = None) -> "DeviceDecode":
+        """A decoder that uses nvImageCodec on a GPU, with threads of its own beside the loader's.
+
+        Raises ModuleNotFoundError if it is not installed.
+        """
+        threads = threads or available_cpus()
+        return cls(images, NvCodec(device, threads=threads), threads)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -130,4 +135,4 @@ class DeviceDecode(Decoder):
 
     def ring(self, layout: SlotLayout, device: torch.device) -> RaggedRing:
         """See `Decoder`."""
-        return RaggedRing(layout, device, Codec(self.codec, self.on_host))
+        return RaggedRing(layout, device, Codec(self.codec, self.on_host, self.threads or available_cpus()))

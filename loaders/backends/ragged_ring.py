@@ -22,7 +22,6 @@ import torch
 from fastimg.loaders.crop import Window
 from fastimg.loaders.errors import ImageError, WorkerError
 from fastimg.loaders.ring import Slot, SlotLayout
-from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import Spans
 
 from .nvcodec import BatchDecoder, DecodedImage
@@ -44,11 +43,12 @@ class Cut(NamedTuple):
 class Codec(NamedTuple):
     """The decoder on the device, and `on_host`, which decodes what that refuses into a row [S, S, 3].
 
-    `on_host` is called from any thread, and raises ImageError.
+    `on_host` is called from any of up to `threads` threads, and raises ImageError.
     """
 
     device: BatchDecoder
     on_host: Callable[[Cut, npt.NDArray[np.uint8]], None]
+    threads: int
 
 
 class SideStream:
@@ -274,7 +274,7 @@ class RaggedRing:
                 slot.arrays["place"][row] = place(image.address, image.strides, cut.box, cut.orientation)
         slot.arrays["cut"][:] = None
         if refused:
-            self._hosts = self._hosts or ThreadPoolExecutor(available_cpus(), "fastimg-loader-host")
+            self._hosts = self._hosts or ThreadPoolExecutor(self._codec.threads, "fastimg-loader-host")
             for _ in self._hosts.map(lambda item: _decode_on_host(slot, self._codec, *item), refused):
                 pass
 

@@ -53,12 +53,12 @@ def reads(backend: Backend, dataset: Dataset) -> bool:
     return backend != "ffcv" or isinstance(dataset, BetonDataset)
 
 
-def _on_gpu(images: "ImageDecoder", device: "torch.device") -> "Decoder":
+def _on_gpu(images: "ImageDecoder", device: "torch.device", threads: int | None) -> "Decoder":
     if not nvcodec.installed():
         raise MissingBackend(f"nvImageCodec is not installed: {nvcodec.INSTALL}")
     from .gpu_decode import DeviceDecode  # it needs Triton
 
-    return DeviceDecode.on(device, images)
+    return DeviceDecode.on(device, images, threads)
 
 
 def open_source(
@@ -92,7 +92,8 @@ def open_source(
             from fastimg.loaders.loader import Loader
 
             images = ImageDecoder(crop, max_pixels, dct_scaling, channels=channels, depth=depth)
-            return Loader(dataset, _on_gpu(images, device) if decode == "gpu" else images, config, device, indices)
+            decoder = _on_gpu(images, device, config.workers) if decode == "gpu" else images
+            return Loader(dataset, decoder, config, device, indices)
         case "torch":
             from .torch_loader import TorchLoader
 

@@ -16,7 +16,7 @@ from fastimg.train.run import Run, Setup
 
 from . import changed_data
 from . import format as checkpoint
-from .writer import UNWRITTEN, Snapshot, unwritten
+from .writer import Snapshot, is_unwritten, unwritten
 
 
 def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
@@ -59,7 +59,9 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
                     progress.writer.saved()
             elif ranks.first:
                 progress.writer.put(_snapshot(run, card, training, averages, files), links, waits)
-    except UNWRITTEN as error:
+    except Exception as error:
+        if not is_unwritten(error):
+            raise
         raise unwritten(setup.directory, progress.step, error) from error
     if setup.config.strategy == "fsdp":
         ranks.barrier()

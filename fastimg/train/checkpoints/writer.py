@@ -18,12 +18,14 @@ from safetensors import SafetensorError
 
 from fastimg.config.values.durations import Interval
 from fastimg.errors import UserError, reason_of
+from fastimg.system.memory import ran_out
+from fastimg.system.rank_failures import lost_contact
 
 from . import format as checkpoint
 from .host_copy import HostCopy
 
 PAUSE = 10.0  # seconds between checkpoints that may wait
-UNWRITTEN = (OSError, RuntimeError, SafetensorError)  # a full disk, as each library says
+_UNWRITTEN = (OSError, RuntimeError, SafetensorError)  # a full disk, as each library says
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,7 +90,7 @@ class Writer:
             return
         step, error = self._error
         self._error = None
-        if isinstance(error, UNWRITTEN):
+        if is_unwritten(error):
             raise unwritten(self._directory, step, error) from error
         raise error
 
@@ -154,6 +156,11 @@ def write(directory: Path, snapshot: Snapshot, links: Sequence[str]) -> None:
     )
     for link in links:
         checkpoint.point(directory, link, saved)
+
+
+def is_unwritten(error: BaseException) -> bool:
+    """Whether an error says that files could not be written; memory and other ranks have RuntimeErrors, too."""
+    return isinstance(error, _UNWRITTEN) and not ran_out(error) and lost_contact(error) is None
 
 
 def unwritten(directory: Path, step: int, error: BaseException) -> UserError:

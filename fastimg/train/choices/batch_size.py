@@ -3,12 +3,14 @@
 import resource
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 import torch
 from rich.console import Console
 
+from fastimg.config.commands import Train
 from fastimg.errors import UserError
 from fastimg.loaders import Batch, BatchSource
 from fastimg.models.freezing import train_mode
@@ -34,24 +36,23 @@ class Trial:
 
     batch_size: int
     rate: float
-    host_bytes: int  # by how much the process grew
+    host_bytes: int  # by how much the process grew; on a GPU, the batches that its loaders keep in pinned memory
 
 
-def find_batch_size(
-    trial: Callable[[int], Run], samples: int, multiple: int | None, ranks: Ranks, console: Console
-) -> int:
+def find_batch_size(config: Train, trial: Callable[[int], Run], samples: int, ranks: Ranks, console: Console) -> int:
     """The smallest batch per rank that is about as fast as the fastest. `trial` builds a run with a given batch size.
 
-    Tries 8 images, or `multiple`, and doubles up to a fifth of the dataset; stops when memory runs out, or would, or
+    Tries 8 images, or a ghost batch, and doubles up to a fifth of the dataset; stops when memory runs out, or would, or
     when a doubled batch is no faster. The weights are restored afterwards. All ranks try the same sizes, each on its
     own, and combine their results. Raises UserError if not even the smallest batch fits.
     """
     most = max(1, int(SHARE * samples / ranks.world_size))
+    multiple = config.ghost_bn
     size = min(multiple or START, most)
     done: list[Trial] = []
     why = ""
     while not why:
-        tried = _agreed(_try(trial, size), ranks)
+        tried = _agreed(_try(trial, size, ranks.device), ranks)
         done.append(tried)
         console.print(f"batch size {size:>6}   {_shown(tried)}", highlight=False)
         before = max((other.rate for other in done[:-1]), default=0.0)
@@ -70,36 +71,53 @@ def find_batch_size(
             size *= 2
     fitting = [candidate for candidate in done if candidate.rate > 0]
     if not fitting:
-        run = trial(size)
-        _close(run)
-        raise UserError(f"--batch-size auto: not even a batch of {size} fits into memory; {advice(run.setup.config)}")
+        raise UserError(f"--batch-size auto: not even a batch of {size} fits into memory; {advice(config)}")
     fastest = max(candidate.rate for candidate in fitting)
     best = next(candidate for candidate in fitting if candidate.rate * GAIN >= fastest)
     console.print(f"batch size {best.batch_size:>6}   chosen: {why}", highlight=False)
     return best.batch_size
 
 
-def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
-    """Train for a few steps, then restore the weights."""
-    run = trial(batch_size)
-    module = run.setup.model.module
-    kept = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    before = _resident()
+def _try(trial: Callable[[int], Run], batch_size: int, device: torch.device) -> Trial:
+    """Train for a few steps, then restore the weights. Memory may run out where the run is made, too."""
     try:
-        rate = _rate(run)
+        tried = _measured(trial, batch_size)
     except Exception as error:
         if not ran_out(error):
             raise
-        rate = 0.0
-    finally:
-        _close(run)
-        run.setup.optimisation.optimizer.zero_grad(set_to_none=True)
-        module.load_state_dict(kept)
-    device = run.setup.ranks.device
-    grown = max(0, _resident() - before)
-    del run, module, kept
+        tried = Trial(batch_size, 0.0, 0)
     release(device)
-    return Trial(batch_size, rate, grown)
+    return tried
+
+
+def _measured(trial: Callable[[int], Run], batch_size: int) -> Trial:
+    with _restored(trial(batch_size)) as run:
+        before = _resident()
+        rate = _rate(run)
+        on_host = run.setup.ranks.device.type == "cpu"
+        return Trial(batch_size, rate, max(0, _resident() - before) if on_host else _pinned(run))
+
+
+@contextmanager
+def _restored(run: Run) -> Iterator[Run]:
+    """Within, the run may train; afterwards its loaders are closed, and its model is as it was."""
+    try:
+        module = run.setup.model.module
+        kept = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        try:
+            yield run
+        finally:
+            run.setup.optimisation.optimizer.zero_grad(set_to_none=True)
+            module.load_state_dict(kept)
+    finally:
+        for loader in run.setup.data.loaders:
+            loader.close()
+
+
+def _pinned(run: Run) -> int:
+    """Bytes of the batches that loaders keep in pinned memory, of which torch takes the next power of two."""
+    sizes = [(loader.slots, loader.slot_bytes) for loader in run.setup.data.loaders if loader.slot_bytes]
+    return sum(slots << (nbytes - 1).bit_length() for slots, nbytes in sizes)
 
 
 def _rate(run: Run) -> float:
@@ -143,8 +161,6 @@ def _agreed(tried: Trial, ranks: Ranks) -> Trial:
 
 def _would_not_fit(tried: Trial, ranks: Ranks) -> bool:
     """Whether a doubled batch might not fit in the host's memory. Linux would kill a process that takes too much."""
-    if ranks.device.type != "cpu":
-        return False
     left = [int(line) for line in ranks.gather(str(available()))]
     return 2 * tried.host_bytes * ranks.local_world_size > _HOST_SHARE * min(left)
 
@@ -152,11 +168,6 @@ def _would_not_fit(tried: Trial, ranks: Ranks) -> bool:
 def _resident() -> int:
     """The peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _close(run: Run) -> None:
-    for loader in run.setup.data.loaders:
-        loader.close()
 
 
 def _shown(tried: Trial) -> str:

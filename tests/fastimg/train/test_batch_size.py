@@ -27,13 +27,14 @@ def search(monkeypatch):
     def call(rates, samples=10**6, multiple=None, host_bytes=0):
         tried = []
 
-        def fake(_, size):
+        def fake(_, size, device):
             tried.append(size)
             return Trial(size, rates(size), host_bytes * size)
 
         monkeypatch.setattr(autobatch, "_try", fake)
         quiet = Console(quiet=True)
-        return find_batch_size(lambda size: pytest.fail("nothing is made"), samples, multiple, ALONE, quiet), tried
+        config = Train(ghost_bn=multiple)
+        return find_batch_size(config, lambda size: pytest.fail("nothing is made"), samples, ALONE, quiet), tried
 
     return call
 
@@ -67,11 +68,57 @@ def test_it_is_limited_by_host_memory(search, monkeypatch):
 
 
 def test_no_memory_for_a_single_image(monkeypatch):
-    monkeypatch.setattr(autobatch, "_try", lambda _, size: Trial(size, 0.0, 0))
+    def trial(size):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    setup = SimpleNamespace(config=Train(), data=SimpleNamespace(loaders=()))
     with pytest.raises(UserError, match=r"not even a batch of 1 fits.*--grad-checkpointing"):
-        find_batch_size(lambda _: SimpleNamespace(setup=setup), 5, None, ALONE, Console(quiet=True))
+        find_batch_size(Train(batch_size="auto"), trial, 5, ALONE, Console(quiet=True))
+
+
+class Made:
+    """A run with two loaders of six slots, on a GPU."""
+
+    def __init__(self, size):
+        self.closed = 0
+        loaders = [SimpleNamespace(slots=6, slot_bytes=1000 * size, close=self.close) for _ in range(2)]
+        module = torch.nn.Linear(2, 2)
+        optimisation = SimpleNamespace(optimizer=torch.optim.SGD(module.parameters()))
+        ranks = SimpleNamespace(device=torch.device("cuda"))
+        data = SimpleNamespace(loaders=loaders)
+        model = SimpleNamespace(module=module)
+        self.setup = SimpleNamespace(data=data, model=model, optimisation=optimisation, ranks=ranks)
+
+    def close(self):
+        self.closed += 1
+
+
+def test_memory_that_runs_out_while_a_trial_is_made_ends_only_that(monkeypatch):
+    """The slots of a loader, say, which are pinned before the first step."""
+    made = []
+
+    def trial(size):
+        if size > 16:
+            raise torch.OutOfMemoryError("CUDA error: out of memory (cudaHostAlloc)")
+        made.append(Made(size))
+        return made[-1]
+
+    monkeypatch.setattr(autobatch, "_rate", lambda run: float(len(made)))
+    assert find_batch_size(Train(), trial, 10**6, ALONE, Console(quiet=True)) == 16
+    assert [run.closed for run in made] == [2, 2]
+
+    def broken(size):
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        find_batch_size(Train(), broken, 10**6, ALONE, Console(quiet=True))
+
+
+def test_it_is_limited_by_pinned_memory(monkeypatch):
+    """16,000 bytes take 16,384; the next batch of 32 would take 2 x 6 x 32,768 bytes."""
+    monkeypatch.setattr(autobatch, "_rate", lambda run: float(run.setup.data.loaders[0].slot_bytes))
+    for free, size in ((2 * 6 * 32768 / 0.8 + 1, 32), (2 * 6 * 32768 / 0.8 - 1, 16)):
+        monkeypatch.setattr(autobatch, "available", lambda free=free: int(free))
+        assert find_batch_size(Train(), Made, 10**6, ALONE, Console(quiet=True)) == size
 
 
 def test_out_of_memory_ends_only_a_trial(trained, fast, tmp_path, cli, monkeypatch):

@@ -18,7 +18,7 @@ from fastimg.models.registry import Preprocessing
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import Card
 from fastimg.train.checkpoints.host_copy import HostCopy
-from fastimg.train.checkpoints.writer import Snapshot, Writer
+from fastimg.train.checkpoints.writer import Snapshot, Writer, is_unwritten
 
 CPU = torch.device("cpu")
 PRE = Preprocessing(
@@ -203,6 +203,22 @@ def test_a_waiting_checkpoint_is_replaced_by_the_next(gate: threading.Event, tmp
         pass
     assert (tmp_path / "last").resolve().name == "00000007" and (tmp_path / "best").resolve().name == "00000004"
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"00000001", "00000004", "00000007"}
+
+
+@pytest.mark.parametrize(
+    ("error", "of_writing"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), True),
+        (torch.distributed.DistBackendError("NCCL error in: remote process exited"), False),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:5. (/gloo/x)"), False),
+        (torch.OutOfMemoryError("CUDA error: out of memory"), False),
+        (RuntimeError("CUDA error: out of memory"), False),  # pinned memory of the host
+        (ZeroDivisionError(), False),
+    ],
+)
+def test_memory_and_lost_ranks_are_no_full_disk(error: Exception, of_writing: bool) -> None:
+    assert is_unwritten(error) is of_writing
 
 
 def test_an_error_of_the_thread_is_raised_once_by_the_next_call(

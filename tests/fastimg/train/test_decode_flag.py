@@ -60,8 +60,9 @@ def test_images_that_the_gpu_refuses_are_trained_on_and_named(image_folder, tmp_
     pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
     from fastimg.loaders.backends import gpu_decode, ragged_ring
 
-    def on(device, images):
-        return gpu_decode.DeviceDecode(images, Refusing())
+    def on(device, images, threads):
+        assert threads == 1  # --workers: ranks share the cores
+        return gpu_decode.DeviceDecode(images, Refusing(), threads)
 
     monkeypatch.setattr(refusals, "check_device", lambda config, device: None)
     monkeypatch.setattr(nvcodec, "installed", lambda: True)

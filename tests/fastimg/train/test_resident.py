@@ -11,6 +11,8 @@ import yaml
 from safetensors.torch import load_file
 
 from fastimg import cli as command_line
+from fastimg.errors import UserError
+from fastimg.models.ranks import Ranks
 from fastimg.train import parts
 from fastimg.train import step as training_step
 
@@ -163,6 +165,22 @@ def test_images_that_do_not_fit_are_refused_before_they_are_decoded(cli, image_f
     assert ran.code == 1 and "--resident: the images take " in ran.err, ran.err
     assert "the host has 150,000 free, of which they may take 50%; leave --resident out, or make the images" in ran.err
     assert not list(tmp_path.glob("images*/config.yaml"))
+
+
+def test_all_ranks_of_a_host_decode_there_before_images_go_to_gpus(monkeypatch):
+    """Two splits of 100 and 40 bytes: four ranks decode the larger one at the same time."""
+    ranks = Ranks(0, 1, 4, torch.device("cuda"), None)
+    monkeypatch.setattr(Ranks, "sum", lambda self, tensor: tensor)
+    monkeypatch.setattr(parts.torch, "tensor", lambda values, **_: torch.as_tensor(values))
+    monkeypatch.setattr(parts.torch.cuda, "mem_get_info", lambda device: (280, 1000))
+    monkeypatch.setattr(parts.memory, "available", lambda: 500)
+    parts._check_room([100, 40], 7, ranks)
+    monkeypatch.setattr(parts.memory, "available", lambda: 499)
+    with pytest.raises(UserError, match=r"take 400 bytes \(7 training.*where they are decoded, has 499 free.* 80%"):
+        parts._check_room([100, 40], 7, ranks)
+    monkeypatch.setattr(parts.torch.cuda, "mem_get_info", lambda device: (279, 1000))
+    with pytest.raises(UserError, match=r"take 140 bytes .*cuda has 279 free, of which they may take 50%"):
+        parts._check_room([100, 40], 7, ranks)
 
 
 def test_the_batch_size_search_keeps_the_images_once(cli, make_image_folder, tmp_path, monkeypatch):
