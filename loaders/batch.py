@@ -65,7 +65,7 @@ LABEL_FIELDS = (
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Batch:
     """One batch on the device, valid until the next one is requested: the loader reuses its memory. `Loader(copy=True)`
-    gives each batch memory of its own.
+    gives each batch memory of its own. `ids`, and on the host `targets` and `weight`, stay valid anyway.
 
     `keys` are what random numbers are drawn for, in place of ids: with a `sampling` a sample may come several times in
     an epoch, each time with a crop and augmentation of its own. `weight` is 1 for a real sample, 0 for padding and for
@@ -145,18 +145,20 @@ def copied(batch: Batch) -> Batch:
 
 
 class HeldBatches:
-    """The batches of one iteration that the consumer still holds, whose memory is reused."""
+    """The batches of one iteration, and the tensors of batches, that the consumer still holds; memory is reused."""
 
     def __init__(self) -> None:
-        self._handed_out: list[weakref.ref[Batch]] = []
+        self._handed_out: dict[str, list[weakref.ref[torch.Tensor]]] = {}
 
     def add(self, batch: Batch) -> None:
-        """Called for each batch before it is handed out."""
-        self._handed_out = [ref for ref in self._handed_out if ref() is not None]
-        self._handed_out.append(weakref.ref(batch))
+        """Called for each batch before it is handed out. Its tensors are objects of their own."""
+        tensors = {"inputs": batch.inputs, "targets": batch.targets, "weight": batch.weight}
+        for name, tensor in (*tensors.items(), *batch.fields.items(), *batch.by_view.items()):
+            held = [ref for ref in self._handed_out.get(name, ()) if ref() is not None]
+            self._handed_out[name] = [*held, weakref.ref(tensor)]
 
     def refuse_overwritten(self) -> None:
-        """Raise RuntimeError if batches that are held lie in the same memory, as in `list(loader)`.
+        """Raise RuntimeError if what is held lies in the same memory, as in `list(loader)`.
 
         Called when the next batch is requested. A loop holds the last batch, which is as it should be, and may have
         kept one more, such as the first: so two are never refused.
@@ -165,13 +167,17 @@ class HeldBatches:
             return
         gc.collect()  # what only a cycle holds, nobody reads
         if held := self._overwritten():
+            name, count = held
             raise RuntimeError(
-                f"{plural(held, 'batch')} of a Loader are held, but it has reused their memory, so that some show the "
-                "samples of others: a batch is valid until the next one is requested; use copy=True to keep batches"
+                f"{name} of {plural(count, 'batch')} of a Loader are held, but it has reused their memory, so that "
+                "some show the samples of others: a batch is valid until the next one is requested; use copy=True to "
+                "keep batches, or clone() to keep a tensor"
             )
 
-    def _overwritten(self) -> int:
-        """The number of batches that are held, if some lie in the same memory; else 0."""
-        held = [batch for ref in self._handed_out if (batch := ref()) is not None]
-        places = {batch.inputs.data_ptr() for batch in held}
-        return len(held) if 2 < len(held) > len(places) else 0
+    def _overwritten(self) -> tuple[str, int] | None:
+        """The name and number of tensors that are held, if some lie in the same memory."""
+        for name, refs in self._handed_out.items():
+            held = [tensor for ref in refs if (tensor := ref()) is not None]
+            if 2 < len(held) > len({tensor.data_ptr() for tensor in held}):
+                return name, len(held)
+        return None

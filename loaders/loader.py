@@ -50,7 +50,7 @@ class Loader(Epochs):
         `loaders.decoder.Decoder`). The fields that it fills in addition to `inputs` are in `batch.fields`.
     config: a LoaderConfig, instead of `batch_size` and the arguments after it.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N".
-    indices: the ids (int64) of the samples that are read; None: all of them.
+    indices: the ids of the samples that are read, whole numbers [n]: an array, a tensor, a list or a range; None: all.
     crop: the size of images in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults, or
         with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a crop object, such as
         CenterCrop(size=224, resize=256) or Crop.letterbox(640).
@@ -92,7 +92,7 @@ class Loader(Epochs):
     ends the threads and closes what the loader has opened.
 
     Raises TypeError for missing, unknown or contradictory arguments (such as a `config` together with a keyword that
-    differs from its default), ValueError for invalid values, and DataError for data that cannot be used. Iterating
+    differs from its default) and those of another type, ValueError for invalid values, and DataError for data that cannot be used. Iterating
     raises DataError if the data changes or cannot be read, WorkerError for an internal error of the loader, and
     RuntimeError if you hold on to batches whose memory has been reused.
     """
@@ -103,7 +103,7 @@ class Loader(Epochs):
         decoder: Decoder | None = None,
         config: LoaderConfig | None = None,
         device: torch.device | str = "cpu",
-        indices: npt.NDArray[np.int64] | None = None,
+        indices: npt.ArrayLike | None = None,
         *,
         crop: CropRule | Size | None = None,
         views: Sequence[View] | None = None,
@@ -131,9 +131,12 @@ class Loader(Epochs):
         cache_limit: int | str | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        device = torch.device(device)
-        if device.type not in ("cpu", "cuda"):
-            raise ValueError(f"device {device}: the loader supports only cpu and cuda")
+        device = _checked_device(device)
+        _refuse_no_data(data)
+        if max_pixels is not None:
+            from .decoders.images import pixel_limit  # here, because text datasets do not need the JPEG decoder
+
+            max_pixels = pixel_limit(max_pixels)
         settings = {
             "batch_size": batch_size,
             "order": order,
@@ -194,6 +197,8 @@ class Loader(Epochs):
                 self.waits.end()
                 self._collect(slot)
                 self.passed(plan, step)
+                if self.device.type == "cpu":  # a few bytes, which evaluations collect
+                    tensors |= {name: tensors[name].clone() for name in ("targets", "weight")}
                 views = job.decoder.view_fields
                 elsewhere = _NAMED.union(views.values())
                 batch = Batch(
@@ -279,6 +284,25 @@ class Loader(Epochs):
             slot.arrays[field.name][decoded:] = field.blank
         draws = job.decoder.draw(self.config.seed, plan.crop_epoch, keyed(ids, plan.repeats(step)))[:decoded]
         pool.fill(slot, job, draws, plan.prefetch_ids(step))
+
+
+def _checked_device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f'device {device!r}: give "cpu", "cuda" or "cuda:N"') from None
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {found}: the loader supports only cpu and cuda")
+    return found
+
+
+def _refuse_no_data(data: object) -> None:
+    """Raises TypeError for what is neither a path nor a Dataset, such as a list or torch's datasets."""
+    if not isinstance(data, str | PathLike) and not (hasattr(data, "read") and hasattr(data, "sample_name")):
+        raise TypeError(
+            f"Loader: data is of type {type(data).__name__}; give a path of shards, a .beton or an image folder, or "
+            "what open_dataset has opened"
+        )
 
 
 def _ring(decoder: Decoder, layout: SlotLayout, device: torch.device) -> Ring:

@@ -138,7 +138,7 @@ class HostRing:
         tensors = self._tensors.get(slot.buffer.data_ptr())
         if tensors is None:
             tensors = self._tensors[slot.buffer.data_ptr()] = self._layout.tensors(slot.buffer)
-        return tensors
+        return {name: tensor.detach() for name, tensor in tensors.items()}  # objects that only this batch has
 
     def reclaim(self) -> None:
         """Does nothing: the slot may be filled again as it is."""

@@ -1,5 +1,7 @@
 """What a training is asked to be, before its model is built: which architecture, from which start, on which pixels."""
 
+from typing import Literal
+
 from fastimg.loaders.remote.stores import url_of
 
 from . import augmentation
@@ -14,6 +16,11 @@ EPOCHS = 10  # where neither --epochs nor --duration is given
 # Where --batch-size is left out, by type of device: with smaller batches a GPU waits for its kernels to be launched.
 # Divides the size of a shard of embeddings.
 BATCH = {"cpu": 64, "cuda": 256}
+
+
+def batch(config: Train, device: str) -> int | Literal["auto"]:
+    """--batch-size, or what goes with this type of device where it is left out."""
+    return BATCH[device] if config.batch_size is None else config.batch_size
 
 
 def trackers(config: Train) -> tuple[str, ...]:

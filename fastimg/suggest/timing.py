@@ -90,7 +90,7 @@ def timed(
 
     Raises UsageError, UserError and DataError as `train` does.
     """
-    batch = config.batch_size or intent.BATCH[ranks.device.type]
+    batch = intent.batch(config, ranks.device.type)
     assert isinstance(batch, int)
     asked = batch
     threads = torch.get_num_threads()

@@ -124,7 +124,7 @@ def check(config: Train, ranks: Ranks, console: Console) -> Checked:
     config, stated, origin = adopted(config)
     if origin:
         say(console, f"weights     {printable(named_by_origins(origin))}")
-    refusals.check(replace(config, batch_size=config.batch_size or intent.BATCH[ranks.device.type]))
+    refusals.check(replace(config, batch_size=intent.batch(config, ranks.device.type)))
     refusals.check_device(config, ranks.device.type)
     config, profile = machine.applied(config, ranks)
     if profile:

@@ -45,8 +45,8 @@ class ImageFolderLoader:
         this process. There is nothing to pin, to keep alive or to seed: leave out `pin_memory`, `persistent_workers`,
         `prefetch_factor`, `collate_fn` and `worker_init_fn`.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N", to which uint8 is copied.
-    on_error: "fail" raises DataError for a file that cannot be decoded; "skip" leaves it out of its batch, and lists
-        it in `loader.unreadable`, but needs a single process.
+    on_error: "fail" raises DataError for a file that cannot be decoded; "skip" leaves it out of its batch, or a batch
+        that has no other file, and lists it in `loader.unreadable`, but needs a single process.
     rank, world_size: in place of a DistributedSampler: this process's share of every batch. All processes have equally
         many full batches: samples of the last one may be repeated.
 
@@ -126,7 +126,7 @@ class ImageFolderLoader:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for number, batch in enumerate(self._loader):
-            if number < len(self):
+            if number < len(self) and (batch.samples or self._loader.config.world_size > 1):
                 yield self._of(batch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -164,6 +164,9 @@ class ImageFolderLoader:
         return images, targets
 
 
+_TORCHVISIONS = ("torchvision.datasets.folder", "default_loader")
+
+
 def list_samples(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
     """The classes of a folder, and (path, class) of every image, as torchvision's ImageFolder has them.
 
@@ -194,4 +197,7 @@ def _of_dataset(data: Any, transform: Any) -> tuple[Path, list[tuple[str, int]],
         raise TypeError("ImageFolderLoader: the ImageFolder has a transform; leave out this one")
     if getattr(data, "target_transform", None) is not None:
         raise TypeError("ImageFolderLoader: leave out target_transform, and apply it to the batches' targets")
+    loader = getattr(data, "loader", None)
+    if loader is not None and (loader.__module__, loader.__name__) != _TORCHVISIONS:
+        raise TypeError("ImageFolderLoader: decodes files itself, as RGB; leave the dataset's own loader out")
     return Path(data.root), list(data.samples), data.transform

@@ -75,7 +75,11 @@ def translated(transform: Any) -> ImageTransform:
             case "Normalize":
                 if not scaled:
                     _refuse("Normalize of uint8 (put ToTensor before it)")
-                mean, std = tuple(map(float, step.mean)), tuple(map(float, step.std))
+                mean, std = (
+                    values * 3 if len(values) == 1 else values for values in map(_floats, (step.mean, step.std))
+                )
+                if not len(mean) == len(std) == 3 or 0.0 in std:
+                    _refuse("Normalize without one or three values for RGB, or with a std of 0")
             case _ if name not in _NOTHING:
                 _refuse(name)
     if found is None:
@@ -106,6 +110,10 @@ def _interpolation(step: Any) -> Interpolation:
     if value not in ("bilinear", "bicubic") or getattr(step, "antialias", True) is False:
         _refuse(f"{type(step).__name__} with {value} and antialias={getattr(step, 'antialias', True)}")
     return cast(Interpolation, value)
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(map(float, values))
 
 
 def _refuse(what: str) -> NoReturn:

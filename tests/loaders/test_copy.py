@@ -45,6 +45,25 @@ def test_a_list_of_batches_is_refused(loader):
     assert len([batch.ids for batch in loader]) == 10  # the ids belong to the batch; and the loader continues
 
 
+def test_targets_and_weights_of_batches_on_the_host_can_be_collected(loader):
+    """The usual evaluation loop."""
+    targets, weights, ids = zip(*((batch.targets, batch.weight, batch.ids) for batch in loader), strict=True)
+    assert torch.cat(targets).tolist() == loader.dataset.labels[torch.cat(ids).numpy()].tolist()
+    assert len(set(torch.cat(targets).tolist())) > 1 and torch.cat(weights).tolist() == [1.0] * N
+
+
+def test_a_list_of_inputs_is_refused(loader):
+    with pytest.raises(RuntimeError, match=r"^inputs of 4 batches of a Loader are held, .* or clone\(\) to keep"):
+        [batch.inputs for batch in loader]
+    assert len([batch.inputs.clone() for batch in loader]) == 10
+
+
+def test_a_list_of_a_field_is_refused(files):
+    options = {"batch_size": 5, "workers": 1, "prefetch": 2, "crop": 16}
+    with Loader(files, fields=[], **options) as loader, pytest.raises(RuntimeError, match=r"^crop_box of 3 batches"):
+        [batch.boxes_of_crop for batch in loader]
+
+
 @pytest.mark.parametrize("prefetch", [2, 3])
 def test_the_shortest_list_with_memory_that_was_reused(numbers, stamp, prefetch):
     """It is detected when the iteration ends."""
@@ -86,3 +105,5 @@ def test_copies_on_a_gpu(numbers, stamp):
         assert all(batch.ready is not None and batch.ready.query() for batch in kept)
     with Loader(numbers(N), stamp(), config, "cuda") as loader, pytest.raises(RuntimeError, match="copy=True"):
         list(loader)
+    with Loader(numbers(N), stamp(), config, "cuda") as loader, pytest.raises(RuntimeError, match=r"^targets of "):
+        [batch.targets for batch in loader]

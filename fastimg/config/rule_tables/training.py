@@ -195,6 +195,7 @@ _EFFECTS: tuple[Rule, ...] = (
 CUDA_GRAPHS: tuple[Rule, ...] = (Check("compile", check_cuda_graphs),)
 
 _VALUES: tuple[Rule, ...] = (
+    Range("num_classes", at_least(1), "1 or more"),
     Range("batch_size", lambda size: size == "auto" or size >= 1, "1 or more, or auto"),
     Range("grad_accum_steps", at_least(1), "1 or more"),
     Range("epochs", at_least(1), "1 or more"),

@@ -127,8 +127,8 @@ class FieldsReader(WrappingReader):
         given: Given = extra.pop(GIVEN, {})
         original = self.reader.read(entry._replace(extra=extra or None))
         assert isinstance(original.image, bytes)
-        stated = given.get(SIZE)
         header = read_header(original.image, sys.maxsize)
+        stated = given.get(SIZE) or self._size_of_mask(given, header, original.fields)
         frame = AnnotationFrame(header, (stated[0], stated[1]) if stated else None, self._usually_upright)
         fields = dict(original.fields)
         lengths: dict[str, int] = {}
@@ -164,6 +164,24 @@ class FieldsReader(WrappingReader):
         if len(data) != value["bytes"]:
             raise ValueError(f"{value['path']}: changed after the source was listed")
         return data
+
+    def _size_of_mask(self, given: Given, header: Header, inside: Mapping[str, bytes]) -> tuple[int, int] | None:
+        """(width, height) of a mask of the sample: what lies beside it is for the same pixels. None if it has none, or
+        where the image is not turned; and of a mask that cannot be read or has another size, which is refused later.
+        """
+        if header.orientation == 1:
+            return None
+        for schema in self._schemas:
+            value = given.get(schema.name)
+            if schema.geometry != "mask" or not isinstance(value, dict) or OUTLINES in value:
+                continue
+            try:
+                size = mask_size(inside[schema.member] if INSIDE in value else self._content(value))
+            except ValueError:
+                continue
+            if size in (header.size, (header.width, header.height)):
+                return size
+        return None
 
     def _file(self, schema: StoredField, value: Given, frame: AnnotationFrame, inside: Mapping[str, bytes]) -> bytes:
         if OUTLINES in value:

@@ -33,14 +33,13 @@ def with_batch(config: Train, resumed: Path | None, ranks: Ranks, console: Conso
     if resumed is not None:
         config = _resumed_batch(config, resumed, ranks, console)
         refusals.check_resumed(config)
-    default = intent.BATCH[ranks.device.type]
-    return replace(config, batch_size=config.batch_size or default), config.batch_size is None
+    return replace(config, batch_size=intent.batch(config, ranks.device.type)), config.batch_size is None
 
 
 def _resumed_batch(config: Train, directory: Path, ranks: Ranks, console: Console) -> Train:
     """The batch of the run that is resumed, divided among the ranks that there are now."""
     batch_size, accumulated = rundir.batch_of_before(directory, config, ranks.world_size)
-    asked = config.batch_size or intent.BATCH[ranks.device.type]
+    asked = intent.batch(config, ranks.device.type)
     if (batch_size, accumulated) != (asked, config.grad_accum_steps):
         say(
             console,

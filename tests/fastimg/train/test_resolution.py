@@ -90,6 +90,7 @@ def test_flags_that_need_or_exclude_something(flags, named, tmp_path, cli):
     ("flag", "values"),
     [
         ("--batch-size", "0"),
+        ("--num-classes", "0 -3"),
         ("--grad-accum-steps", "0"),
         ("--epochs", "0"),
         ("--seed", "-1"),

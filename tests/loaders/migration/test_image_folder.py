@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -118,6 +119,8 @@ def test_files_that_cannot_be_decoded(folder):
     with ImageFolderLoader(folder, EVALUATION, batch_size=40, on_error="skip") as loader:
         ((images, targets),) = loader
         assert len(images) == len(targets) == 35 and [*loader.unreadable] == [str(folder / "red/b.jpg")]
+    with ImageFolderLoader(folder, EVALUATION, batch_size=1, on_error="skip") as loader:
+        assert [len(images) for images, _ in loader] == [1] * 35  # no batch without an image
 
 
 @pytest.mark.gpu
@@ -142,6 +145,10 @@ def test_supported_transforms():
     assert translated(transforms.Compose([theirs, transforms.ToTensor(), flip, norm])) == ImageTransform(
         crop, 0.3, True, MEAN, STD
     )
+    gray = transforms.Normalize((0.5,), (0.25,))  # of all channels, as torchvision takes it
+    assert translated([theirs, transforms.ToTensor(), gray]) == ImageTransform(
+        crop, 0.0, True, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+    )
     modern = v2.Compose([v2.ToImage(), v2.Resize(20), v2.CenterCrop(16), v2.ToDtype(torch.float32, scale=True)])
     assert translated([modern, v2.Normalize(MEAN, STD)]) == ImageTransform(
         CenterCrop(size=16, resize=20), 0.0, True, MEAN, STD
@@ -165,6 +172,8 @@ class Gauss:
         ([transforms.Resize((20, 20)), transforms.CenterCrop(20)], "does not keep the aspect ratio"),
         ([transforms.ToTensor()], "equal in size"),
         ([transforms.RandomResizedCrop(16), transforms.Normalize(MEAN, STD)], "put ToTensor before it"),
+        ([transforms.RandomResizedCrop(16), transforms.ToTensor(), transforms.Normalize((0.5, 0.5), (1, 1))], "three"),
+        ([transforms.RandomResizedCrop(16), transforms.ToTensor(), transforms.Normalize(MEAN, (1, 0, 1))], "std of 0"),
         ([transforms.RandomResizedCrop(16, interpolation=InterpolationMode.NEAREST)], "with nearest"),
         ([transforms.RandomResizedCrop(16), v2.ToDtype(torch.float16, scale=True)], "torch.float32"),
         ([transforms.RandomResizedCrop(16), v2.ToDtype(torch.float32)], "torch.float32"),
@@ -181,6 +190,7 @@ def test_arguments_that_contradict_each_other(folder, tmp_path):
         ((folder,), {}, TypeError, "give the transform"),
         ((dataset, EVALUATION), {}, TypeError, "leave out this one"),
         ((ImageFolder(folder, EVALUATION, lambda t: t),), {}, TypeError, "target_transform"),
+        ((ImageFolder(folder, EVALUATION, loader=lambda path: Image.open(path)),), {}, TypeError, "own loader"),
         (([1, 2],), {}, TypeError, "not list"),
         ((dataset,), {"on_error": "skip", "world_size": 2}, TypeError, "unequal size"),
         ((tmp_path / "none", EVALUATION), {}, DataError, "No such file"),

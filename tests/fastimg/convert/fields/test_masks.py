@@ -1,5 +1,6 @@
 """Masks beside images: their numbers, and how they are turned."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,23 @@ def test_a_mask_of_stored_pixels_is_turned_with_its_photograph(
     run(write(files | masks), tmp_path / "D")
     assert [fields["mask"] for _, fields in sorted(of(tmp_path / "D").items())] == [turned.tolist()] * 2
     assert verify(Verify(data=tmp_path / "D", deep=True), QUIET, QUIET) == 0
+
+
+@pytest.mark.parametrize("upright", [False, True])
+def test_boxes_are_for_the_pixels_that_the_mask_of_their_sample_is_for(
+    upright: bool, write: Any, encode: Any, tmp_path: Path
+) -> None:
+    """A manifest states no size; that of the mask tells, and the box stays around what it is around."""
+    numbers = np.zeros((32, 64) if not upright else (64, 32), np.uint8)
+    numbers[4:12, 2:20] = 1
+    row = {"path": "a.jpg", "boxes": [[2, 4, 20, 12]], "mask": "m.png"}
+    photograph = rotated(encode((120, 90, 60), (64, 32)))
+    folder = write({"a.jpg": photograph, "m.png": png(numbers), "t.jsonl": (json.dumps(row) + "\n").encode()})
+    run(folder / "t.jsonl", tmp_path / "D", "boxes:box", "mask:mask")
+    (fields,) = of(tmp_path / "D").values()
+    rows, columns = np.nonzero(np.asarray(fields["mask"]))
+    assert np.asarray(fields["mask"]).shape == (64, 32)
+    assert fields["boxes"] == [[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]]
 
 
 @pytest.mark.parametrize(
