@@ -4,7 +4,9 @@ An image's draw is keyed by (seed, epoch, sample id, stage), and independent of 
 """
 
 import functools
+import operator
 from dataclasses import dataclass, field, replace
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +39,11 @@ def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, e
     view: which of several views of the same images this is. Each has draws of its own, independent of the others: view
         k > 0 draws as view 0 of another seed does, which is a hash of `seed` and k.
 
-    Raises ValueError for a negative view.
+    `seed`, `epoch` and `view` may be integers of NumPy, or tensors of one, too: they draw as Python's do.
+
+    Raises ValueError for a negative view, and TypeError for a seed, an epoch or a view that is no integer.
     """
+    seed, epoch, view = _integer("seed", seed), _integer("epoch", epoch), _integer("view", view)
     if view < 0:
         raise ValueError(f"view {view}: views are counted from 0")
     seed = seed_of(seed, view)
@@ -70,6 +75,13 @@ def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, e
         policy=policy,
         then=tuple(others),
     )
+
+
+def _integer(name: str, value: SupportsIndex) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer; got {value!r}: convert it, as in int({name})") from None
 
 
 @dataclass

@@ -27,17 +27,27 @@ def mix(
 
     Each image keeps a share lambda of itself and takes 1 - lambda from its partner: as levels (mixup, Zhang et al.
     2018) or as a rectangle (cutmix, Yun et al. 2019, with torchvision's box; lambda is then the area outside it).
-    Targets are smoothed first, by `soften`. If `weight`
+    Targets are smoothed first, by `soften`; a negative one, as -1 for none, has no class. If `weight`
     [B] is given, partners of weight 0 (padding, unreadable images) are not mixed in. With a plan that does not mix,
     targets become soft and images are as `apply` returns them.
 
     Images are mixed in float32 and rounded once to their type. Raises ValueError for arguments that do not fit
-    together.
+    together, and on the CPU for targets of `num_classes` or more. On a GPU looking at them would be a sync point, so
+    they are not checked there, and have no class either.
     """
     if targets.shape != images.shape[:1] or targets.is_floating_point():
         raise ValueError(
             f"targets must be integer class indices [{len(images)}]; got {targets.dtype} {list(targets.shape)}"
         )
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be at least 1; got {num_classes}")
+    if targets.device.type == "cpu" and len(targets) and (largest := int(targets.max())) >= num_classes:
+        raise ValueError(
+            f"targets must be classes below num_classes, {num_classes}; got {largest}: give num_classes of all "
+            "classes, or -1 for a sample without one"
+        )
+    if weight is not None and weight.shape != targets.shape:
+        raise ValueError(f"weight must have a number for each image, [{len(images)}]; got {list(weight.shape)}")
     if plan is not None and len(plan) != len(images):
         raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if not 0.0 <= smoothing < 1.0:

@@ -2,9 +2,10 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 from .named import can_be_gray, parse
 
@@ -35,6 +36,26 @@ _LATER_FIELDS = frozenset({"hue", "named", "grayscale", "blur", "solarize", "as_
 # What looks levels up in tables of 8 bits, or needs statistics of them.
 CHANGES_LEVELS = ("brightness", "contrast", "saturation", "hue", "trivial", "named", "grayscale", "blur", "solarize")
 
+_FACTORS = ("factors, at least 0 (1 changes nothing)", 0.0, math.inf, (0.6, 1.4))
+_RANGES = {  # what the two numbers are, the least and the most that they may be, an example
+    **dict.fromkeys(("brightness", "contrast", "saturation"), _FACTORS),
+    "erase_scale": ("fractions of an image's area, from 0 to 1", 0.0, 1.0, (0.02, 0.33)),
+    "erase_ratio": ("ratios of height to width, above 0", math.ulp(0.0), math.inf, (0.3, 3.3)),
+}
+_EACH_CHANNEL = "have a number for each channel"
+_EXAMPLE = "three for RGB, as in (0.5, 0.5, 0.5), or one for gray, (0.5,)"
+_SEQUENCES = {  # what a field must be, and what to give in place of something else
+    **{
+        name: (f"be two numbers, {meaning}", f"(smallest, largest), as in {example}")
+        for name, (meaning, _, _, example) in _RANGES.items()
+    },
+    **dict.fromkeys(("mean", "std"), (_EACH_CHANNEL, _EXAMPLE)),
+    "erase_value": (
+        "be one number, or one for each channel, in the normalised image, where 0 is the mean colour",
+        "0.0, or as in (0.0, 0.0, 0.0)",
+    ),
+}
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Policy:  # more than 12 fields: what a user may ask for, an operation each
@@ -59,7 +80,9 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     in torchvision: a rectangle with a fraction `erase_scale` of the image's area and sides in `erase_ratio` becomes
     `erase_value`. Mixing comes last.
 
-    Raises ValueError, naming the field, for invalid values.
+    Ranges and numbers for each channel may be lists, arrays or tensors, too; they are kept as tuples of floats.
+
+    Raises ValueError, naming the field, for invalid values, and TypeError for what is no such sequence.
     """
 
     hflip: float = 0.0
@@ -86,9 +109,18 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     as_stored: bool = False
 
     def __post_init__(self) -> None:
+        for name in _SEQUENCES:
+            given = getattr(self, name)
+            if type(given) is not tuple or set(map(type, given)) != {float}:
+                object.__setattr__(self, name, _floats(name, given))
         for name in ("hflip", "vflip", "grayscale", "blur", "solarize", "erase"):
             if not 0.0 <= (p := getattr(self, name)) <= 1.0:
                 raise ValueError(f"{name} must be a probability, from 0 to 1; got {p}")
+        if self.hflip_alternates and not self.hflip:
+            raise ValueError(
+                "hflip_alternates has no effect with hflip=0: "
+                "give hflip, as in hflip=0.5, or leave hflip_alternates out"
+            )
         if not 0.0 <= self.hue <= 0.5:
             raise ValueError(f"hue must be a share of the colour circle, from 0 to 0.5; got {self.hue}")
         if self.named:
@@ -97,27 +129,24 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
                 raise ValueError(f"trivial and named ({self.named}) exclude each other: choose one of them")
         if not 0.0 <= self.rotate <= 180.0:
             raise ValueError(f"rotate must be an angle in degrees, from 0 to 180; got {self.rotate}")
-        factors = {"brightness": self.brightness, "contrast": self.contrast, "saturation": self.saturation}
-        for name, limits in factors.items():
-            _check_range(name, limits, "factors, at least 0 (1 changes nothing)", 0.0, math.inf)
-        _check_range("erase_scale", self.erase_scale, "fractions of an image's area, from 0 to 1", 0.0, 1.0)
-        _check_range("erase_ratio", self.erase_ratio, "ratios of height to width, above 0", math.ulp(0.0), math.inf)
+        for name in _RANGES:
+            _check_range(name, getattr(self, name))
         for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
             if not (alpha >= 0.0 and math.isfinite(alpha)):
                 raise ValueError(f"{name} must be the alpha of a Beta distribution, or 0 to turn it off; got {alpha}")
         if isinstance(self.erase_value, str) or not all(math.isfinite(v) for v in self.erase_values):
-            raise ValueError(
-                "erase_value must be one number, or one for each channel, in the normalised image, where 0 is the mean "
-                f"colour; got {self.erase_value!r}"
-            )
+            raise ValueError(f"erase_value must {_SEQUENCES['erase_value'][0]}; got {self.erase_value!r}")
         for name, values in (("mean", self.mean), ("std", self.std), ("erase_value", self.erase_values)):
             if len(values) != self.channels or not values:
-                raise ValueError(
-                    f"{name} must have a number for each channel, as mean has {self.channels}; got {values}"
-                )
+                raise ValueError(f"{name} must {_EACH_CHANNEL}, as mean has {self.channels}; got {values}")
         self._check_colours()
         if not all(math.isfinite(m) for m in self.mean):
             raise ValueError(f"mean must be finite; got {self.mean}")
+        if not self.as_stored and not all(0.0 <= m <= 1.0 for m in self.mean):
+            raise ValueError(
+                f"mean must be shares of white, from 0 to 1; got {self.mean}: divide mean and std by the level of "
+                "white, 255 of 8 bits, or set as_stored=True to give them in the units of the stored values"
+            )
         if not all(s > 0.0 for s in self.std):  # false for nan, too
             raise ValueError(f"std must be above 0; got {self.std}")
 
@@ -198,8 +227,30 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {_OTHER_NAMES.get(matches[0], matches[0])!r}?)" if matches else ""
 
 
-def _check_range(name: str, values: Range, meaning: str, least: float, most: float) -> None:
+def _check_range(name: str, values: Range) -> None:
+    _, least, most, _ = _RANGES[name]
     if len(values) != 2 or not all(least <= v <= most and math.isfinite(v) for v in values):
-        raise ValueError(f"{name} must be two numbers, {meaning}; got {values}")
+        raise ValueError(f"{name} must {_SEQUENCES[name][0]}; got {values}")
     if values[0] > values[1]:
         raise ValueError(f"{name} must be (smallest, largest); got {values}: swap them")
+
+
+def _floats(name: str, given: Any) -> Channels | Real | str:
+    """A tuple of floats of any sequence, array or tensor; `erase_value` may be one number, and a text is refused later.
+
+    Raises TypeError for anything else.
+    """
+    values = _plain(given)
+    if name == "erase_value" and isinstance(values, Real | str):
+        return values
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        numbers = [_plain(value) for value in values]
+        if all(isinstance(number, Real) for number in numbers):
+            return tuple(map(float, numbers))
+    must, example = _SEQUENCES[name]
+    raise TypeError(f"{name} must {must}; got {given!r}: give {example}")
+
+
+def _plain(value: Any) -> Any:
+    """An array or tensor as lists or a number, and others as they are: this module imports neither NumPy nor torch."""
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -3,6 +3,8 @@
 Exit codes: 0 for success, 1 for a failure, 2 for a wrong command line, 130 and 143 for Ctrl-C and SIGTERM.
 """
 
+import contextlib
+import errno
 import gc
 import json
 import os
@@ -54,6 +56,7 @@ _START = (
     ("fastimg train PHOTOS --arch resnet18 --pretrained", "fine-tune on a folder with one subfolder per class"),
     ("fastimg bench PHOTOS", "see what limits training on this machine"),
 )
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _HELP = {"-h", "--help", "--help-all"}
 
 
@@ -73,7 +76,9 @@ def run(arguments: Sequence[str]) -> int:
     rank = os.environ.get("RANK")
     prefix = "fastimg: error: " if rank in (None, "0") else f"fastimg: rank {rank}: error: "
     try:
-        return _dispatch(list(arguments), console)
+        code = _dispatch(list(arguments), console)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         return _end(console, error.exit_code, prefix + _sentence(error))
     except SystemExit as stop:  # SIGTERM during `bench`
@@ -81,9 +86,13 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _end(console, 130, "fastimg: interrupted")
     except BrokenPipeError:  # the reader of our output has gone: `fastimg ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except Exception as error:  # noqa: BLE001 - an internal error: a bug report needs its traceback
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:  # stdout, say, to a file
+            _discard_output()
+            sentence = f"what is written here does not fit ({error.strerror}); make room, and start again"
+            return _end(console, 1, prefix + sentence)
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
             return _end(console, 2 if isinstance(error, BadURLError) else 1, prefix + _sentence(error))
@@ -99,6 +108,12 @@ def run(arguments: Sequence[str]) -> int:
         cause = traceback.format_exception_only(error)[-1].strip()
         lines = without_secrets(traceback.format_exc())
         return _end(console, 1, lines + fault, without_secrets(f"internal error in fastimg: {cause}"))
+
+
+def _discard_output() -> None:
+    """Let what is still buffered go nowhere: Python would fail to write it as it ends."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor, in a notebook
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(error: Exception) -> str:

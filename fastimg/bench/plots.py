@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastimg.bench.peers.pipelines import BASE
-from fastimg.errors import UsageError
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders.remote.stores import shown, url_of
 from fastimg.train.reporting.plots import blank
 from fastimg.wording import plural, several
@@ -18,18 +18,26 @@ _FAR = 1.5  # times the fastest of the others
 
 
 def check_file(file: Path) -> None:
-    """Check the file before measuring. Raises UsageError if no picture can be written there."""
+    """Check the file before measuring. Raises UsageError and UserError if no picture can be written there."""
     if file.suffix.lower() != ".png":
         raise UsageError(f"--plot {shown(file)}: give a file name that ends in .png")
     if url_of(file) is None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise UsageError(f"--plot {file}: {'a folder' if file.is_dir() else 'its folder does not exist'}; give a file")
+    if url_of(file) is None:
+        there = file.exists()
+        try:
+            file.open("ab").close()  # whether it may be written is not known before
+        except OSError as error:
+            raise _unwritable(file, error) from error
+        if not there:
+            file.unlink()
 
 
 def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Plot images per second of loaders, from `Comparison.records()`: medians, with ranges from slowest to fastest.
 
     Draws bars for the largest number of threads if there are several loaders, and curves if there are several numbers
-    of threads.
+    of threads. Raises UserError if the file cannot be written.
     """
     threads = sorted({record["threads"] for record in records})
     loaders = list(dict.fromkeys(record["name"] for record in records))
@@ -42,7 +50,14 @@ def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
         _bars(axes[0], [record for record in records if record["threads"] == max(threads, default=0)])
     if curves:
         _curves(axes[-1], records, loaders, threads)
-    figure.savefig(file, dpi=110, format="png")
+    try:
+        figure.savefig(file, dpi=110, format="png")
+    except OSError as error:
+        raise _unwritable(file, error) from error
+
+
+def _unwritable(file: Path, error: OSError) -> UserError:
+    return UserError(f"--plot {file}: {error.strerror or error}; choose a file that can be written")
 
 
 def _bars(axis: "Axes", records: Sequence[Mapping[str, Any]]) -> None:

@@ -25,7 +25,16 @@ _T = TypeVar("_T")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: 1e-3 is a number, off and no are words, and 11:13 is not 673."""
+    """YAML 1.2's plain values: 1e-3 is a number, off and no are words, and 11:13 is not 673. Each key comes once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See yaml.SafeLoader. Raises ConstructorError for a key that comes again."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} comes twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -74,6 +83,10 @@ def read(path: Path, kind: type[Any], storage_option: Sequence[str] = ()) -> dic
     known = [field.name for field in dataclasses.fields(kind)]
     values = {str(key).replace("-", "_"): value for key, value in values.items()}
     for key in values:
+        if key == "config":
+            raise UsageError(
+                f"--config {name}: names another file ({values[key]}); give that one, or put both into one"
+            )
         if key not in known:
             raise UsageError(f"--config {name}: unknown key {key!r}{meant(key, known)}")
     try:

@@ -171,16 +171,20 @@ def _recompressed(plan: list[Shard], journal: Journal, options: dict[str, Any], 
 
 
 def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:
-    first = skipped[0] if skipped else None
-    example = f" ({first['path']}: {first['reason']}); repair or remove them" if first else ""
     what = singular(source.content)
     done = "decoded" if source.content == "images" else "stored"
     if not counts:
-        raise DataError(f"{source.src}: no {what} of the split {split} can be {done}{example}")
+        raise DataError(f"{source.src}: no {what} of the split {split} can be {done}{_example(skipped)}")
     if split == "train" and not source.stored:
         for label, name in enumerate(source.classes):
             if not counts[label]:
+                its = {source.name(entry) for entry in source.splits[split] if entry.label == label}
+                example = _example([each for each in skipped if each["path"] in its])
                 raise DataError(f"{source.src}: no training {what} of class {printable(name)!r} can be {done}{example}")
+
+
+def _example(skipped: list[dict[str, str]]) -> str:
+    return f" ({skipped[0]['path']}: {skipped[0]['reason']}); repair or remove them" if skipped else ""
 
 
 def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: list[Finished]) -> list[dict[str, Any]]:

@@ -88,6 +88,8 @@ def read_request(config: Convert, container: str | None = None) -> Request:
     dst = paths[-1]
     if config.resume and config.overwrite:
         raise UsageError("--resume continues with what is there, --overwrite deletes it; give only one of them")
+    if config.append and config.overwrite:
+        raise UsageError("--append adds to what is there, --overwrite deletes it; give only one of them")
     if config.shuffle and config.no_shuffle:
         raise UsageError("--shuffle and --no-shuffle: give only one of them")
     if not 0 <= config.val_fraction < 1:

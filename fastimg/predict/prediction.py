@@ -116,7 +116,7 @@ class SampleKeys(Sequence[str]):
 
 
 def predict(config: Predict, out: Console, err: Console) -> int:
-    """Classify and print. Returns the exit code: 1 where no file could be read. Raises UsageError and UserError."""
+    """Classify and print. Returns the exit code: 1 where a file could not be read. Raises UsageError and UserError."""
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
     with result_place("--csv", config.csv, config) as place:
@@ -136,7 +136,7 @@ def predict(config: Predict, out: Console, err: Console) -> int:
         them = "it" if failed == 1 else "them"
         what = f"{failed:,} of {given} could not be read; check {them}, or replace {them}"
         err.print(what, style="yellow", highlight=False)
-    return 1 if failed == len(answers) else 0
+    return 1 if failed else 0
 
 
 def find_files(

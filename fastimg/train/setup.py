@@ -156,6 +156,7 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     named = path if config.data is None or url_of(config.data) is None else config.data
     base = f"{display_name(named)}-{short_name(intent.architecture(config))}"
     output = folder_of_runs(config, ranks, partial(say, console))
+    rundir.refuse_another_place(config)
     directory, resuming = rundir.choose(output, base, config.name, config.resume, rundir.named_by_file(config))
     directory = chosen_by_first(directory, output, config, ranks)
     targets = choose_targets(config, path, part, val_part)

@@ -1,5 +1,7 @@
 """Draws follow the policy over a million images, and are independent of all other draws."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -198,7 +200,43 @@ def test_alternating_mirror_images_change_with_every_epoch():
     alone = draw(Policy(hflip=0.3, vflip=0.5, hflip_alternates=True), ids[100:107], 7, 3)
     assert torch.equal(alone.hflip, turns[3][100:107])
     assert torch.equal(alone.vflip, draw(Policy(vflip=0.5), ids[100:107], 7, 3).vflip)  # drawn as without alternation
-    assert not draw(Policy(hflip_alternates=True), ids, 7, 1).hflip.any()
+
+
+@pytest.mark.parametrize(
+    "integer", [np.int64, np.uint64, np.int8, np.array, torch.tensor], ids=lambda one: one.__name__
+)
+def test_integers_of_other_libraries_draw_as_pythons_do(integer):
+    seed, epoch, view = 3, 5, 1
+    expected = tensors(draw(EVERYTHING, np.arange(64), seed, epoch, view))
+    for given in (
+        (integer(seed), epoch, view),
+        (seed, integer(epoch), view),
+        (seed, epoch, integer(view)),
+        (integer(seed), integer(epoch), integer(view)),
+    ):
+        for drawn, plain in zip(tensors(draw(EVERYTHING, np.arange(64), *given)), expected, strict=True):
+            assert torch.equal(drawn, plain)
+
+
+def test_an_epoch_counted_by_numpy_alternates_mirror_images():
+    policy, ids = Policy(hflip=0.3, hflip_alternates=True), np.arange(64)
+    for epoch in np.arange(3):
+        assert torch.equal(draw(policy, ids, -1, epoch).hflip, draw(policy, ids, -1, int(epoch)).hflip)
+
+
+@pytest.mark.parametrize("name", ["seed", "epoch", "view"])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *((3.0, "3.0"), ("3", "'3'"), (None, "None"), (np.float32(3), "np.float32(3.0)")),
+        *((torch.tensor(3.0), "tensor(3.)"), (torch.tensor([3, 4]), "tensor([3, 4])"), (np.array([3]), "array([3])")),
+    ],
+    ids=str,
+)
+def test_a_key_that_is_no_integer(name, value, shown):
+    sentence = f"{name} must be an integer; got {shown}: convert it, as in int({name})"
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
+        draw(Policy(hflip=0.5), np.arange(4), **{"seed": 0, "epoch": 0, name: value})
 
 
 def test_the_first_view_is_what_is_drawn_without_views():

@@ -9,6 +9,7 @@ from fastimg.augment import Policy, apply, draw, mix
 from fastimg.augment.mixing import boxes
 
 CLASSES = 7
+MIXED = draw(Policy(mixup=1.0), np.arange(8), 0, 0)
 
 
 def batch(size=8, height=20, width=30, dtype=torch.float32):
@@ -159,12 +160,32 @@ def test_an_empty_batch():
         ({"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8)}, "a policy is required when there is no plan"),
         ({"plan": draw(Policy(mixup=1.0), np.arange(5), 0, 0)}, "the plan and the batch differ in size: 5 and 8"),
         ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1"),
+        (
+            {"targets": torch.tensor([0, 1, 2, CLASSES, 0, -1, 0, 0])},
+            "targets must be classes below num_classes, 7; got 7: give num_classes of all classes, or -1 for a sample",
+        ),
+        (
+            {"targets": torch.full((8,), 255, dtype=torch.uint8)},
+            "targets must be classes below num_classes, 7; got 255",
+        ),
+        ({"num_classes": 0}, "num_classes must be at least 1; got 0"),
+        ({"num_classes": -2}, "num_classes must be at least 1; got -2"),
+        ({"weight": torch.ones(7)}, r"weight must have a number for each image, \[8\]; got \[7\]"),
+        ({"weight": torch.ones(8, 1), "plan": MIXED}, r"weight must have a number for each image, \[8\]; got \[8, 1\]"),
+        ({"weight": torch.ones(9), "plan": MIXED}, r"weight must have a number for each image, \[8\]; got \[9\]"),
+        ({"weight": torch.tensor(1.0)}, r"weight must have a number for each image, \[8\]; got \[\]"),
     ],
 )
 def test_mismatched_arguments(change, message):
     images, targets = batch()
     with pytest.raises(ValueError, match=message):
         mix(**{"plan": None, "images": images, "targets": targets, "num_classes": CLASSES, **change})
+
+
+@pytest.mark.parametrize("none", [-1, -100])
+def test_a_negative_target_has_no_class(none):
+    _, soft = mix(None, torch.zeros(2, 3, 4, 4), torch.tensor([none, 6]), CLASSES)
+    assert soft.tolist() == [[0.0] * 7, [0.0] * 6 + [1.0]]
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ Strict reading refuses a file that is not UTF-8. Otherwise, invalid bytes become
 only the rows with such bytes are refused.
 """
 
+import codecs
 import contextlib
 import csv
 import io
@@ -73,9 +74,14 @@ def first_fields(src: Path, delimiter: str = "", quoted: bool = True) -> list[st
 
 
 def stated_delimiter(src: Path) -> str | None:
-    """The delimiter that a first line like `sep=;` states, as Excel writes and reads it, or None."""
+    """The delimiter that a first line like `sep=;` states, as Excel writes and reads it, or None.
+
+    Raises DataError for UTF-16, in which Excel saves "Unicode Text".
+    """
     with src.open("rb") as file:
         line = file.readline(16)
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{src}: is in UTF-16; save it as UTF-8, which Excel calls CSV UTF-8")
     stated = _STATED.fullmatch(line)
     return stated[1].decode("ascii") if stated else None
 

@@ -33,6 +33,7 @@ from .model_files import MODEL as MODEL
 from .model_files import find as find
 
 TRAINING = "training.pt"
+OTHER_CHECKPOINT = "to resume from another checkpoint, point `last` of the run at it: ln -sfn checkpoints/N RUN/last"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,5 +248,5 @@ def load_training(checkpoint: Path) -> dict[str, Any]:
             training: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = reason_of(error)
-        raise UserError(f"{file}: cannot be read ({reason}); resume from another checkpoint of the run") from error
+        raise UserError(f"{file}: cannot be read ({reason}); {OTHER_CHECKPOINT}") from error
     return training

@@ -67,6 +67,19 @@ def choose(output: Path, base: str, name: str | None, resume: str | None, from_f
     return output / (base if number == 1 else f"{base}-{number}"), False
 
 
+def refuse_another_place(config: Train) -> None:
+    """Raises UsageError for a --name or --output that the run of --resume does not have: it stays where it is."""
+    if config.resume in (None, "auto") or not (Path(config.resume) / CONFIG).exists():
+        return
+    before = load(Path(config.resume) / CONFIG, Train)
+    for name in ("name", "output"):
+        if getattr(config, name) != getattr(before, name):
+            raise UsageError(
+                f"--{name} {getattr(config, name)} has no effect with --resume {config.resume}, which goes on in that "
+                "directory; leave it out"
+            )
+
+
 def named_by_file(config: Train) -> bool:
     """Whether the run's name comes from the file that --config gives, which may be an earlier run's."""
     if config.name is None or config.config is None:
@@ -189,6 +202,8 @@ def _setting(config: Train, name: str) -> Any:
     value = getattr(config, name)
     if name == "patience_metric":  # runs from before this flag can be resumed
         return value or (None if config.patience is None else DEFAULT_METRIC)
+    if name == "warmup_lr":
+        return value or 0.0
     if name == "in_chans":  # and from before this one, which were of RGB images
         return value or 3
     return value == "fsdp" if name == "strategy" else value
@@ -215,9 +230,15 @@ class Log:
         self.add_all(kind, [values])
 
     def add_all(self, kind: str, records: Sequence[Mapping[str, Value]]) -> None:
-        """Append records of one kind."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"kind": kind, **values}) + "\n" for values in records)
+        """Append records of one kind. Raises UserError."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps({"kind": kind, **values}) + "\n" for values in records)
+        except OSError as error:
+            raise UserError(
+                f"{self._path}: cannot be written ({error.strerror or error}); make room, or see to it that it can be, "
+                "then continue from the last checkpoint with --resume auto"
+            ) from error
         if self._listener is not None:
             self._listener(kind, records)
 

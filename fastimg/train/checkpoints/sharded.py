@@ -22,7 +22,7 @@ from fastimg.errors import UserError, reason_of
 from fastimg.loaders.containers.atomic import sync_folder
 from fastimg.models.ranks import Ranks
 
-from .format import Card, begin, finish, partial, unused_name
+from .format import OTHER_CHECKPOINT, Card, begin, finish, partial, unused_name
 
 SHARDED = "sharded"
 
@@ -86,7 +86,7 @@ def load_sharded(
     faults = [fault for name, sums in stated if (fault := _fault(folder / name, sums))]
     reported = [fault for fault in ranks.gather(faults[0] if faults else "") if fault]
     if reported:
-        raise UserError(f"{reported[0]}; resume from another checkpoint of the run")
+        raise UserError(f"{reported[0]}; {OTHER_CHECKPOINT}")
     reader = FileSystemReader(folder)
     parameters = _learning(module, beside)
     state: dict[str, Any] = {"weights": module.state_dict(), "optimizer": {}, "averages": dict(averages or {})}
@@ -102,9 +102,7 @@ def load_sharded(
     try:
         load_shards(state, storage_reader=reader)
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
-        raise UserError(
-            f"{folder}: cannot be read ({_first_reason(error)}); resume from another checkpoint of the run"
-        ) from error
+        raise UserError(f"{folder}: cannot be read ({_first_reason(error)}); {OTHER_CHECKPOINT}") from error
     names = {parameter: name for name, parameter in parameters.items()}
     ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     states = {place: state["optimizer"][name] for place, name in enumerate(ordered) if name in state["optimizer"]}

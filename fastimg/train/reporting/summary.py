@@ -128,7 +128,8 @@ def _files(run: Run, verdict: str | None) -> Iterator[tuple[str, str]]:
         yield "compiled", compilation.describe()
     if verdict is None and (faster := _faster(run)) is not None:
         yield "faster", faster
-    yield "best checkpoint", shown(directory / "best" / checkpoint.MODEL)
+    if run.best is not None or run.setup.data.val_loader is None:  # not where it was stopped before
+        yield "best checkpoint", shown(directory / "best" / checkpoint.MODEL)
     yield "last checkpoint", shown(directory / "last" / checkpoint.MODEL)
     yield "curves, records", f"{shown(directory / rundir.CURVES)}, {rundir.METRICS}"
 

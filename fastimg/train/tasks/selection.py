@@ -235,6 +235,12 @@ def _check_flags(config: Train, tasks: Sequence[Task]) -> None:
             f"--class-weights {config.class_weights}: holds the weights of one target's classes, and "
             f"{printable(' and '.join(classes))} are classes; use balanced or effective"
         )
+    losses = {"loss": config.loss, "bce_loss": config.bce_loss, "focal_gamma": config.focal_gamma}
+    for name, value in losses.items():
+        if value and not kinds & {"class", "multilabel"}:
+            raise UsageError(f"--{name.replace('_', '-')} has no effect: every target is a number; leave it out")
+    if config.smoothing and not classes:
+        raise UsageError("--smoothing has no effect: no target is a class; leave it out")
     if config.bce_pos_weight is not None and "multilabel" not in kinds:
         raise UsageError("--bce-pos-weight has no effect: no target has several labels; leave it out")
     numbers = [task.target.name for task in tasks if task.target.kind == "number"]
