@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, SupportsIndex, cast, get_args
 
@@ -45,12 +45,31 @@ class CropRule(Protocol):
         """The window of an upright image of `width` x `height`."""
 
 
+def whole(value: object, name: str) -> int:
+    """A setting as an int: also of NumPy's integers, and of integer tensors without dimensions.
+
+    Raises TypeError, naming the setting, for anything else, such as a bool or a float.
+    """
+    if type(value) is int:
+        return value
+    truth = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool"
+    try:
+        if not truth and not getattr(value, "ndim", 0):
+            return operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        pass
+    raise TypeError(f"{name}={value!r}: give a whole number, an int")
+
+
 def pair(size: object, name: str = "size") -> tuple[int, int]:
     """(height, width) of a side or a pair. Raises ValueError, naming the argument, for anything else."""
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
-    if len(sides) != 2 or not all(isinstance(side, int | SupportsIndex) and operator.index(side) > 0 for side in sides):
+    try:
+        height, width = (whole(side, name) for side in sides)
+    except (TypeError, ValueError):  # another type, or another number of sides
+        height = width = 0
+    if height < 1 or width < 1:
         raise ValueError(f"{name} {size!r}: give the side of a square in pixels, or (height, width), 1 or more each")
-    height, width = (operator.index(side) for side in sides)
     return height, width
 
 
@@ -69,12 +88,42 @@ def _plain(shape: tuple[int, int]) -> Size:
     return shape[0] if shape[0] == shape[1] else shape
 
 
+def _bounds(given: object, name: str, most: float | None = None) -> tuple[float, float]:
+    """The least and the largest value, as they were given. Raises ValueError, naming the setting."""
+    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else ()
+    try:
+        low, high = map(operator.pos, values)  # of numbers, not of texts
+        good = bool(0 < low <= high < math.inf and (most is None or high <= most))
+    except (TypeError, ValueError, RuntimeError):
+        good = False
+    if not good:
+        above = "above 0" if most is None else f"above 0 and up to {most:g}"
+        raise ValueError(f"{name}={given!r}; give two numbers {above}, the smaller one first")
+    return cast(tuple[float, float], values)
+
+
+def _check_boxes(rule: "RandomResizedCrop | View") -> None:
+    """Raises ValueError for shares, ratios or a filter that no RandomResizedCrop can have."""
+    kind = type(rule).__name__
+    object.__setattr__(rule, "scale", _bounds(rule.scale, f"{kind}: scale", most=1))
+    object.__setattr__(rule, "ratio", _bounds(rule.ratio, f"{kind}: ratio"))
+    _check_filter(rule.interpolation, kind)
+
+
+def _check_filter(given: object, kind: str) -> None:
+    """Raises ValueError for a filter that there is not, such as a member of torchvision's enum, not its value."""
+    filters = get_args(Interpolation)
+    if not isinstance(given, str) or given not in filters:
+        raise ValueError(f"{kind}: interpolation={given!r}; give {' or '.join(filters)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RandomResizedCrop:
     """torchvision's RandomResizedCrop: area from `scale`, aspect log-uniform from `ratio`, ten tries, else centre.
 
     `size` is the side of a square output, or its (height, width), in pixels; `ratio` is that of the box, width over
-    height, for any size. Raises ValueError for a size that is neither.
+    height, for any size. Raises ValueError for a size that is neither, a `scale` that is not two shares above 0 and up
+    to 1, a `ratio` that is not two numbers above 0, the smaller one first, and for another `interpolation`.
     """
 
     size: Size
@@ -85,6 +134,7 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _plain(pair(self.size)))
+        _check_boxes(self)
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
         """See `CropRule`."""
@@ -111,7 +161,8 @@ class CenterCrop:
 
     Both are sides in pixels, or (height, width). An image keeps its aspect ratio: it is made as small as it can be and
     still cover `resize`, which for a side is torchvision's rule. Sides are truncated to whole pixels, and the crop's
-    place is rounded half to even, as torchvision has it. Raises ValueError where `size` is larger than `resize`.
+    place is rounded half to even, as torchvision has it. Raises ValueError where `size` is larger than `resize`, for
+    sides that are none, and for another `interpolation`.
     """
 
     size: Size
@@ -122,6 +173,7 @@ class CenterCrop:
     def __post_init__(self) -> None:
         size = pair(self.size)
         resize = pair(self.resize, "resize")
+        _check_filter(self.interpolation, type(self).__name__)
         object.__setattr__(self, "size", _plain(size))
         object.__setattr__(self, "resize", _plain(resize))
         if resize[0] < size[0] or resize[1] < size[1]:
@@ -143,7 +195,8 @@ class RandomCrop:
 
     `size` is a side in pixels, or (height, width): the image is made as small as it can be and still cover it, mirrored
     about its outermost pixels by up to `padding` pixels on each side, and cut anywhere. Raises ValueError for a padding
-    that is not smaller than both sides.
+    that is not smaller than both sides, for sides that are none, and for another `interpolation`, and TypeError for a
+    padding that is no whole number.
     """
 
     size: Size
@@ -153,7 +206,9 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         size = pair(self.size)
+        _check_filter(self.interpolation, type(self).__name__)
         object.__setattr__(self, "size", _plain(size))
+        object.__setattr__(self, "padding", whole(self.padding, "padding"))
         if not 0 <= self.padding < min(size):
             raise ValueError(
                 f"a padding of {self.padding} pixels: a crop of {describe_size(self.size)} has room for 0 to "
@@ -204,12 +259,7 @@ class View:
                 kind = type(self.crop).__name__
                 raise ValueError(f"View: scale, ratio and interpolation are the crop's; give them to the {kind}")
             return
-        for name in ("scale", "ratio"):
-            given = getattr(self, name)
-            if len(given) != 2 or not 0 < given[0] <= given[1] < float("inf"):
-                raise ValueError(f"View: {name}={given!r}; give two numbers above 0, the smaller one first")
-        if self.interpolation not in get_args(Interpolation):
-            raise ValueError(f"View: interpolation={self.interpolation!r}; give {' or '.join(get_args(Interpolation))}")
+        _check_boxes(self)
         self.rule()  # it checks the size
 
     def rule(self) -> CropRule:
@@ -231,6 +281,7 @@ class _Canvas:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _plain(pair(self.size)))
+        _check_filter(self.interpolation, type(self).__name__)
         if self.fill not in range(256):
             raise ValueError(f"fill={self.fill!r}: give a level, 0 to 255")
 
@@ -241,7 +292,8 @@ class Letterbox(_Canvas):
 
     `size` is a side in pixels, or (height, width). Sizes and places are those of ultralytics' LetterBox (8.3), with
     `auto=False`: sides are rounded half to even, and an odd pixel of padding is on the right or at the bottom. The
-    resize is antialiased, as everywhere here; ultralytics' is not. Raises ValueError for a level that is none.
+    resize is antialiased, as everywhere here; ultralytics' is not. Raises ValueError for a level that is none, a size
+    that is none, and another `interpolation`.
     """
 
     fill: int = 114
@@ -260,7 +312,7 @@ class LongestSide(_Canvas):
 
     `size` is a side in pixels, or (height, width). The longest side becomes `size`, as by Segment Anything's
     ResizeLongestSide: sides are rounded half up, and the right or the bottom is padded. Raises ValueError for a level
-    that is none.
+    that is none, a size that is none, and another `interpolation`.
     """
 
     fill: int = 0

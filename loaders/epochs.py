@@ -8,10 +8,10 @@ A backend is a subclass of `Epochs` that decodes; the rest of the application se
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.times import LoaderTimes, Waits
 
 from .batch import Batch
-from .crop import Size
+from .crop import Size, whole
 from .errors import DataError
 from .order import BLOCK, WINDOW, Order, Sampling, Slices, by_length, epoch_order, repeats_of
 from .wording import plural
@@ -33,10 +33,25 @@ Padding = Literal[
     "samples", "zeros"
 ]  # in training, batch norms should see real samples; an evaluation does not need them
 
+_WHOLE = (  # settings of LoaderConfig
+    *("batch_size", "block", "window", "together", "seed", "crop_epochs"),
+    *("workers", "prefetch", "rank", "world_size"),
+)
+_MAY_BE_NONE = ("together", "crop_epochs", "workers", "prefetch", "padding")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "order": get_args(Order),
+    "padding": get_args(Padding),
+    "on_error": ("skip", "fail"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:  # more than 12 fields: everything that a user may set
-    """How a dataset is read. The pixels of a sample depend only on `seed`, the epoch and its id."""
+    """How a dataset is read. The pixels of a sample depend only on `seed`, the epoch and its id.
+
+    NumPy's integers, and integer tensors without dimensions, become ints. Raises TypeError for a number that is not
+    whole, and a `sampling` that is no Sampling; ValueError for a value that cannot be.
+    """
 
     batch_size: int  # per rank
     order: Order = "random"
@@ -54,13 +69,30 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
     world_size: int = 1
 
     def __post_init__(self) -> None:
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if not (value is None and name in _MAY_BE_NONE) and not (name == "block" and value == "shard"):
+                object.__setattr__(self, name, whole(value, name))
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices and not (value is None and name in _MAY_BE_NONE):
+                raise ValueError(f"{name}={value!r}: give {', '.join(choices[:-1])} or {choices[-1]}")
         few = self.prefetch is not None and self.prefetch < 2
         if self.batch_size < 1 or few or (self.workers is not None and self.workers < 1):
             raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
         if self.crop_epochs is not None and self.crop_epochs < 1:
             raise ValueError("crop_epochs must be 1 or more")
+        if self.together is not None and self.together < 1:
+            raise ValueError(f"together={self.together}: give a number of texts, 1 or more")
+        if self.world_size < 1:
+            raise ValueError(f"world_size={self.world_size}: give the number of processes, 1 or more")
+        if not 0 <= self.rank < self.world_size:
+            last = self.world_size - 1
+            raise ValueError(f"rank={self.rank}: with world_size={self.world_size} ranks are numbered 0 to {last}")
         if self.block != "shard" and not 1 <= self.block <= self.window:
             raise ValueError("block must be 1 or more, and window no smaller")
+        if self.sampling is not None and not isinstance(self.sampling, Sampling):
+            raise TypeError(f"sampling is of type {type(self.sampling).__name__}; give a Sampling of weights, or None")
         if self.sampling is not None and self.order != "random":
             raise ValueError(f"order {self.order!r} takes every sample once; leave sampling out, or the order")
 
@@ -114,7 +146,10 @@ class BatchSource(Protocol):
         """Id -> reason, for every sample so far that a decoder other than the chosen one has decoded."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of epoch `epoch`."""
+        """Start the next iteration at the beginning of epoch `epoch`, 0 or more.
+
+        Raises ValueError for a negative one, TypeError for what is no whole number.
+        """
 
     def set_size(self, size: Size) -> None:
         """Change the size of images from the next iteration on: a side in pixels, or (height, width).
@@ -128,7 +163,11 @@ class BatchSource(Protocol):
         """The position after the last batch that was handed out."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the position in `state`."""
+        """Continue from the position in `state`.
+
+        Raises ValueError for what no loader's `state_dict` has returned, or with another seed or order; DataError if
+        the data differs.
+        """
 
     def describe(self) -> str:
         """A phrase that names the decoder and the number of workers."""
@@ -201,6 +240,7 @@ class Faults:
         self.unreadable[index] = reason
 
 
+_STATE = ("epoch", "position", "samples", "seed", "order", "fingerprint")  # what a state has
 _PREPARED = 1 << 15  # samples; the order of fewer takes a few milliseconds
 
 
@@ -267,6 +307,43 @@ class OrderAhead:
             self._made = self._make()
 
 
+def _sample_ids(indices: npt.ArrayLike, dataset: Dataset) -> npt.NDArray[np.int64]:
+    """The ids of the samples that are read [n]. Raises ValueError for what are none."""
+    given = indices.detach().cpu().numpy() if isinstance(indices, torch.Tensor) else np.asarray(indices)
+    if given.ndim == 1 and not len(given):
+        return np.empty(0, np.int64)
+    if given.dtype == np.bool_:
+        raise ValueError("indices is a mask of bools; use np.flatnonzero(mask)")
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        kind = f"{given.dtype} of shape {list(given.shape)}"
+        raise ValueError(f"indices is {kind}; give the ids of samples, whole numbers [n]")
+    count = len(dataset)
+    if given.min() < 0 or given.max() >= count:
+        place = int(np.argmax((given < 0) | (given >= count)))
+        raise ValueError(
+            f"indices[{place}] is {given[place]}, but the {plural(count, 'sample')} of {dataset.name} are numbered "
+            f"0 to {count - 1}; leave it out"
+        )
+    return given.astype(np.int64, copy=False)
+
+
+def _position_in(state: object) -> tuple[int, int]:
+    """(epoch, position) of a state. Raises ValueError for what no `state_dict` has returned."""
+    advice = "give what state_dict() has returned"
+    if not isinstance(state, Mapping):
+        raise ValueError(f"not a state of a Loader, but of type {type(state).__name__}; {advice}")
+    if missing := [name for name in _STATE if name not in state]:
+        raise ValueError(f"not a state of a Loader, as it lacks {', '.join(missing)}; {advice}")
+    try:
+        epoch, position, samples = (whole(state[name], name) for name in ("epoch", "position", "samples"))
+    except TypeError as error:
+        raise ValueError(f"not a state of a Loader ({error}); {advice}") from None
+    if not 0 <= position <= samples or epoch < (-1 if position == samples else 0):  # -1: no epoch has begun
+        place = f"position={position} of {plural(samples, 'sample')} in epoch={epoch}"
+        raise ValueError(f"not a state of a Loader ({place}); {advice}")
+    return epoch, position
+
+
 class Epochs:
     """A dataset, or the samples of it that `indices` selects, read epoch by epoch.
 
@@ -274,17 +351,19 @@ class Epochs:
     backend and any number of workers or ranks: it continues with the next sample. A quasi-random order follows the
     blocks of the dataset as it is stored, whatever the order of `indices`. During an epoch it takes 8 bytes per sample
     (quasi-random: 9), plus `indices`; between two epochs of many samples twice as much, since a thread computes the
-    next order from when the last batch is handed out. Raises DataError for data that cannot be used.
+    next order from when the last batch is handed out. Raises DataError for data that cannot be used, and ValueError for
+    `indices` that are not numbers of its samples.
     """
 
     def __init__(
         self,
         dataset: Dataset,
         config: LoaderConfig,
-        indices: npt.NDArray[np.int64] | None,
+        indices: npt.ArrayLike | None,
         workers: int,
         device: torch.device,
     ) -> None:
+        ids = None if indices is None else _sample_ids(indices, dataset)
         self.dataset = dataset
         self.config = config
         self.slots = config.prefetch or slots_for(device.type)
@@ -294,8 +373,8 @@ class Epochs:
         self.device = device
         self.waits = Waits(device)
         self.faults = Faults(dataset, config.on_error)
-        self._indices = np.sort(indices) if indices is not None and config.order == "quasi-random" else indices
-        self._n = len(dataset) if indices is None else len(indices)
+        self._indices = np.sort(ids) if ids is not None and config.order == "quasi-random" else ids
+        self._n = len(dataset) if ids is None else len(ids)
         lengths: npt.NDArray[np.int64] | None = getattr(dataset, "lengths", None)
         self._lengths = lengths if lengths is None or self._indices is None else lengths[self._indices]
         if config.sampling is not None and len(config.sampling.weights) != self._n:
@@ -314,7 +393,7 @@ class Epochs:
         if (files := fetched_files(dataset)) is not None:
             ahead = (self.slots + AHEAD) * config.batch_size * config.world_size
             of = getattr(dataset, "shard_numbers", None)
-            read = None if indices is None or of is None else np.flatnonzero(np.bincount(of[indices]))
+            read = None if ids is None or of is None else np.flatnonzero(np.bincount(of[ids]))
             files.check_order(config.order, self._starts is not None, config.window, self._n, ahead, read)
         self._epoch = -1
         self._next_order: OrderAhead | None = None
@@ -354,8 +433,11 @@ class Epochs:
         return self.faults.rerouted
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of epoch `epoch`. By default epochs count up from 0."""
-        self._resume = (epoch, 0)
+        """See `BatchSource`. By default epochs count up from 0."""
+        number = whole(epoch, "epoch")
+        if number < 0:
+            raise ValueError(f"epoch={number}: epochs are numbered from 0")
+        self._resume = (number, 0)
 
     def state_dict(self) -> dict[str, int | str]:
         """The exact position after the last batch that was handed out, valid for any number of ranks and workers."""
@@ -370,7 +452,8 @@ class Epochs:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. Raises DataError if the data differs, ValueError if the seed or the order does."""
+        """See `BatchSource`."""
+        epoch, position = _position_in(state)
         if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
             before = state["samples"]
             now = plural(self._n, "sample")
@@ -383,8 +466,7 @@ class Epochs:
             raise ValueError(f"the state was made with seed {state['seed']}, but the loader has {self.config.seed}")
         if state["order"] != self._order():
             raise ValueError(f"the state was made with order {state['order']}, but the loader has {self._order()}")
-        done = state["position"] >= self._n
-        self._resume = (state["epoch"] + 1, 0) if done else (state["epoch"], state["position"])
+        self._resume = (epoch + 1, 0) if position == self._n else (epoch, position)
 
     def begin(self) -> EpochPlan:
         """Plan the next epoch, or the rest of one."""

@@ -12,7 +12,6 @@ from functools import partial
 from os import PathLike
 from typing import Literal, Self
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -92,9 +91,9 @@ class Loader(Epochs):
     ends the threads and closes what the loader has opened.
 
     Raises TypeError for missing, unknown or contradictory arguments (such as a `config` together with a keyword that
-    differs from its default) and those of another type, ValueError for invalid values, and DataError for data that cannot be used. Iterating
-    raises DataError if the data changes or cannot be read, WorkerError for an internal error of the loader, and
-    RuntimeError if you hold on to batches whose memory has been reused.
+    differs from its default) and for those of another type, ValueError for invalid values, and DataError for data that
+    cannot be used. Iterating raises DataError if the data changes or cannot be read, WorkerError for an internal error
+    of the loader, and RuntimeError if you hold on to batches whose memory has been reused.
     """
 
     def __init__(

@@ -3,6 +3,8 @@
 SplitMix64's finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) chained over the key.
 """
 
+import operator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +24,7 @@ def hashes(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int) -> Key
     """64 random bits for each of `ids` [N]."""
     key = np.zeros(1, np.uint64)
     for part in (seed, epoch, stage):
-        key = _mix(key ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF))
+        key = _mix(key ^ np.uint64(operator.index(part) & 0xFFFFFFFFFFFFFFFF))  # of NumPy's integers, too
     return _mix(key ^ ids.astype(np.uint64))
 
 

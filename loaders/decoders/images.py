@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import CropRule, Interpolation, Size, Window, fill_of, shape_of, sized
+from fastimg.loaders.crop import CropRule, Interpolation, Size, Window, fill_of, shape_of, sized, whole
 from fastimg.loaders.decode import (
     MAX_PIXELS,
     Header,
@@ -39,11 +39,20 @@ from .large_ahead import will_need_parts
 from .resize_queue import ResizeQueue
 
 
+def pixel_limit(max_pixels: object) -> int:
+    """`max_pixels` as an int. Raises ValueError for less than 1, TypeError for what is no whole number."""
+    limit = whole(max_pixels, "max_pixels")
+    if limit < 1:
+        raise ValueError(f"max_pixels={limit}: give the largest number of pixels (width x height), 1 or more")
+    return limit
+
+
 @dataclass(frozen=True)
 class ImageDecoder(Decoder):
     """Encoded image -> `inputs` [H, W, C] uint8, or uint16 with `depth` 16: decoded, upright, cropped, resized.
 
-    `channels` is 3 for RGB, 1 for gray. Raises ValueError for other numbers, and other depths.
+    `channels` is 3 for RGB, 1 for gray. Raises ValueError for other numbers, other depths and scalings, and for fewer
+    `max_pixels` than 1; TypeError for `max_pixels` that is no whole number.
 
     Tiled JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those
     decode every sample in `fill_row`.
@@ -62,6 +71,9 @@ class ImageDecoder(Decoder):
     def __post_init__(self) -> None:
         check_channels(self.channels)
         check_depth(self.depth)
+        object.__setattr__(self, "max_pixels", pixel_limit(self.max_pixels))
+        if self.dct_scaling not in (False, True, "low", "eighths"):
+            raise ValueError(f'dct_scaling={self.dct_scaling!r}: give True, False, "low" or "eighths"')
         if self.depth == 16 and self.dct_scaling:
             raise ValueError("dct_scaling is for JPEGs, which have 8 bits; leave it out, or depth=16")
 

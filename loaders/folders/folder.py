@@ -240,8 +240,28 @@ def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:
     return ignored
 
 
+def _checked_labels(root: Path, labels: npt.ArrayLike, paths: int, classes: int) -> npt.NDArray[np.int64]:
+    """The labels [N]. Raises ValueError; see FilesDataset."""
+    given = np.asarray(labels)
+    if given.ndim != 1 or len(given) != paths:
+        count = plural(len(given), "label") if given.ndim == 1 else f"labels of shape {list(given.shape)}"
+        raise ValueError(f"{root}: {count} for {plural(paths, 'path')}; give one label for each")
+    if given.size and given.dtype.kind not in "iub":
+        raise ValueError(f"{root}: labels of type {given.dtype}; give whole numbers, the places of classes")
+    most = classes - 1 if classes else np.iinfo(np.int64).max
+    if given.size and not -1 <= int(given.min()) <= int(given.max()) <= most:
+        place = int(np.argmax((given < -1) | (given > most)))
+        limits = f"0 to {most} for {plural(classes, 'class')}" if classes else "0 or more"
+        raise ValueError(f"{root}: labels[{place}] is {given[place]}; give {limits}, or -1 for a file without a label")
+    return given.astype(np.int64, copy=False)
+
+
 class FilesDataset(WithFields):
-    """Image or text files by path. Sample i is `paths[i]` with the label `labels[i]`, -1 if it has none."""
+    """Image or text files by path. Sample i is `paths[i]` with the label `labels[i]`, -1 if it has none.
+
+    Raises ValueError unless there is one label, a whole number, for each path; where `classes` are given, each label is
+    the place of one, or -1.
+    """
 
     def __init__(
         self,
@@ -256,7 +276,9 @@ class FilesDataset(WithFields):
         self.content = content
         self.notes = notes
         self.classes = classes
-        self.labels: npt.NDArray[np.int64] = np.full(len(paths), -1) if labels is None else np.asarray(labels, np.int64)
+        self.labels: npt.NDArray[np.int64] = (
+            np.full(len(paths), -1) if labels is None else _checked_labels(root, labels, len(paths), len(classes))
+        )
         self._root = root
         self._prefix = str(root)  # joined as text, for each file that is read
         self.paths = list(paths)

@@ -84,7 +84,7 @@ def test_the_fallback_is_torchvisions(width, height):
 
 def test_the_first_try_that_fits_is_taken():
     """Draws in their order: (area, aspect) per attempt, then x, y."""
-    crop = RandomResizedCrop(size=8, scale=(0.0, 1.0), ratio=(0.5, 2.0))
+    crop = RandomResizedCrop(size=8, scale=(1e-9, 1.0), ratio=(0.5, 2.0))
     draws = [0.999, 0.999, 0.25, 0.5] + [0.0] * 16 + [0.5, 0.999]
     assert crop.window(100, 100, draws) == Window((25, 50, 50, 50), (8, 8), (0, 0))
 
