@@ -178,7 +178,7 @@ def _check_counts(source: Source, split: str, counts: Counter[int], skipped: lis
     if split == "train" and not source.stored:
         for label, name in enumerate(source.classes):
             if not counts[label]:
-                its = {source.name(entry) for entry in source.splits[split] if entry.label == label}
+                its = {entry.path for entry in source.splits[split] if entry.label == label}
                 example = _example([each for each in skipped if each["path"] in its])
                 raise DataError(f"{source.src}: no training {what} of class {printable(name)!r} can be {done}{example}")
 

@@ -393,7 +393,7 @@ def test_file_names_that_are_not_utf8(trained, tmp_path, cli):
     shutil.copy(trained.images / "val" / "red" / "0.jpg", good)
     bad.write_bytes(b"none")
     ran = cli("predict", trained.run, good, bad)
-    assert ran.code == 0 and "caf\\udce9.jpg" in ran.out and "Traceback" not in ran.err
+    assert ran.code == 1 and "caf\\udce9.jpg" in ran.out and "Traceback" not in ran.err
     ran = cli("predict", trained.run, good, "--json")
     assert ran.code == 0 and json.loads(ran.out)["file"] == str(good)
     ran = cli("predict", trained.run, good, "--csv", tmp_path / "out.csv")
@@ -420,3 +420,16 @@ def test_a_list_given_in_parts(arguments, texts, sources):
 def test_every_argument_of_a_model_counts():
     parsed = command_line._parse("train", ["--model-kwargs", "a=1", "--epochs", "2", "--model-kwargs", "b=2", "c=3"])
     assert parsed.model_kwargs == ("a=1", "b=2", "c=3") and parsed.epochs == 2
+
+
+@pytest.mark.slow
+def test_output_that_does_not_fit_is_one_sentence(python):
+    """`fastimg ... > file`, on a disk that is full."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [python, "-m", "fastimg", "recipe", "list"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.strip() == (
+        "fastimg: error: what is written here does not fit (No space left on device); make room, and start again"
+    )

@@ -239,8 +239,6 @@ def _check_flags(config: Train, tasks: Sequence[Task]) -> None:
     for name, value in losses.items():
         if value and not kinds & {"class", "multilabel"}:
             raise UsageError(f"--{name.replace('_', '-')} has no effect: every target is a number; leave it out")
-    if config.smoothing and not classes:
-        raise UsageError("--smoothing has no effect: no target is a class; leave it out")
     if config.bce_pos_weight is not None and "multilabel" not in kinds:
         raise UsageError("--bce-pos-weight has no effect: no target has several labels; leave it out")
     numbers = [task.target.name for task in tasks if task.target.kind == "number"]

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from fastimg.bench import advice, budget, request, tuning
+from fastimg.bench import advice, budget, plots, request, tuning
 from fastimg.bench import benchmark as bench
 from fastimg.bench import training as trainbench
 from fastimg.bench.budget import Effort, Timetable
@@ -237,6 +237,15 @@ def test_a_batch_too_small_for_batch_norm(cli, image_folder, tmp_path):
     for command, more in (("bench", ("--stages", "none", "--repeats", "1")), ("train", ("-o", tmp_path / "runs"))):
         ran = cli(command, image_folder, *flags, *more)
         assert ran.code == 2 and words in ran.err.replace("\n", " ")
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(cli, image_folder, tmp_path, monkeypatch):
+    """Nobody makes files in /proc. Where one can be made, it is not left behind."""
+    monkeypatch.setattr(bench, "_measure", None)
+    ran = cli("bench", image_folder, *SMALL, "--threads", "1", "--plot", "/proc/x.png")
+    assert ran.code == 1 and "--plot /proc/x.png: No such file or directory; choose a file that can be" in ran.err
+    plots.check_file(tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_unreadable_images_are_named(cli, image_folder):

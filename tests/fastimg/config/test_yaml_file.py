@@ -36,7 +36,8 @@ def test_round_trip(tmp_path):
     assert "pretrained: false" in file.read_text() and "sched" not in file.read_text()  # unset choices are left out
 
 
-SPECIAL = {"lr": 0.3, "batch_size": 48, "augmentation": ["hflip", {"rotate": {"degree": 15}}], "recipe": None}
+SPECIAL = {"lr": 0.3, "batch_size": 48, "augmentation": ["hflip", {"rotate": {"degree": 15}}]}
+NOT_IN_A_FILE = ("recipe", "config")
 
 
 def other(hint, default):
@@ -57,14 +58,15 @@ def other(hint, default):
 def test_every_field_is_dumped_and_read_back(tmp_path):
     """Text that looks like a number stays text: every text here is 1e-3."""
     hints = get_type_hints(Train)
-    values = {field.name: other(hints[field.name], field.default) for field in dataclasses.fields(Train)} | SPECIAL
+    values = {field.name: other(hints[field.name], field.default) for field in dataclasses.fields(Train)}
+    values |= SPECIAL | dict.fromkeys(NOT_IN_A_FILE)
     file = tmp_path / "config.yaml"
     for left_out in ({"augmentation"}, set(ON_A_LIST)):
         config = Train(**{name: value for name, value in values.items() if name not in left_out})
         file.write_text(dump(config), encoding="utf-8")
         assert load(file, Train) == config
         unset = {field.name for field in dataclasses.fields(Train) if getattr(config, field.name) == field.default}
-        assert unset - left_out <= {"recipe"}
+        assert unset - left_out <= {*NOT_IN_A_FILE}
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,9 @@ def test_keys_may_be_written_like_flags(tmp_path):
     ("content", "message"),
     [
         ("epoch: 3", "unknown key 'epoch'; did you mean epochs"),
+        ("epochs: 3\nlr: 1\nepochs: 4", "not YAML: epochs comes twice"),
+        ("augmentation:\n  - {rotate: {degree: 1, degree: 2}}", "not YAML: degree comes twice"),
+        ("config: other.yaml", "names another file (other.yaml); give that one, or put both into one"),
         ("weight_dekay: 3", "did you mean weight_decay"),
         ("1: 2", "unknown key '1'"),
         ("epochs: three", "epochs: expected a whole number, not the text 'three'"),

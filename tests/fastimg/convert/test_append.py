@@ -198,6 +198,12 @@ def test_foreign_shards_next_to_a_dataset_stay(config: Convert, more: Path, cont
     assert contents(config.dst) == before
 
 
+def test_appending_and_overwriting_exclude_each_other(config: Convert, more: Path) -> None:
+    convert(config, QUIET)
+    with pytest.raises(UsageError, match="--append adds to what is there, --overwrite deletes it; give only one"):
+        convert(replace(config, append=True, overwrite=True), QUIET)
+
+
 def test_nothing_to_append_to(config: Convert, more: Path) -> None:
     with pytest.raises(UserError, match="no dataset to append to"):
         convert(appending(config, more), QUIET)

@@ -98,9 +98,9 @@ def test_a_row_without_a_label(image_folder, tmp_path, console, container):
 
 @pytest.mark.parametrize("val_fraction", [0.0, 0.25])
 def test_a_class_without_usable_images(config, image_folder, console, val_fraction):
-    for file in (image_folder / "green").iterdir():
+    for file in ((image_folder / "blue" / "000.jpg"), *(image_folder / "green").iterdir()):
         file.write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"no training image of class 'green' can be decoded \(.*not an image"):
+    with pytest.raises(DataError, match=r"no training image of class 'green' can be decoded \(green/.*not an image"):
         convert(replace(config, val_fraction=val_fraction), console)
     assert not config.dst.exists()
 

@@ -64,14 +64,14 @@ def test_good_and_bad_together(trained, run, tmp_path, cli):
     empty.touch()
     files = (good, cut, text, empty, gone, good)
     ran = cli("predict", run, *files, "--json", "-b", "2")
-    assert ran.code == 0 and "4 of 6 files could not be read" in ran.err and "Traceback" not in ran.err
+    assert ran.code == 1 and "4 of 6 files could not be read" in ran.err and "Traceback" not in ran.err
     told = answers(ran)
     assert [answer["file"] for answer in told] == [str(file) for file in files]
     for answer, reason in zip(told[1:5], ("truncated", "not an image", "empty", "No such file"), strict=True):
         assert reason in answer["error"] and answer["classes"] == [] == answer["probabilities"]
     assert told[0] == told[5] and told[0]["error"] is None and len(told[0]["classes"]) == 3
     ran = cli("predict", run, *files)
-    assert ran.code == 0 and ran.out.count("not read: ") == 4 and all(str(file) in ran.out for file in files)
+    assert ran.code == 1 and ran.out.count("not read: ") == 4 and all(str(file) in ran.out for file in files)
 
 
 def test_nothing_could_be_read(run, tmp_path, cli):
@@ -118,7 +118,7 @@ def test_csv(target, trained, run, tmp_path, monkeypatch, cli):
     shutil.copy(trained.images / "val" / "red" / "0.jpg", 'a,"b".jpg')
     (tmp_path / "text.jpg").write_text("no image")
     ran = cli("predict", run, 'a,"b".jpg', "text.jpg", "--csv", target, "--topk", "2")
-    assert ran.code == 0
+    assert ran.code == 1
     content = ran.out if target == "-" else (tmp_path / "out.csv").read_text()
     assert target == "-" or ran.out == ""
     good, bad = csv.DictReader(io.StringIO(content))
@@ -174,7 +174,7 @@ def test_undecodable_images_have_a_row_each(trained, run, tmp_path, heic, heif_p
     (tmp_path / "notes.md").write_text("x")
     ran = cli("predict", run, tmp_path, "--json", "--no-amp")
     found = {os.path.basename(answer["file"]): answer for answer in answers(ran)}
-    assert ran.code == 0
+    assert ran.code == 1
     assert list(found) == ["camera.NEF", "drawing.svg", "empty.nef", "good.avif", "good.jpg", "phone.heic"]
     assert found["phone.heic"]["error"] == "HEIC, readable after `pip install pillow-heif`"
     assert found["drawing.svg"]["error"] == "SVG, which must be converted to JPEG or PNG first"

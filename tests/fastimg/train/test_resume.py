@@ -228,6 +228,22 @@ def test_a_kill_with_all_augmentations(
     assert cli.run([*arguments(shards, tmp_path / "halves", "--resume"), *more, "--rotate", "20"]) == 2
 
 
+def test_a_run_stays_where_it_is(shards: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    for flags in (("--name", "other"), ("--output", str(tmp_path / "elsewhere"))):
+        assert cli.run(["train", str(shards), "--resume", str(run), *flags]) == 2
+        assert f"{flags[0]} {flags[1]} has no effect with --resume {run}, which goes on" in capsys.readouterr().err
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_run_from_before_warmup_lr_is_resumed(shards: Path, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    lines = (run / "config.yaml").read_text().splitlines(keepends=True)
+    assert "warmup_lr: 0.0\n" in lines
+    (run / "config.yaml").write_text("".join(line for line in lines if not line.startswith("warmup_lr")))
+    assert cli.run(["train", str(shards), "--resume", str(run)]) == 0
+
+
 @pytest.mark.parametrize("order", [("--order", "quasi-random", "--order-window", "32"), ("--order", "sequential")])
 def test_every_order_resumes(
     shards: Path,

@@ -222,6 +222,35 @@ def test_a_run_that_diverges_is_not_saved(trained: Any, cli: Any, tmp_path: Path
         assert all(torch.isfinite(value).all() for value in load_file(path / "model.safetensors").values())
 
 
+def test_a_disk_that_fills_up_with_records_is_one_sentence(
+    trained: Any, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, calls = rundir.json.dumps, []
+
+    def full(record: Any, *rest: Any, **options: Any) -> str:
+        if isinstance(record, dict) and record.get("step") == 5:
+            calls.append(record)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return add(record, *rest, **options)
+
+    monkeypatch.setattr(rundir.json, "dumps", full)
+    ran = cli(*arguments(trained.images, tmp_path))
+    monkeypatch.undo()
+    assert ran.code == 1 and calls and len(ran.err.strip().splitlines()) == 1, ran.err
+    assert "metrics.jsonl: cannot be written (No space left on device); make room" in ran.err
+    assert cli(*arguments(trained.images, tmp_path), "--resume", "auto").code == 0
+
+
+def test_a_run_that_ends_before_its_first_validation_names_no_best_checkpoint(
+    trained: Any, tmp_path: Path, cli: Any
+) -> None:
+    ran = cli(*arguments(trained.images, tmp_path), "--max-time", "0.001s")
+    assert ran.code == 0 and "last checkpoint" in ran.out and "best checkpoint" not in ran.out
+    assert not (tmp_path / "run/best").exists()
+    ran = cli(*arguments(trained.images, tmp_path), "--resume", "auto")
+    assert ran.code == 0 and "best checkpoint" in ran.out and (tmp_path / "run/best").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("more", "step"), [((), 3), (("--freeze", "2", "--freeze-epochs", "1"), 9)])
 def test_two_ranks_agree_on_when_and_go_on_exactly(

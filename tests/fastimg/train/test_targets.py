@@ -250,6 +250,8 @@ def constant(kind: str) -> Callable[[FilesDataset], tuple[TargetColumn, ...]]:
         (("--patience", "1", "--patience-metric", "top1"), columns, "--patience-metric top1: there are several"),
         (("--bce-pos-weight", "0"), columns, "--bce-pos-weight 0: give a number above 0, or balanced"),
         (("--targets", "wave", "--bce-pos-weight", "2"), columns, "no target has several labels; leave it out"),
+        (("--targets", "wave", "--loss", "focal"), columns, "--loss has no effect: every target is a number"),
+        (("--targets", "wave", "--bce-loss"), columns, "--bce-loss has no effect: every target is a number"),
         (("--num-classes", "9"), columns, "--num-classes 9: goes with a class alone"),
         ((), constant("missing"), "the target age is missing for every image of the training split"),
         ((), constant("number"), "the target age is 7 for every image of the training split"),
