@@ -174,7 +174,7 @@ class ArrayCache:
         make: Callable[[npt.NDArray[np.int64]], Generator[Made, None, None]],
         arrange: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = lambda ids: ids,
     ) -> int:
-        """Compute the missing arrays, on all ranks, and load them. Returns the number of samples computed.
+        """Compute the missing arrays, on all ranks, and load them. Returns how many: not those that cannot be read.
 
         `make` yields the arrays of samples in order; each rank calls it once, for whole shards. `arrange` orders the
         samples of a shard. The bytes depend only on what is missing, not on ranks or interruptions. Raises UserError if
@@ -189,6 +189,7 @@ class ArrayCache:
             plan = self._plan(digests, ranks, arrange)
             if not plan:
                 return 0
+            failed = len(self._reasons)
             mine = plan[ranks.rank :: ranks.world_size]
             made = make(np.concatenate([ids for _, ids in mine] or [np.empty(0, np.int64)]))
             try:
@@ -213,7 +214,7 @@ class ArrayCache:
                     f"{self.folder}: does not have what other ranks have written: their machines see another folder; "
                     "give --cache-dir a folder that all of them share"
                 )
-            return sum(len(ids) for _, ids in plan)
+            return sum(len(ids) for _, ids in plan) - (len(self._reasons) - failed)
 
     def fill_elsewhere(
         self,
@@ -233,6 +234,7 @@ class ArrayCache:
             return 0
         with self._locked(ranks):
             plan = self._plan(digests, ranks, arrange)
+            failed = len(self._reasons)
             for shard, folder in write(plan):
                 with self._writing():
                     if shard.samples:
@@ -241,7 +243,7 @@ class ArrayCache:
             self.load()
             with self._writing():
                 self._rewrite()  # in the order of their numbers
-            return sum(len(ids) for _, ids in plan)
+            return sum(len(ids) for _, ids in plan) - (len(self._reasons) - failed)
 
     def _plan(
         self,
