@@ -16,7 +16,7 @@ from fastimg.convert.recompression.facts import recompression_lines
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import printable
 from fastimg.system.terminal import print_table, say
-from fastimg.wording import plural
+from fastimg.wording import plural, with_flags
 
 from .image_preparation import KEPT, KINDS, RECOMPRESSED, REENCODED, TILED
 from .shards.base import Base, ignored_of
@@ -234,7 +234,7 @@ def _ignored(report: Report) -> str:
 def _print_some(what: str, left_out: list[Skipped], total: int, console: Console) -> None:
     """Print at most ten of `total` files that were left out."""
     for path, reason in left_out[:10]:
-        say(console, f"{what} {path}: {reason}")
+        say(console, with_flags(f"{what} {path}: {reason}"))
     if total > 10:
         say(console, f"... and {total - 10:,} more")
 

@@ -31,7 +31,7 @@ from fastimg.loaders.remote.mirrors import Mirror, mirror_at, wanted_indexes, wa
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import say, telling_of_compilation
-from fastimg.wording import plural
+from fastimg.wording import plural, with_flags
 
 from .annotations.checking import missing_faults, sample_field_faults
 from .recompression.facts import recompression_lines
@@ -89,7 +89,7 @@ def verify(config: Verify, out: Console, err: Console) -> int:
         shards=shards,
         images=images,
         content=content,
-        faults=[Fault(printable(name), printable(fault)) for name, fault in dict.fromkeys(faults)],
+        faults=[Fault(printable(name), printable(with_flags(fault))) for name, fault in dict.fromkeys(faults)],
         recompressed=recompressed,
     )
     if config.json:

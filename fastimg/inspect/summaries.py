@@ -12,7 +12,7 @@ from fastimg.errors import printable
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import LABEL
 from fastimg.system.terminal import print_table, say
-from fastimg.wording import agreeing, plural, shortened
+from fastimg.wording import agreeing, plural, shortened, with_flags
 
 from .scan import Copies, Duplicates, SplitFacts
 
@@ -169,7 +169,7 @@ def print_some(out: Console, title: str, lines: list[str], count: int | None = N
         return
     say(out, f"{title}:", style="yellow")
     for line in lines[:_LINES]:
-        say(out, f"  {line}")
+        say(out, with_flags(f"  {line}"))
     left = (count or len(lines)) - _LINES
     if left > 0:
         say(out, f"  ... and {left:,} more, see --json")

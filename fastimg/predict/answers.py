@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fastimg.errors import UserError, printable
 from fastimg.system.terminal import print_table
+from fastimg.wording import with_flags
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def print_answers(answers: list[Answer], out: Console) -> None:
     table.add_column("targets" if several else "classes", overflow="fold")
     for answer in answers:
         if answer.error is not None:
-            table.add_row(printable(answer.file), f"not read: {answer.error}", style="yellow")
+            table.add_row(printable(answer.file), with_flags(f"not read: {answer.error}"), style="yellow")
         else:
             table.add_row(printable(answer.file), printable(_words(answer)))
     print_table(out, table)

@@ -82,7 +82,7 @@ def test_nothing_could_be_read(run, tmp_path, cli):
 
 def test_max_pixels(trained, run, cli):
     ran = cli("predict", run, trained.images / "val" / "red" / "0.jpg", "--max-pixels", "1000")
-    assert ran.code == 1 and "more than max_pixels=1000" in ran.out
+    assert ran.code == 1 and "more than --max-pixels 1000" in ran.out
 
 
 def test_probabilities_do_not_depend_on_the_batch(trained, run, cli):
