@@ -113,7 +113,7 @@ def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console
     mirror = mirror_at(data)
     if described is not None:
         entries = [shard for split in described.values() for shard in split["shards"]]
-        for entry in track(entries, "checksums", console=err, transient=True):
+        for entry in track(entries, "checksums", console=err, transient=True, disable=not err.is_terminal):
             if mirror is None:
                 faults += _shard_faults(data, entry)
             else:
@@ -282,7 +282,8 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
 
     with telling_of_compilation(err), ThreadPoolExecutor(available_cpus(), "verify") as pool:
         what = samples_of(dataset.content)
-        steps = track(pool.map(faults_of, chunks), what, len(chunks), console=err, transient=True)
+        found = pool.map(faults_of, chunks)
+        steps = track(found, what, len(chunks), console=err, transient=True, disable=not err.is_terminal)
         return [fault for faults in steps for fault in faults]
 
 

@@ -293,9 +293,8 @@ def _answers(
         return shares[:, :topk].contiguous(), ranked[:, :topk].contiguous()
 
     read = engine.read(loader, likeliest)
-    for ids, (shares, ranked) in track(
-        read, "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
-    ):
+    quiet = len(loader) < 3 or not err.is_terminal
+    for ids, (shares, ranked) in track(read, "predicting", len(loader), console=err, transient=True, disable=quiet):
         for index, row, best in zip(ids[: len(names) - len(answers)], shares, ranked, strict=False):
             name = names[index]
             reason = loader.unreadable.get(index)
@@ -313,7 +312,8 @@ def _answers_of(
     answers: list[Answer] = []
     remedies = undecodable_extensions() if engine.model.text is None else {}
     read = read_back((batch.ids.tolist(), (logits,)) for batch, logits in engine.logits(loader))
-    for ids, (logits,) in track(read, "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3):
+    quiet = len(loader) < 3 or not err.is_terminal
+    for ids, (logits,) in track(read, "predicting", len(loader), console=err, transient=True, disable=quiet):
         own = [logits[:, part] for part in tasks.slices]
         outputs = [task.outputs_of(part) for task, part in zip(tasks.all, own, strict=True)]
         for row, index in enumerate(ids[: len(names) - len(answers)]):

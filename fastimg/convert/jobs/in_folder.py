@@ -90,7 +90,7 @@ def _run(job: ConversionJob, resumed: bool, console: Console) -> tuple[dict[str,
     todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleSpeed(), TimeRemainingColumn())
     write = write_on_cluster if job.ray else write_here
-    with Progress(*bar, console=console, transient=True) as progress:
+    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         schema = write(job, todo, journal, progress, console)
     description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
     total = sum(len(shard.entries) for shard in todo)
