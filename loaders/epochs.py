@@ -88,7 +88,7 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
             raise ValueError(f"world_size={self.world_size}: give the number of processes, 1 or more")
         if not 0 <= self.rank < self.world_size:
             last = self.world_size - 1
-            raise ValueError(f"rank={self.rank}: with world_size={self.world_size} ranks are numbered 0 to {last}")
+            raise ValueError(f"rank={self.rank}: with world_size={self.world_size}, ranks are numbered 0 to {last}")
         if self.block != "shard" and not 1 <= self.block <= self.window:
             raise ValueError("block must be 1 or more, and window no smaller")
         if self.sampling is not None and not isinstance(self.sampling, Sampling):
