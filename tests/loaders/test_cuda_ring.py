@@ -175,7 +175,7 @@ class Decoding(RaggedRing):
     """A ragged ring on the simulated device; the caller does the work of its thread."""
 
     def __init__(self, codec):
-        super().__init__(cuts(SIZE), torch.device("cpu"), ragged_ring.Codec(codec, None))
+        super().__init__(cuts(SIZE), torch.device("cpu"), ragged_ring.Codec(codec, None, 1))
         self._side._stream = DEVICE.stream()
 
     def _lane(self, slot):

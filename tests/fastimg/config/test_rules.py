@@ -18,7 +18,7 @@ from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 WITHOUT_RULES = {
     "any text": ("data", "name", "train_split", "val_split", "weights"),
     "only certain values parse": ("classes", "opt_impl", "order", "head"),
-    "judged with the model": ("num_classes", "freeze", "model_kwargs"),
+    "judged with the model": ("freeze", "model_kwargs"),
     "judged by the optimiser": ("opt", "opt_kwargs"),
     "judged with the data": ("targets", "target_weights"),
     "good with everything": ("channels_last", "deterministic", "evaluate_training_set"),

@@ -65,7 +65,7 @@ def test_a_pipe_gets_whole_lines_without_colours(command, cli, deep, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(deep / "cache"))
     arguments, expected = COMMANDS[command]
     ran = cli(*(argument.replace("{}", str(deep)) for argument in arguments))
-    assert ran.code == 0, ran.err
+    assert ran.code == (command == "predict"), ran.err  # it cannot read one of the files
     for text in expected:
         assert text.replace("{}", str(deep)) in ran.out
     assert "\x1b" not in ran.out + ran.err and "…" not in ran.out
@@ -82,7 +82,7 @@ def test_a_narrow_terminal_wraps_paths_and_truncates_none(command, cli, deep, mo
     monkeypatch.setattr(terminal, "console", narrow)
     ran = cli(*(argument.replace("{}", str(deep)) for argument in COMMANDS[command][0]))
     out = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ran.out)
-    assert ran.code == 0 and "…" not in out
+    assert ran.code == (command == "predict") and "…" not in out
     if command == "predict":  # the path only, without the classes after it
         out = "".join(line.split("│")[1] for line in out.splitlines() if line.startswith("│"))
     for text in TOLD.get(command, ["{}/images/val/red/0.jpg", "{}/other.jpg"]):

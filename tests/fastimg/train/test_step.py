@@ -110,7 +110,8 @@ def test_what_is_measured_is_what_trains(train, trained, monkeypatch, flags, pre
     monkeypatch.setattr(batch_size, "STEPS", steps - 1)
     monkeypatch.setattr(batch_size, "SECONDS", math.inf)
     batch_size._rate(searched)
-    batch_size._close(searched)
+    for loader in searched.setup.data.loaders:
+        loader.close()
     assert_same(outcome(searched), expected)
 
     monkeypatch.setattr(bench, "choose_precision", lambda *_: precision)
