@@ -69,15 +69,15 @@ def choose(output: Path, base: str, name: str | None, resume: str | None, from_f
 
 def refuse_another_place(config: Train) -> None:
     """Raises UsageError for a --name or --output that the run of --resume does not have: it stays where it is."""
-    if config.resume in (None, "auto") or not (Path(config.resume) / CONFIG).exists():
+    if config.resume is None or config.resume == "auto" or not (Path(config.resume) / CONFIG).exists():
         return
-    before = load(Path(config.resume) / CONFIG, Train)
-    for name in ("name", "output"):
-        if getattr(config, name) != getattr(before, name):
-            raise UsageError(
-                f"--{name} {getattr(config, name)} has no effect with --resume {config.resume}, which goes on in that "
-                "directory; leave it out"
-            )
+    run = Path(config.resume)
+    before = load(run / CONFIG, Train)
+    refused = "has no effect with --resume {run}, which goes on in that directory; leave it out"
+    if config.name not in (None, before.name, run.name):
+        raise UsageError(f"--name {config.name} {refused.format(run=run)}")
+    if config.output != before.output and config.output.resolve() != run.resolve().parent:
+        raise UsageError(f"--output {config.output} {refused.format(run=run)}")
 
 
 def named_by_file(config: Train) -> bool:
