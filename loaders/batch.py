@@ -62,7 +62,7 @@ LABEL_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One batch on the device, valid until the next one is requested: the loader reuses its memory. `Loader(copy=True)`
     gives each batch memory of its own. `ids`, and on the host `targets` and `weight`, stay valid anyway.

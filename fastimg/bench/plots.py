@@ -21,16 +21,17 @@ def check_file(file: Path) -> None:
     """Check the file before measuring. Raises UsageError and UserError if no picture can be written there."""
     if file.suffix.lower() != ".png":
         raise UsageError(f"--plot {shown(file)}: give a file name that ends in .png")
-    if url_of(file) is None and (file.is_dir() or not file.absolute().parent.is_dir()):
+    if url_of(file) is not None:
+        return
+    if file.is_dir() or not file.absolute().parent.is_dir():
         raise UsageError(f"--plot {file}: {'a folder' if file.is_dir() else 'its folder does not exist'}; give a file")
-    if url_of(file) is None:
-        there = file.exists()
-        try:
-            file.open("ab").close()  # whether it may be written is not known before
-        except OSError as error:
-            raise _unwritable(file, error) from error
-        if not there:
-            file.unlink()
+    there = file.exists()
+    try:
+        file.open("ab").close()  # permissions alone do not tell
+    except OSError as error:
+        raise _unwritable(file, error) from error
+    if not there:
+        file.unlink()
 
 
 def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:

@@ -96,8 +96,7 @@ def cifar_fast() -> Settings:
     3.29 Seconds on a Single GPU (arXiv 2404.00498; KellerJordan/cifar10-airbench, airbench94), whose rates are turned
     into those of a mean loss: 11.5 / 7.667 per 1,024 images, and 64 times that for the norms' biases.
     Different here: an epoch's last batch is kept, the first layer's bias trains to the end, lookahead begins after 0.3
-    of the run. Measured beside airbench's own script by
-    benchmarks/cifar.py.
+    of the run. Measured beside airbench's own script by benchmarks/cifar.py.
     """
     return {
         "arch": "fastimg/airnet",

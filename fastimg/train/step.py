@@ -142,7 +142,7 @@ def update(run: Run, rows: int, request: int = 0) -> int:
 def average_gradients(run: Run, rows: int, request: int) -> int:
     """Make the gradients the mean over the samples that counted, on all ranks, and agree on a request.
 
-    Of several ranks on GPUs it is what was asked for a few steps before.
+    Returns the strongest request; with several ranks on GPUs, the strongest of a few steps before.
 
     Gradients were divided by the nominal batch. At the end of an epoch, and with images that could not be read, there
     are fewer samples: multiplying by nominal / true gives the mean over those. Sync point between ranks: the number of
