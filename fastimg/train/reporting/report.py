@@ -200,7 +200,7 @@ def _schedule(setup: Setup) -> str:
         "step": f"times {config.decay_rate} every {_span(config.decay)}",
         "constant": "constant",
     }[config.sched or "constant"]
-    rise = f" from {schedule.warmup_lr:g}" if schedule.warmup_lr else ""
+    rise = f" from {schedule.warmup_lr:g}" if schedule.warmup_lr and schedule.warmup_steps else ""
     whole = plural(setup.epochs, "epoch") if config.duration is None else _span(config.duration)
     return (
         f"{whole} ({plural(schedule.steps, 'step')}), {fall}, warmup {_span(config.warmup)} "
