@@ -340,11 +340,9 @@ def wait_for(child, seconds=20):
 
 
 SCRIPT = """
-    import signal
     import sys
     from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     dataset = open_dataset(sys.argv[1])
     loader = Loader(dataset, ImageDecoder(RandomResizedCrop(size=16)), LoaderConfig(batch_size=2, workers=2))
     print("0", flush=True)
@@ -356,9 +354,17 @@ SCRIPT = """
 """
 
 
+@pytest.fixture
+def interruptible():
+    """A shell's background jobs, and what they start, ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [0, 3, 30])
-def test_ctrl_c_ends_a_program_at_once(image_folder, python, batch):
+def test_ctrl_c_ends_a_program_at_once(image_folder, python, batch, interruptible):
     with subprocess.Popen(
         [python, "-c", textwrap.dedent(SCRIPT), str(image_folder)],
         stdout=subprocess.PIPE,
