@@ -86,7 +86,8 @@ def run_client(address: str, arguments: Sequence[str]) -> NoReturn:
     connection.connect(address)
     numbers = sorted(int(name) for name in os.listdir("/proc/self/fd") if int(name) != connection.fileno())
     numbers = [number for number in numbers if _inherited(number)]
-    asked = json.dumps([arguments, os.getcwd(), dict(os.environ), numbers]).encode()
+    uninterrupted = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    asked = json.dumps([arguments, os.getcwd(), dict(os.environ), uninterrupted, numbers]).encode()
     socket.send_fds(connection, [LENGTH.pack(len(asked))], numbers)
     connection.sendall(asked)
     (pid,) = LENGTH.unpack(receive(connection, LENGTH.size))
@@ -154,9 +155,15 @@ def serve(address: str) -> list[str]:
 
 
 def become(
-    arguments: list[str], directory: str, environment: dict[str, str], numbers: Sequence[int], streams: Sequence[int]
+    arguments: list[str],
+    directory: str,
+    environment: dict[str, str],
+    uninterrupted: bool,
+    numbers: Sequence[int],
+    streams: Sequence[int],
 ) -> list[str]:
-    """Take over the client's descriptors, environment and working directory."""
+    """Take over the client's descriptors, environment, working directory, and whether it ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN if uninterrupted else signal.default_int_handler)
     if "--multiprocessing-fork" not in arguments:  # its own processes may do so themselves
         os.setsid()
     beyond = [fcntl.fcntl(stream, fcntl.F_DUPFD, max(numbers) + 1) for stream in streams]
