@@ -1,7 +1,7 @@
 """Images from disk to a training GPU at full speed, and the trainer around it.
 
-`train`, `convert` and `predict` are the commands as functions. The libraries `fastimg.loaders` and `fastimg.augment`
-are for your own training loop. `help` of each of them is a page.
+`train`, `convert` and `predict` are the commands as functions; `load` keeps a model in memory. The libraries
+`fastimg.loaders` and `fastimg.augment` are for your own training loop. `help` of each of them is a page.
 """
 
 import sys as _sys
@@ -9,7 +9,7 @@ from importlib import import_module as _import_module
 from types import ModuleType as _Module
 from typing import Any as _Any
 
-__all__ = ["augment", "convert", "loaders", "predict", "train"]
+__all__ = ["augment", "convert", "load", "loaders", "predict", "train"]
 __version__ = "0.1.0"
 
 _FUNCTIONS = ("convert", "predict", "train")  # of `api`; there are packages of these names, too
@@ -29,6 +29,8 @@ class _Package(_Module):
     def __getattr__(self, name: str) -> _Any:
         if name not in __all__:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if name == "load":
+            return _import_module(f"{self.__name__}.api").load
         package = _import_module(f"{self.__name__}.{name}")
         if name not in _FUNCTIONS:
             return package

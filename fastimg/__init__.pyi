@@ -6,10 +6,11 @@ from typing import Any, Literal
 from fastimg import augment as augment
 from fastimg import loaders as loaders
 from fastimg.convert.report import Report
+from fastimg.predict.answering.predictor import Predictor
 from fastimg.predict.answers import Answer
 from fastimg.train.loop import Result
 
-__all__ = ["augment", "convert", "loaders", "predict", "train"]
+__all__ = ["augment", "convert", "load", "loaders", "predict", "train"]
 __version__: str
 
 def convert(
@@ -61,6 +62,24 @@ def convert(
     """Turn images or texts into shards, as `fastimg convert` does.
 
     `help(fastimg.convert)` describes each setting.
+    """
+
+def load(
+    checkpoint: str | PathLike[str],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: str | None = None,
+    storage_option: Sequence[str] = (),
+    batch_size: int | None = None,
+    workers: str | int = "auto",
+    max_pixels: int = 89478485,
+    tta: bool | Literal["mirror", "mirror-shift"] = False,
+    amp: bool = True,
+    device: str = "auto",
+) -> Predictor:
+    """Load a checkpoint's model once, for a program that predicts again and again.
+
+    `help(fastimg.load)` describes each setting.
     """
 
 def predict(

@@ -1,4 +1,4 @@
-"""The commands as functions: `train`, `convert` and `predict`, whose keywords are the names of the flags.
+"""The commands as functions: `train`, `convert`, `predict` and `load`, whose keywords are the names of the flags.
 
 Their signatures and descriptions are those of the commands' dataclasses. Nothing imports torch before it is needed.
 """
@@ -21,6 +21,7 @@ from fastimg.system import terminal
 
 if TYPE_CHECKING:
     from fastimg.convert.report import Report
+    from fastimg.predict.answering.predictor import Predictor
     from fastimg.predict.answers import Answer
     from fastimg.train.loop import Result
 
@@ -132,6 +133,34 @@ def predict(
     config = replace(config, checkpoint=local_model(config.checkpoint, config))
     with _library():
         return classify(config, terminal.console(stderr=True) if progress else _nowhere())
+
+
+_LATER = (*_ON_A_COMMAND_LINE, "sources", "text", "topk", "threshold")  # what a Predictor is asked each time
+
+
+@takes_settings_of(Predict, ["checkpoint"], without=_LATER)
+def load(checkpoint: _Path, **settings: Any) -> "Predictor":
+    """Load a checkpoint's model once, for a program that predicts again and again.
+
+        model = fastimg.load("runs/D-resnet18")
+        for answer in model.predict([Image.open("a.jpg"), "b.jpg"]):
+            print(answer.classes, answer.probabilities)
+
+    The settings are those of `predict` that concern the model and how images are read.
+
+    Returns a `Predictor`, whose `predict` takes files, Pillow's images, encoded bytes, arrays and tensors, and gives
+    the answers of `fastimg.predict`. Its `module` is the torch module, and `inputs` makes its input of images.
+
+    Raises `fastimg.errors.UsageError` for settings that cannot be, `fastimg.errors.UserError` for a checkpoint that
+    cannot be used, and TypeError for a setting that does not exist. The messages call a setting by its flag.
+    """
+    from fastimg.predict.answering.predictor import Predictor
+    from fastimg.train.checkpoints.stored_models import local_model
+
+    refuse_urls({"checkpoint": Path(checkpoint)})
+    config = Predict(checkpoint=Path(checkpoint), **_given("load", Predict, settings, _LATER))
+    with _library():
+        return Predictor(replace(config, checkpoint=local_model(config.checkpoint, config)))
 
 
 def _given(function: str, kind: type[Any], settings: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:

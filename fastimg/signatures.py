@@ -52,8 +52,8 @@ def takes_settings_of(
             default = inspect.Parameter.empty if field.default is MISSING else field.default
             hint = hints[field.name] if field.name in (accepts or ()) else _accepted(field.name, hints[field.name])
             parameters.append(inspect.Parameter(field.name, where, default=default, annotation=hint))
-        (progress,) = (p for p in inspect.signature(function).parameters.values() if p.name == "progress")
-        signature = CallSignature([*parameters, progress], return_annotation=function.__annotations__["return"])
+        own = [p for p in inspect.signature(function).parameters.values() if p.name == "progress"]
+        signature = CallSignature([*parameters, *own], return_annotation=function.__annotations__["return"])
         function.__signature__ = signature  # type: ignore[attr-defined]
         function.__module__ = "fastimg"
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{_page(kind, parameters)}\n"

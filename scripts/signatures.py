@@ -22,10 +22,11 @@ from typing import Any, Literal
 from fastimg import augment as augment
 from fastimg import loaders as loaders
 from fastimg.convert.report import Report
+from fastimg.predict.answering.predictor import Predictor
 from fastimg.predict.answers import Answer
 from fastimg.train.loop import Result
 
-__all__ = ["augment", "convert", "loaders", "predict", "train"]
+__all__ = ["augment", "convert", "load", "loaders", "predict", "train"]
 __version__: str
 """
 
@@ -33,7 +34,7 @@ __version__: str
 def stub() -> str:
     """The contents of the file, before formatting."""
     parts = [HEAD]
-    for name in ("convert", "predict", "train"):
+    for name in ("convert", "load", "predict", "train"):
         signature = inspect.signature(getattr(fastimg, name))
         parameters = []
         for parameter in signature.parameters.values():

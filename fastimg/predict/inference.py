@@ -146,6 +146,11 @@ def load(path: Path, device: torch.device, precision: Precision, tta: Tta = Fals
     Raises UsageError and UserError.
     """
     set_backends(device)
+    return restore(path, device, precision, tta)
+
+
+def restore(path: Path, device: torch.device, precision: Precision, tta: Tta = False) -> Inference:
+    """Load a checkpoint's model onto a device, and leave torch's switches alone. Raises UsageError and UserError."""
     model, card = load_model(path)
     if tta and model.text is not None:
         raise UsageError("--tta: averages over mirror images, and the model reads texts; leave it out")

@@ -27,8 +27,16 @@ from fastimg.loaders import DataError
 from fastimg.loaders.runtime.cpus import available_cpus
 
 ROOT = Path(__file__).parents[2]
-FUNCTIONS = {"train": Train, "convert": Convert, "predict": Predict}
-LEFT_OUT = {"train": set(), "convert": {"more", "json"}, "predict": {"json", "csv"}}
+FUNCTIONS = {"train": Train, "convert": Convert, "predict": Predict, "load": Predict}
+PRINTED = {"json", "csv"}
+LATER = {"sources", "text", "topk", "threshold"}  # arguments of a Predictor's methods
+LEFT_OUT = {"train": set(), "convert": {"more", "json"}, "predict": PRINTED, "load": PRINTED | LATER}
+POSITIONAL = {
+    "train": ["data"],
+    "convert": ["src", "dst"],
+    "predict": ["checkpoint", "sources"],
+    "load": ["checkpoint"],
+}
 FAST = {"arch": "test_resnet", "img_size": 32, "batch_size": 8, "workers": 1, "amp": False}
 
 
@@ -36,7 +44,7 @@ FAST = {"arch": "test_resnet", "img_size": 32, "batch_size": 8, "workers": 1, "a
 
 
 def test_the_names_of_the_package():
-    assert fastimg.__all__ == ["augment", "convert", "loaders", "predict", "train"]
+    assert fastimg.__all__ == ["augment", "convert", "load", "loaders", "predict", "train"]
     assert set(fastimg.__all__) <= set(dir(fastimg))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = fastimg.trian
@@ -45,14 +53,14 @@ def test_the_names_of_the_package():
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_parameters_are_the_fields(name):
     parameters = dict(inspect.signature(getattr(fastimg, name)).parameters)
-    assert parameters.pop("progress").default is False
+    assert name == "load" or parameters.pop("progress").default is False
     fields = {field.name: field for field in dataclasses.fields(FUNCTIONS[name])}
     assert set(fields) - set(parameters) == LEFT_OUT[name] and set(parameters) <= set(fields)
     for parameter, field in ((parameters[field], fields[field]) for field in parameters):
         given = field.default is not dataclasses.MISSING
         assert parameter.default == (field.default if given else inspect.Parameter.empty)
     positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert positional == {"train": ["data"], "convert": ["src", "dst"], "predict": ["checkpoint", "sources"]}[name]
+    assert positional == POSITIONAL[name]
 
 
 def test_none_means_left_out():
@@ -92,7 +100,7 @@ import inspect, pickle, sys
 assert inspect.isfunction(f) and fastimg.train is f and len(inspect.signature(f).parameters) > 100
 assert fastimg.train.checkpoints.model_files is m and inspect.ismodule(m) and m.find
 assert inspect.ismodule(sys.modules["fastimg.train"]) and pickle.loads(pickle.dumps(f)) is f
-assert fastimg.convert.__name__ == "convert" and fastimg.predict.__doc__
+assert fastimg.convert.__name__ == "convert" and fastimg.predict.__doc__ and fastimg.load.__name__ == "load"
 print(sorted(n for n in vars(fastimg) if not n.startswith("_")), "torch" in sys.modules)
 """
 
@@ -103,8 +111,10 @@ def test_the_function_and_its_package_in_any_order(order):
     assert (ran.returncode, ran.stdout.split("] ")[-1].strip()) == (0, "False"), ran.stderr
 
 
-def test_it_can_be_pickled():
-    assert pickle.loads(pickle.dumps(fastimg.train)) is fastimg.train and inspect.isfunction(fastimg.train)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_can_be_pickled(name):
+    function = getattr(fastimg, name)
+    assert pickle.loads(pickle.dumps(function)) is function and inspect.isfunction(function)
 
 
 # What they do

@@ -25,7 +25,8 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.tokenizer import TextDecoder
 from fastimg.predict import inference
-from fastimg.predict.prediction import GivenTexts, find_files
+from fastimg.predict.answering.files import find_files
+from fastimg.predict.answering.in_memory import GivenTexts
 from fastimg.wording import plural
 
 from .graph import Run, reason

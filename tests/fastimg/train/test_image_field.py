@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models._manipulate import adapt_input_conv
 
+import fastimg
 from fastimg.config.commands import Train
 from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import refuse
@@ -82,6 +83,14 @@ def test_a_model_of_bands_from_its_weights_to_its_graph(banded, tmp_path, cli):
     predicted = cli("predict", run, banded.source / "1.npy", banded.source / "2.npy", "--json")
     assert predicted.code == 0 and len(predicted.out.splitlines()) == 2, predicted.err
     assert "reads bands; give .npy or TIFF files" in cli("predict", run, banded.source / "1.png").err
+    model = fastimg.load(run)
+    arrays = [np.load(banded.source / name) for name in ("1.npy", "2.npy")]
+    answers = model.predict([arrays[0], torch.from_numpy(arrays[1]), arrays[0][None], arrays[1][None]])
+    lines = [json.loads(line) for line in predicted.out.splitlines()]
+    assert [answer.probabilities for answer in answers] == [line["probabilities"] for line in lines] * 2
+    assert model.inputs(arrays[0]).shape == (1, 5, 32, 32)
+    with pytest.raises(ValueError, match=r"reads bands: give an array \[C, H, W\]"):
+        model.predict(Image.new("RGB", (40, 40)))
     assert cli("embed", banded.data, tmp_path / "embedded", "--weights", run).code == 0
     exported = cli("export", run, "--output", tmp_path / "m.onnx", "--check")
     assert exported.code == 0 and "uint16 [batch, 5, 32, 32]" in exported.out, exported.err

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import fastimg
 from fastimg import cli as command_line
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints.format import load_model
@@ -331,3 +333,21 @@ def test_two_ranks_of_nccl_search_for_a_batch_and_share_their_norms(data: Path, 
     done = torchrun(2, *arguments(data, tmp_path / "ranks", "--sync-bn", "-b", "auto"))
     assert done.returncode == 0, done.stderr
     assert "chosen" in done.stdout and np.isfinite(losses(tmp_path / "ranks/run")).all()
+
+
+def test_a_model_in_memory_answers_from_any_thread(data: Path, train: Callable[..., tuple[Path, str]]) -> None:
+    """A thread that has used no GPU yet, and a batch that stays on the device; close to the CPU's answers."""
+    run, _ = train("run", *PLAIN)
+    images = np.random.default_rng(0).integers(0, 256, (9, 40, 50, 3), dtype=np.uint8)
+    gpu, cpu = (fastimg.load(run, device=device, amp=False, batch_size=4) for device in (DEVICE, "cpu"))
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(gpu.predict(images)))
+    thread.start()
+    thread.join()
+    shares = [dict(zip(answer.classes, answer.probabilities, strict=True)) for answer in (*found, *cpu.predict(images))]
+    assert len(shares) == 18
+    for one, other in zip(shares[:9], shares[9:], strict=True):
+        assert one == pytest.approx(other, abs=0.01)
+    inputs = gpu.inputs(images)
+    assert inputs.is_cuda and inputs.shape == (9, 3, 32, 32)
+    torch.testing.assert_close(inputs.cpu(), cpu.inputs(images))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -15,8 +16,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+import fastimg
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
+from fastimg.errors import UsageError
 from fastimg.models.networks.pairs import COMBINERS, PairClassifier
 from fastimg.models.registry import build
 from fastimg.search.staged import rungs
@@ -144,6 +147,12 @@ def test_both_together_tell_what_neither_tells_alone(train, accuracy, cli, posts
     every = cli("predict", tmp_path / "runs/both", posts, "--no-amp", "--json").out.splitlines()
     assert len(every) == 80 and all(json.loads(line)["error"] is None for line in every)
     assert "as many --text" in cli("predict", tmp_path / "runs/both", image, "--text", "a", "--text", "b").err
+    model = fastimg.load(tmp_path / "runs/both", amp=False)
+    with Image.open(image) as red:
+        good, bad, alone = model.predict([red, red], text=["good film", "bad film"]) + model.predict(red)
+    assert (good.classes[0], bad.classes[0], alone.error) == ("yes", "no", None)
+    with pytest.raises(UsageError, match="give as many texts as images \\(1 image, 2 texts\\)"):
+        model.predict(image, text=["a", "b"])
 
 
 def test_a_frozen_encoder_runs_once_and_the_run_is_that_without_a_cache(train, weights):
