@@ -147,8 +147,13 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
                 f"mean must be shares of white, from 0 to 1; got {self.mean}: divide mean and std by the level of "
                 "white, 255 of 8 bits, or set as_stored=True to give them in the units of the stored values"
             )
-        if not all(s > 0.0 for s in self.std):  # false for nan, too
-            raise ValueError(f"std must be above 0; got {self.std}")
+        if not all(0.0 < s < math.inf for s in self.std):
+            raise ValueError(f"std must be above 0, and finite; got {self.std}")
+        if not self.as_stored and not all(s <= 1.0 for s in self.std):
+            raise ValueError(
+                f"std must be shares of white, at most 1; got {self.std}: divide mean and std by the level of white, "
+                "255 of 8 bits, or set as_stored=True to give them in the units of the stored values"
+            )
 
     def __repr__(self) -> str:
         """Without the later fields where they are off: cached embeddings of views are keyed by it."""

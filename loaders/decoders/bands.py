@@ -17,7 +17,7 @@ from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.resample import resample_deep
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .images import ImageDecoder
+from .images import ImageDecoder, pixel_limit
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class BandsDecoder(Decoder):
     antialiased kernels, as torchvision's v2 resizes floats, and rounded where the type is one of whole numbers; a box
     that keeps its size keeps its values. Beyond the image there are zeros where the crop fills.
 
-    bands: C. dtype: uint8, uint16 or float32; ValueError for others.
+    bands: C. dtype: uint8, uint16 or float32; ValueError for others, and as ImageDecoder for max_pixels.
     """
 
     crop: CropRule
@@ -39,6 +39,7 @@ class BandsDecoder(Decoder):
     def __post_init__(self) -> None:
         if self.dtype not in TYPES:
             raise ValueError(f"dtype={self.dtype!r}: give one of {', '.join(TYPES)}")
+        object.__setattr__(self, "max_pixels", pixel_limit(self.max_pixels))
 
     @property
     def fields(self) -> tuple[Field, ...]:

@@ -39,6 +39,12 @@ from .large_ahead import will_need_parts
 from .resize_queue import ResizeQueue
 
 
+def check_scaling(dct_scaling: object) -> None:
+    """Raises ValueError for a `dct_scaling` that there is not."""
+    if dct_scaling not in (False, True, "low", "eighths"):
+        raise ValueError(f'dct_scaling={dct_scaling!r}: give True, False, "low" or "eighths"')
+
+
 def pixel_limit(max_pixels: object) -> int:
     """`max_pixels` as an int. Raises ValueError for less than 1, TypeError for what is no whole number."""
     limit = whole(max_pixels, "max_pixels")
@@ -72,8 +78,7 @@ class ImageDecoder(Decoder):
         check_channels(self.channels)
         check_depth(self.depth)
         object.__setattr__(self, "max_pixels", pixel_limit(self.max_pixels))
-        if self.dct_scaling not in (False, True, "low", "eighths"):
-            raise ValueError(f'dct_scaling={self.dct_scaling!r}: give True, False, "low" or "eighths"')
+        check_scaling(self.dct_scaling)
         if self.depth == 16 and self.dct_scaling:
             raise ValueError("dct_scaling is for JPEGs, which have 8 bits; leave it out, or depth=16")
 

@@ -32,7 +32,7 @@ from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample, resample_deep
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
-from .images import ImageDecoder
+from .images import ImageDecoder, check_scaling, pixel_limit
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class ViewDecoder(Decoder):
     the pixels, bit for bit, that an `ImageDecoder` with its crop alone makes of its draws, whatever the format. If a
     crop of an image cannot be decoded, the sample has weight 0, and all its views are zeros.
 
-    Raises ValueError for no views, for two of the same name, and as ImageDecoder for channels and a depth.
+    Raises ValueError for no views, for two of the same name, and as ImageDecoder for channels, a depth, max_pixels and
+    dct_scaling.
     """
 
     views: tuple[View, ...]
@@ -64,6 +65,8 @@ class ViewDecoder(Decoder):
     def __post_init__(self) -> None:
         check_channels(self.channels)
         check_depth(self.depth)
+        object.__setattr__(self, "max_pixels", pixel_limit(self.max_pixels))
+        check_scaling(self.dct_scaling)
         if self.depth == 16 and self.dct_scaling:
             raise ValueError("dct_scaling is for JPEGs, which have 8 bits; leave it out, or depth=16")
         views = tuple(self.views)

@@ -32,6 +32,13 @@ def test_invalid_standard_deviations(std):
         Policy(std=std)
 
 
+def test_standard_deviations_of_255_levels():
+    with pytest.raises(ValueError, match=r"std must be shares of white, at most 1; .* 255 of 8 bits"):
+        Policy(mean=(0.5, 0.5, 0.5), std=(58.4, 57.1, 57.4))
+    assert Policy(std=(1.0, 1.0, 1.0)).std == (1.0, 1.0, 1.0)
+    assert Policy(mean=(90.0,), std=(58.4,), as_stored=True).std == (58.4,)
+
+
 @pytest.mark.parametrize("name", ["mean", "std"])
 def test_three_channels(name):
     for values in ((0.5,), (0.5, 0.5), (0.5,) * 4):  # the other one has three

@@ -21,7 +21,9 @@ from fastimg.loaders import (
     RandomResizedCrop,
     Sampling,
     View,
+    ViewDecoder,
 )
+from fastimg.loaders.decoders.bands import BandsDecoder
 from fastimg.loaders.random import hashes
 
 N = 23
@@ -390,3 +392,31 @@ def test_labels_of_any_kind(kind, tmp_path):
     dataset = FilesDataset(tmp_path, ["a", "b", "c"], ("x", "y"), kind([1, -1, 0]))
     assert dataset.labels.dtype == np.int64 and dataset.labels.tolist() == [1, -1, 0]
     assert FilesDataset(tmp_path, [], ("x", "y"), kind([])).labels.tolist() == []
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        lambda **more: ImageDecoder(CenterCrop(size=8, resize=8), **more),
+        lambda **more: ViewDecoder((View(crop=8),), **more),
+        lambda **more: BandsDecoder(CenterCrop(size=8, resize=8), 4, "uint8", **more),
+    ],
+)
+def test_every_decoder_checks_its_limit(decoder):
+    assert decoder(max_pixels=np.int32(100)).max_pixels == 100
+    with pytest.raises(ValueError, match="max_pixels=0: give the largest number of pixels"):
+        decoder(max_pixels=0)
+    with pytest.raises(TypeError, match="max_pixels"):
+        decoder(max_pixels=1e6)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        lambda scaling: ImageDecoder(CenterCrop(size=8, resize=8), dct_scaling=scaling),
+        lambda scaling: ViewDecoder((View(crop=8),), dct_scaling=scaling),
+    ],
+)
+def test_every_decoder_of_jpegs_checks_its_scaling(decoder):
+    with pytest.raises(ValueError, match="dct_scaling='lowest': give True, False"):
+        decoder("lowest")

@@ -69,7 +69,7 @@ def build(
         if classes is not None and stated_classes(metadata) not in (None, classes):
             tensors = {name: value for name, value in tensors.items() if not name.startswith(head_prefixes(model))}
         kept = load_weights(model, tensors, f"--weights {weights}", head_init=head_init)
-        stated = stated_preprocessing(model.preprocessing, metadata).of(model.preprocessing.channels)
+        stated = stated_preprocessing(model.preprocessing, metadata, weights).of(model.preprocessing.channels)
         model = replace(model, preprocessing=stated, new_head=None if kept else head_init)
     return model
 

@@ -1,7 +1,7 @@
 """timm's models by name or by a repository of the hub, built for a size of images."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
@@ -62,6 +62,7 @@ def timm_model(
         init_head(module, config.classifier, head_init)
         new_head = head_init
     data = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
+    _check_levels(arch, data)
     native_size = native_size or int(data["input_size"][-1])
     size = img_size or data["input_size"][-1]
     preprocessing = Preprocessing(
@@ -76,6 +77,15 @@ def timm_model(
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     convolutional = is_convolutional(module)
     return Model(module, published, kwargs, names, preprocessing, convolutional, native_size, new_head=new_head)
+
+
+def _check_levels(arch: str, data: Mapping[str, Any]) -> None:
+    """Raises UserError for a configuration, as a repository of the hub states it, in other units than timm's."""
+    if not all(0 <= value <= 1 for value in data["mean"]) or not all(0 < value <= 1 for value in data["std"]):
+        raise UserError(
+            f"--arch {arch}: its config.json states mean {list(data['mean'])} and std {list(data['std'])}, which are "
+            "shares of white in timm, from 0 to 1; correct a copy of it, or name another model"
+        )
 
 
 def _config(arch: str) -> timm.models.PretrainedCfg | None:

@@ -160,18 +160,25 @@ def output_names(targets: Iterable[tuple[str, Iterable[str]]]) -> tuple[str, ...
     return tuple(name for target, classes in targets for name in [f"{target}={each}" for each in classes] or [target])
 
 
-def stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:
-    """The preprocessing that a weights file states: all of it in fastimg's own, else `mean` and `std` entries."""
+def stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str], file: Path) -> Preprocessing:
+    """The preprocessing that a weights file states: all of it in fastimg's own, else `mean` and `std` entries.
+
+    Raises UserError for entries that are not a number from 0 to 1 for each channel.
+    """
     if "fastimg" in metadata:
         import msgspec
 
         return msgspec.convert(json.loads(metadata["fastimg"])["preprocessing"], Preprocessing)
     stated: dict[str, tuple[float, ...]] = {}
-    for key in ("mean", "std"):
+    for key in (key for key in ("mean", "std") if key in metadata):
         try:
             values = tuple(float(value) for value in metadata[key].split(","))
-        except (KeyError, ValueError):
-            continue
-        if len(values) == own.channels:
-            stated[key] = values
+        except ValueError:
+            values = ()
+        if len(values) != own.channels or not all(0 <= value <= 1 and (value or key == "mean") for value in values):
+            raise UserError(
+                f"{file}: states {key} {metadata[key]!r} among its metadata; the model takes "
+                f"{plural(own.channels, 'number')} from 0 to 1, separated by commas; correct it or leave it out"
+            )
+        stated[key] = values
     return replace(own, **stated)  # type: ignore[arg-type]

@@ -264,7 +264,9 @@ def _batch(setup: Setup, left_out: bool) -> str:
 def _order(config: Train, part: DatasetPart) -> str:
     order = intent.order(config)
     if config.sampler is not None:
-        return f"{order}, drawn with repetition ({config.sampler})"
+        first = next(target.target.name for target in part.dataset.targets if target.target.kind == "class")
+        by = f" by {printable(first)}" if len(part.dataset.targets) > 1 else ""
+        return f"{order}, drawn with repetition ({config.sampler}{by})"
     if config.order_window is None:
         return order
     all_of_it = ", twice the data or more: as good as random" if config.order_window >= 2 * len(part) else ""

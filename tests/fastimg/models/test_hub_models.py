@@ -92,6 +92,10 @@ def test_failures_in_a_sentence(
     hub.model("me/new").commit({"config.json": b'{"architecture": "future_net", "pretrained_cfg": {}}'})
     with pytest.raises(UsageError, match="this version of timm has no model 'future_net'"):
         build("hf-hub:me/new", 10)
+    levels = {"architecture": "test_resnet", "pretrained_cfg": {"mean": [124, 116, 104], "std": [58, 57, 57]}}
+    hub.model("me/levels").commit({"config.json": json.dumps(levels).encode()})
+    with pytest.raises(UserError, match=r"--arch hf-hub:me/levels: .* mean \[124, 116, 104\] .* shares of white"):
+        build("hf-hub:me/levels", 10)
     import huggingface_hub
 
     hub.close()

@@ -9,7 +9,7 @@ import torch
 import torchvision
 from safetensors.torch import load_file, save_file
 
-from fastimg.errors import UsageError
+from fastimg.errors import UsageError, UserError
 from fastimg.models.blocks import blocks
 from fastimg.models.freezing import freeze, train_mode
 from fastimg.models.heads import init_head
@@ -115,9 +115,17 @@ def test_weights_from_a_run_directory(trained, tmp_path):
 
 def test_preprocessing_is_read_from_weights(tmp_path):
     tensors = state(build("test_resnet", 3))
-    save_file(tensors, tmp_path / "w.safetensors", metadata={"mean": "0.1,0.2,0.3", "std": "1, 1,x"})
+    save_file(tensors, tmp_path / "w.safetensors", metadata={"mean": "0.1,0.2, 0"})
     pre = build("test_resnet", 3, weights=tmp_path / "w.safetensors").preprocessing
-    assert pre.mean == (0.1, 0.2, 0.3) and pre.std == (0.5, 0.5, 0.5)
+    assert pre.mean == (0.1, 0.2, 0.0) and pre.std == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("stated", [{"std": "1,1,x"}, {"std": "0,1,1"}, {"mean": "0.5"}, {"mean": "124,116,104"}])
+def test_preprocessing_that_cannot_be_is_refused(stated, tmp_path):
+    """It was left out without a word, or raised an error of the policy."""
+    save_file(state(build("test_resnet", 3)), tmp_path / "w.safetensors", metadata=stated)
+    with pytest.raises(UserError, match=r"w\.safetensors: states (mean|std) .* 3 numbers from 0 to 1"):
+        build("test_resnet", 3, weights=tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize("arch", ["test_resnet", "test_vit"])
