@@ -47,6 +47,7 @@ class ImageFolderLoader:
     device: where batches are handed out: "cpu", "cuda" or "cuda:N", to which uint8 is copied.
     on_error: "fail" raises DataError for a file that cannot be decoded; "skip" leaves it out of its batch, or a batch
         that has no other file, and lists it in `loader.unreadable`, but needs a single process.
+    state_dict(), load_state_dict(): as of torchdata's StatefulDataLoader, to continue within an epoch.
     rank, world_size: in place of a DistributedSampler: this process's share of every batch. All processes have equally
         many full batches: samples of the last one may be repeated.
 
@@ -109,7 +110,8 @@ class ImageFolderLoader:
         if self._transform.mean is not None:
             values = torch.tensor([self._transform.mean, self._transform.std])
             self._normalisation = values.to(self._loader.device)[:, :, None, None]
-        self._whole = (len(samples) if indices is None else len(indices)) // (batch_size * world_size)
+        self._samples = len(samples) if indices is None else len(indices)
+        self._start = 0  # in the order of the next iteration: where a state continues
 
     @property
     def targets(self) -> list[int]:
@@ -122,17 +124,32 @@ class ImageFolderLoader:
         return {self.dataset.sample_name(index): reason for index, reason in self._loader.unreadable.items()}
 
     def __len__(self) -> int:
-        return self._whole if self.drop_last else len(self._loader)
+        return self._whole(0) if self.drop_last else len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        start, self._start = self._start, 0
+        most = self._whole(start) if self.drop_last else len(self._loader)
         for number, batch in enumerate(self._loader):
-            if number < len(self) and (batch.samples or self._loader.config.world_size > 1):
+            if number < most and (batch.samples or self._loader.config.world_size > 1):
                 yield self._of(batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch's order, crops and flips, as a DistributedSampler's. By default
         epochs count up from 0."""
         self._loader.set_epoch(epoch)
+        self._start = 0
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The position after the last batch, for any batch size and number of threads or processes."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue in the next iteration where `state` was taken.
+
+        Raises ValueError for another seed or order, and DataError for other files.
+        """
+        self._loader.load_state_dict(state)
+        self._start = int(state["position"]) % self._samples  # at the end of an epoch the next one follows
 
     def close(self) -> None:
         """Stop the threads. Iterating starts new ones."""
@@ -143,6 +160,11 @@ class ImageFolderLoader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _whole(self, start: int) -> int:
+        """The number of full batches in an epoch from position `start` on."""
+        config = self._loader.config
+        return (self._samples - start) // (config.batch_size * config.world_size)
 
     def _of(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Images and targets in memory of their own."""

@@ -94,6 +94,44 @@ def test_flips_have_their_probability(folder):
     assert 5 < same.sum() < 31 and torch.equal(images[0.5][~same], images[1][~same])
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("read", [0, 1, 2, 3])
+def test_a_state_continues_within_an_epoch(read, drop_last, folder):
+    transform = v2.Compose([v2.RandomResizedCrop(16), v2.RandomHorizontalFlip(), v2.ToImage()])
+    settings = {"batch_size": 5, "shuffle": True, "seed": 3, "drop_last": drop_last, "num_workers": 2}
+    with ImageFolderLoader(str(folder), transform, **settings) as whole:
+        first, second = list(whole), list(whole)
+    with ImageFolderLoader(str(folder), transform, **settings) as stopped:
+        batches = iter(stopped)
+        assert len(first) > read
+        for _ in range(read):
+            next(batches)
+        state = stopped.state_dict()
+    with ImageFolderLoader(str(folder), transform, **settings | {"num_workers": 1}) as continued:
+        continued.load_state_dict(state)
+        found = [*continued, *continued]
+    expected = [*first[read:], *second]
+    assert len(found) == len(expected)
+    for (images, targets), (own_images, own_targets) in zip(expected, found, strict=True):
+        assert torch.equal(images, own_images) and torch.equal(targets, own_targets)
+    other = ImageFolderLoader(str(folder), transform, **settings | {"seed": 4})
+    with other, pytest.raises(ValueError, match="made with seed 3"):
+        other.load_state_dict(state)
+
+
+def test_a_state_at_the_end_of_an_epoch_begins_the_next(folder):
+    transform = v2.Compose([v2.RandomResizedCrop(16), v2.ToImage()])
+    with ImageFolderLoader(str(folder), transform, batch_size=5, shuffle=True, drop_last=True) as whole:
+        list(whole)
+        state = whole.state_dict()
+        second = list(whole)
+    with ImageFolderLoader(str(folder), transform, batch_size=5, shuffle=True, drop_last=True) as continued:
+        continued.load_state_dict(state)
+        found = list(continued)
+    assert len(found) == len(second)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(found, second, strict=True))
+
+
 def test_a_subset(folder):
     subset = Subset(ImageFolder(folder, EVALUATION), [30, 2, 17])
     with ImageFolderLoader(subset, batch_size=2) as loader:
