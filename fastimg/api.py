@@ -4,6 +4,7 @@ Their signatures and descriptions are those of the commands' dataclasses. Nothin
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from rich.console import Console
 from fastimg.config import yaml_file
 from fastimg.config.commands import Convert, Predict, Train
 from fastimg.config.url_arguments import refuse_urls
+from fastimg.errors import UsageError
 from fastimg.signatures import takes_settings_of
 from fastimg.system import terminal
 
@@ -127,6 +129,8 @@ def predict(
     from fastimg.train.checkpoints.stored_models import local_model
 
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    if any(not os.fspath(file) or "\0" in os.fspath(file) for file in files):
+        raise UsageError("sources: one is empty, or no path; give files or folders")
     refuse_urls({"checkpoint": Path(checkpoint), "sources": tuple(map(Path, files))})
     given = _given("predict", Predict, settings, _ON_A_COMMAND_LINE)
     config = Predict(checkpoint=Path(checkpoint), sources=tuple(map(Path, files)), **given)
@@ -135,6 +139,7 @@ def predict(
         return classify(config, terminal.console(stderr=True) if progress else _nowhere())
 
 
+_LOADING = threading.Lock()  # torch has one random state, which building a model draws from, and is put back
 _LATER = (*_ON_A_COMMAND_LINE, "sources", "text", "topk", "threshold")  # what a Predictor is asked each time
 
 
@@ -153,14 +158,24 @@ def load(checkpoint: _Path, **settings: Any) -> "Predictor":
 
     Raises `fastimg.errors.UsageError` for settings that cannot be, `fastimg.errors.UserError` for a checkpoint that
     cannot be used, and TypeError for a setting that does not exist. The messages call a setting by its flag.
+
+    torch's random state is the same afterwards as before; it is one for all threads, so none should draw meanwhile.
     """
+    import torch
+
     from fastimg.predict.answering.predictor import Predictor
     from fastimg.train.checkpoints.stored_models import local_model
 
+    if later := settings.keys() & set(_LATER):
+        raise TypeError(f"load() has no setting {min(later)!r}: give it to the predict() of what load() returns")
     refuse_urls({"checkpoint": Path(checkpoint)})
+    if not isinstance(settings.get("device"), str | None):
+        settings["device"] = str(settings["device"])  # a torch.device
     config = Predict(checkpoint=Path(checkpoint), **_given("load", Predict, settings, _LATER))
-    with _library():
-        return Predictor(replace(config, checkpoint=local_model(config.checkpoint, config)))
+    config = replace(config, checkpoint=local_model(config.checkpoint, config))
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with _LOADING, torch.random.fork_rng(gpus):
+        return Predictor(config)
 
 
 def _given(function: str, kind: type[Any], settings: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
@@ -173,9 +188,11 @@ def _given(function: str, kind: type[Any], settings: Mapping[str, Any], without:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML would have it: paths as text, tuples as lists."""
+    """A value as YAML would have it: paths as text, tuples as lists, NumPy's numbers as Python's."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

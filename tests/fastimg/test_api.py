@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -181,6 +182,11 @@ def test_values_may_be_what_yaml_has(configured, tmp_path):
     )
     assert configured(epochs=None, sched=None) == Train()
     assert configured(augmentation=["hflip"]).augmentation == ["hflip"]
+
+
+def test_numbers_may_be_numpys(configured):
+    config = configured(epochs=np.int64(3), lr=np.float32(0.5), no_aug=np.bool_(True), scale=[np.float64(0.5), 1])
+    assert config == Train(epochs=3, lr=0.5, no_aug=True, scale=(0.5, 1.0)) and type(config.epochs) is int
 
 
 def test_arguments_override_files_which_override_recipes(configured, tmp_path):

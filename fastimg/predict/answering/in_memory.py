@@ -1,8 +1,10 @@
 """Samples that a caller has in memory, as datasets: texts, and images as arrays, tensors, Pillow's images or bytes."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +17,29 @@ from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.models.registry.model import Preprocessing
 from fastimg.wording import shortened
 
-Picture = bytes | bytearray | memoryview | Image.Image | npt.NDArray[np.generic] | torch.Tensor
-
-_IN_TIFF = frozenset({"1", "LA", "P", "PA", "RGBA", "CMYK", "I;16", "I", "F"})  # modes that TIFF keeps as they are
+_IN_TIFF = frozenset({"1", "LA", "P", "PA", "RGBA", "CMYK", "I", "F"})  # modes that TIFF keeps as they are
 _CHANNELS = (1, 3, 4)
+_LEVELS = "give uint8, levels from 0 to 255, or uint16 for a gray image of 16 bits"
+
+
+class BinaryFile(Protocol):
+    """A file that is open in binary mode."""
+
+    def read(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An image that cannot be read, and why."""
+
+    reason: str
+
+
+Source = bytes | bytearray | memoryview | BinaryFile | Image.Image | npt.NDArray[np.generic] | torch.Tensor
+Picture = bytes | Image.Image | npt.NDArray[np.generic] | Unreadable
 
 
 class GivenTexts(WithFields):
@@ -70,25 +89,31 @@ class GivenTexts(WithFields):
 class GivenImages(FilesDataset):
     """Images in any order: files by path, and others by what they hold.
 
-    names: a path, or what an answer calls an image in memory. pictures: those in memory by index: encoded bytes, images
-    of Pillow's, or arrays of one image each, as `split_batch` gives them. bands: arrays are [C, H, W] of any type.
+    names: a path, or what an answer calls an image in memory. pictures: those in memory by index, as `pictures_of`
+    gives them. bands: arrays are [C, H, W]. max_pixels: larger images in memory are refused before they are copied.
     """
 
-    def __init__(self, names: Sequence[str], pictures: dict[int, Picture], bands: bool) -> None:
+    def __init__(self, names: Sequence[str], pictures: Mapping[int, Picture], bands: bool, max_pixels: int) -> None:
         super().__init__(Path(), names)
         self._pictures = pictures
         self._bands = bands
+        self._max_pixels = max_pixels
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of a file, or of one that would hold the image's pixels. Raises ImageError."""
         picture = self._pictures.get(index)
         if picture is None:
             return super().read(index, scratch)
+        if isinstance(picture, Unreadable):
+            raise ImageError(picture.reason)
+        if isinstance(picture, bytes):
+            return memoryview(picture)
         if isinstance(picture, Image.Image):
             return memoryview(_encoded(picture))
-        if isinstance(picture, bytes | bytearray | memoryview):
-            return memoryview(picture)
-        return memoryview(npy_bytes(as_array(picture)) if self._bands else _packed(as_array(picture)))
+        height, width = picture.shape[1:] if self._bands else picture.shape[:2]
+        if fault := _too_large(width, height, self._max_pixels):
+            raise ImageError(fault)
+        return memoryview(npy_bytes(picture) if self._bands else _packed(picture))
 
     def sample_key(self, index: int) -> str:
         """The same as `sample_name`."""
@@ -100,61 +125,101 @@ class GivenImages(FilesDataset):
         return [Path(f"{name}{suffix}" if index in self._pictures else name) for index, name in enumerate(self.paths)]
 
 
-def as_array(picture: npt.NDArray[np.generic] | torch.Tensor) -> npt.NDArray[np.generic]:
-    """An array with a tensor's values, on the host."""
-    return picture.detach().cpu().numpy() if isinstance(picture, torch.Tensor) else picture
+def pictures_of(source: Source, bands: Preprocessing | None, max_pixels: int) -> list[Picture]:
+    """What is in memory: one image, or those of a batch [N, ...].
 
+    Pixels are uint8: [H, W], or 1, 3 or 4 channels, last in arrays and first in tensors; uint16 only [H, W]. `bands`,
+    where the checkpoint reads them, says how many, and their type. What cannot be decoded becomes `Unreadable`.
 
-def split_batch(picture: Picture, bands: bool) -> list[Picture]:
-    """One image, or those of a batch [N, ...]; tensors [C, H, W] of pixels become [H, W, C], as arrays are.
-
-    Pixels are uint8: [H, W], or 1, 3 or 4 channels; uint16 only [H, W]. Raises ValueError for other shapes and types.
+    Raises ValueError for other shapes and types, and TypeError for a file that was not opened in binary mode.
     """
-    if isinstance(picture, Image.Image):
-        if bands:
-            raise ValueError("an image of Pillow's; the checkpoint reads bands: give an array [C, H, W]")
-        return [_loaded(picture)]
-    if not isinstance(picture, np.ndarray | torch.Tensor):
-        return [picture]
-    array = as_array(picture)
+    if hasattr(source, "read"):
+        content = source.read()
+        if not isinstance(content, bytes):
+            raise TypeError("a file that gives text; open it in binary mode")
+        return [content]
+    if isinstance(source, memoryview) and source.ndim != 1:
+        raise ValueError("a memoryview of several dimensions; give the array, or the bytes of a file")
+    if isinstance(source, bytes | bytearray | memoryview):
+        return [bytes(source)]
+    if isinstance(source, Image.Image):
+        if bands is not None:
+            raise ValueError("an image of Pillow's, and the checkpoint reads bands; give an array [C, H, W]")
+        return [_loaded(source, max_pixels)]
+    if isinstance(source, torch.Tensor) and source.dtype.is_floating_point and bands is None:
+        raise ValueError(f"an image of {source.dtype}; {_LEVELS}")
+    return _arrays(source, bands)
+
+
+def _arrays(source: npt.NDArray[np.generic] | torch.Tensor, bands: Preprocessing | None) -> list[Picture]:
+    """The image or images in an array or a tensor: [H, W] or [H, W, C], or of bands [C, H, W]."""
+    tensor = isinstance(source, torch.Tensor)
+    array = source.detach().cpu().numpy() if isinstance(source, torch.Tensor) else np.asarray(source)
     if array.ndim == 4:
-        return [image for row in (picture[i] for i in range(len(array))) for image in split_batch(row, bands)]
-    if bands:
-        return [array]
-    tensor = isinstance(picture, torch.Tensor)
+        return [image for row in array for image in _arrays(torch.from_numpy(row) if tensor else row, bands)]
+    if bands is not None:
+        cut = array[None] if array.ndim == 2 else array
+        if cut.ndim != 3 or 0 in cut.shape or (len(cut), str(cut.dtype)) != (bands.channels, bands.dtype):
+            raise ValueError(
+                f"bands of {array.dtype} {list(array.shape)}; the checkpoint reads {bands.dtype} "
+                f"[{bands.channels}, H, W]"
+            )
+        return [cut]
     if tensor and array.ndim == 3:
         array = array.transpose(1, 2, 0)
     layout = "[C, H, W] or [N, C, H, W]" if tensor else "[H, W, C] or [N, H, W, C]"
     if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] not in _CHANNELS):
-        raise ValueError(f"an image of shape {list(picture.shape)}; give {layout} with 1, 3 or 4 channels, or [H, W]")
+        raise ValueError(f"an image of shape {list(source.shape)}; give {layout} with 1, 3 or 4 channels, or [H, W]")
     gray = array.ndim == 2 or array.shape[2] == 1
     if array.dtype != np.uint8 and not (array.dtype == np.uint16 and gray):
-        raise ValueError(
-            f"an image of {array.dtype}; give uint8, levels from 0 to 255, or uint16 for a gray image of 16 bits"
-        )
+        raise ValueError(f"an image of {array.dtype}; {_LEVELS}")
     return [array]
 
 
-def _loaded(image: Image.Image) -> Image.Image:
-    """The image once Pillow has read its pixels, which it would do when they are needed, and not in several threads."""
+def _too_large(width: int, height: int, most: int) -> str | None:
+    """Why an image is not read, if it has more than `most` pixels."""
+    if width * height <= most:
+        return None
+    return f"{width} x {height} pixels are more than max_pixels={most}; raise it if you trust the image"
+
+
+def _loaded(image: Image.Image, max_pixels: int) -> Picture:
+    """The image once Pillow has read its pixels, which it would do when they are needed, and not in several threads.
+
+    It is read once: after damage was found, Pillow gives what it had read until then.
+    """
+    if fault := _too_large(*image.size, max_pixels):
+        return Unreadable(fault)
+    if 0 in image.size:
+        raise ValueError(f"an image of {image.width} x {image.height} pixels; give one that has some")
     try:
         image.load()
-    except (OSError, ValueError, SyntaxError, EOFError, MemoryError):
-        return image  # the thread that encodes it meets the same fault, and says whose it is
+    except Exception as error:  # noqa: BLE001 - plugins raise anything, and AssertionError for a closed file
+        return Unreadable(_first_line(error))
     return image
+
+
+def _first_line(error: Exception) -> str:
+    """The reason that an error of Pillow's gives."""
+    if isinstance(error, AssertionError | AttributeError):
+        return "the image was closed before its pixels were read"
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _encoded(image: Image.Image) -> bytes:
     """A file with the pixels of Pillow's image, upright, that the decoder takes as it would the image's own."""
+    deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")  # as in the decoder
     try:
         upright = ImageOps.exif_transpose(image)
+        if deep:
+            return _packed(np.asarray(upright).astype(np.uint16))
         if upright.mode in ("RGB", "L"):
             return _packed(np.asarray(upright))
         kept = upright if upright.mode in _IN_TIFF else upright.convert("RGB")
         buffer = io.BytesIO()
-        Image.Image.save(kept, buffer, "TIFF", exif=b"")
-    except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
-        raise ImageError((str(error).splitlines() or [type(error).__name__])[0]) from error
+        kept.save(buffer, "TIFF", exif=b"")
+    except Exception as error:
+        raise ImageError(_first_line(error)) from error
     return buffer.getvalue()
 
 

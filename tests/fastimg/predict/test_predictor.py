@@ -2,10 +2,12 @@
 
 import io
 import threading
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
@@ -110,12 +112,113 @@ def test_what_cannot_be_read_has_an_error(model, files, tmp_path):
     assert "more than max_pixels=100" in small.predict(np.zeros((20, 20, 3), np.uint8))[0].error
 
 
+def damaged(file, kind):
+    """A file whose image data is damaged in the middle."""
+    buffer = io.BytesIO()
+    with Image.open(file) as image:
+        image.convert("RGB").save(buffer, kind)
+    content = bytearray(buffer.getvalue())
+    content[len(content) // 3] ^= 255
+    return bytes(content)
+
+
+def test_damage_is_found_in_pillows_images_too(model, files):
+    """Pillow gives what it had read until then, if it is asked again."""
+    content = damaged(files[0], "PNG")
+    bytes_, image = model.predict([content, Image.open(io.BytesIO(content))])
+    assert bytes_.error and image.error and image.classes == []
+    opened = Image.open(io.BytesIO(content))
+    with pytest.raises(UserError, match=r"sources\[0\]: "):
+        model.inputs(opened)
+
+
+def test_a_closed_image_and_others(model, files):
+    with Image.open(files[0]) as closed:
+        pass
+    good, bad, again = model.predict([files[0], closed, files[0]])
+    assert good.error is None and "closed" in bad.error and good == again
+
+
+def test_large_images_are_refused_before_they_are_decoded(trained, monkeypatch):
+    model = fastimg.load(trained.run, max_pixels=1000, **FAST)
+    buffer = io.BytesIO()
+    Image.new("RGB", (50, 50)).save(buffer, "PNG")
+    lazy = Image.open(io.BytesIO(buffer.getvalue()))
+    monkeypatch.setattr(lazy, "load", lambda: pytest.fail("it was decoded"))
+    wide = np.broadcast_to(np.uint8(0), (50, 50, 3))
+    for answer in model.predict([buffer.getvalue(), lazy, wide]):
+        assert "50 x 50 pixels are more than max_pixels=1000" in answer.error
+
+
+def test_open_files_and_other_bytes(model, files):
+    expected = unnamed(model.predict(files[0]))
+    content = files[0].read_bytes()
+    backwards = memoryview(content[::-1])[::-1]
+    assert unnamed(model.predict([io.BytesIO(content), backwards])) == expected * 2
+    with files[0].open("rb") as file:
+        assert unnamed(model.predict(file)) == expected
+    assert unnamed(model.predict(io.BytesIO(content))) == expected
+    assert unnamed(model.predict(path for path in files)) == unnamed(model.predict(files))
+
+
+def test_the_mask_of_an_array_is_nothing_to_a_picture(model, files):
+    pixels = decode(files[0].read_bytes())
+    assert unnamed(model.predict(np.ma.masked_array(pixels, pixels > 100))) == unnamed(model.predict(pixels))
+
+
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_tiffs_of_16_bits_in_either_byte_order(order, model, tmp_path):
+    gray = np.random.default_rng(0).integers(0, 65536, (40, 44)).astype(order)
+    with (tmp_path / "deep.tif").open("wb") as file:
+        tifffile.imwrite(file, gray)
+    own, pillows, array = model.predict([tmp_path / "deep.tif", Image.open(tmp_path / "deep.tif"), gray.astype("u2")])
+    assert own.error is None and unnamed([own]) == unnamed([pillows]) == unnamed([array])
+    Image.fromarray(gray.astype("u2")).save(tmp_path / "deep.pgm")
+    own, pillows = model.predict([tmp_path / "deep.pgm", Image.open(tmp_path / "deep.pgm")])
+    assert own.error is None and unnamed([own]) == unnamed([pillows])
+
+
+def test_a_module_that_trains_is_refused(model, files):
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    model.module.train()
+    with pytest.raises(UsageError, match=r"training mode, .* call model\.module\.eval\(\)"):
+        model.predict(files)
+    with pytest.raises(UsageError, match="training mode"):
+        model.inputs(files)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.module.state_dict().items())
+    model.module.eval()
+    assert model.predict(files[0])[0].error is None
+
+
+def test_loading_in_threads_leaves_filters_and_random_numbers(trained):
+    filters, state = list(warnings.filters), torch.get_rng_state()
+    threads = [threading.Thread(target=fastimg.load, args=(trained.run,), kwargs=FAST) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(warnings.filters) == filters and torch.equal(torch.get_rng_state(), state)
+
+
 def test_refusals(model, trained, tmp_path):
     for sources, kind, message in (
         (np.zeros((3, 20, 20), np.uint8), ValueError, r"shape \[3, 20, 20\]; give \[H, W, C\]"),
         (torch.zeros(20, 20, 3, dtype=torch.uint8), ValueError, r"give \[C, H, W\]"),
-        (np.zeros((20, 20, 3), np.float32), ValueError, "image of float32; give uint8"),
-        (torch.zeros(3, 20, 20), ValueError, "image of float32; give uint8"),
+        (np.zeros((20, 20, 3), np.float32), ValueError, r"sources\[0\]: an image of float32; give uint8"),
+        (torch.zeros(3, 20, 20), ValueError, r"image of torch\.float32; give uint8"),
+        (torch.zeros(3, 20, 20, dtype=torch.bfloat16), ValueError, r"image of torch\.bfloat16; give uint8"),
+        (
+            [np.zeros((20, 20, 3), np.uint8)] * 2 + [np.zeros((20, 20), bool)],
+            ValueError,
+            r"sources\[2\]: an image of bool",
+        ),
+        (memoryview(np.zeros((20, 20, 3), np.uint8)), ValueError, "several dimensions; give the array"),
+        (Image.new("RGB", (0, 5)), ValueError, "an image of 0 x 5 pixels"),
+        (np.zeros((0, 20, 20, 3), np.uint8), UsageError, "no images given"),
+        (io.StringIO("text"), TypeError, r"sources\[0\]: a file that gives text; open it in binary mode"),
+        (None, TypeError, r"sources\[0\] is of type NoneType"),
+        ("", UsageError, "'', which is no path"),
+        ("a\0b.jpg", UsageError, "which is no path"),
         (np.zeros((20, 20, 3), np.uint16), ValueError, "image of uint16; give uint8"),
         (np.zeros((0, 20, 3), np.uint8), ValueError, "shape"),
         ([3], TypeError, r"sources\[0\] is of type int; give a path"),
@@ -131,8 +234,13 @@ def test_refusals(model, trained, tmp_path):
         model.predict(np.zeros((20, 20, 3), np.uint8), topk=0)
     with pytest.raises(UsageError, match="--threshold"):
         model.predict(np.zeros((20, 20, 3), np.uint8), threshold=0.5)
-    with pytest.raises(TypeError, match="load\\(\\) has no setting 'topk'"):
+    with pytest.raises(TypeError, match="load\\(\\) has no setting 'topk': give it to the predict"):
         fastimg.load(trained.run, topk=3)
+    with pytest.raises(UsageError, match="topk: expected a whole number"):
+        model.predict(np.zeros((20, 20, 3), np.uint8), topk=2.5)
+    for sources in ("", ["a.jpg", "a\0b.jpg"]):
+        with pytest.raises(UsageError, match="empty, or no path"):
+            fastimg.predict(trained.run, sources)
     with pytest.raises(UserError, match=str(tmp_path)):
         fastimg.load(tmp_path)
     with pytest.raises(UsageError, match="--device"):
@@ -204,6 +312,25 @@ def test_texts(tmp_path):
         (lambda: model.predict(), "no texts given"),
         (lambda: model.predict(b"bad"), "reads texts, not images"),
         (lambda: model.inputs("a.jpg"), "reads texts, not images"),
+        (lambda: model.predict("the film was good"), "the film was good: no such file; give texts as text="),
+        (lambda: model.predict(text=None), "no texts given"),
     ):
         with pytest.raises(UsageError, match=message):
             call()
+    for text, kind, message in (
+        ([1], TypeError, r"text\[0\] is of type int"),
+        (b"bad", TypeError, r"text\[0\] is of type bytes"),
+        ("\ud800 a", ValueError, "cannot be written as UTF-8"),
+    ):
+        with pytest.raises(kind, match=message):
+            model.predict(text=text)
+    (answer,) = model.predict(text=np.array(["bad"]))
+    assert type(answer.file) is str and answer == both[2]
+
+
+def test_settings_of_other_types(trained, files):
+    model = fastimg.load(trained.run, device=torch.device("cpu"), amp=False, workers=64)
+    assert model.predict(files[0], topk="2") == model.predict(files[0], topk=np.int64(2))
+    assert model.predict(files[0], topk=None) == model.predict(files[0])
+    with pytest.raises(AttributeError):
+        model.device = torch.device("meta")

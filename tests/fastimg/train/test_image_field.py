@@ -89,8 +89,14 @@ def test_a_model_of_bands_from_its_weights_to_its_graph(banded, tmp_path, cli):
     lines = [json.loads(line) for line in predicted.out.splitlines()]
     assert [answer.probabilities for answer in answers] == [line["probabilities"] for line in lines] * 2
     assert model.inputs(arrays[0]).shape == (1, 5, 32, 32)
-    with pytest.raises(ValueError, match=r"reads bands: give an array \[C, H, W\]"):
-        model.predict(Image.new("RGB", (40, 40)))
+    for other, message in (
+        (Image.new("RGB", (40, 40)), r"reads bands; give an array \[C, H, W\]"),
+        (arrays[0].astype(np.float32), r"bands of float32 .*; the checkpoint reads uint16 \[5, H, W\]"),
+        (arrays[0][:2], r"bands of uint16 \[2, .*; the checkpoint reads uint16 \[5, H, W\]"),
+        (np.zeros((5, 9, 9), object), "bands of object"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.predict(other)
     assert cli("embed", banded.data, tmp_path / "embedded", "--weights", run).code == 0
     exported = cli("export", run, "--output", tmp_path / "m.onnx", "--check")
     assert exported.code == 0 and "uint16 [batch, 5, 32, 32]" in exported.out, exported.err
