@@ -19,22 +19,22 @@ class Measuring:  # more than 12 fields: a flag each
     """Answer in about 20 seconds: every stage, real/synthetic and the verdict. This is the default. --loaders,
     --threads and --tune add their measurements."""
     full: Switch[bool] = False
-    """Take minutes instead: measure longer, try what would be faster, and compare all loaders that are installed and
-    numbers of threads. The plan that is printed first says how long."""
+    """Take minutes instead: measure longer, try what would be faster, and compare all installed loaders and several
+    numbers of threads. The plan that is printed first says how long it takes."""
     split: str = "train"
     """The split to read."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME[,NAME...]")] = None
-    """The models whose training steps are measured, named as for `train`. Default: that of the newest run in the
-    folder runs, at its image size; without one resnet50 on a GPU, resnet18 on a CPU."""
+    """The models whose training steps are measured, named as for `train`. Default: that of the newest run in the folder
+    runs, at its image size; without a run, resnet50 on a GPU and resnet18 on a CPU."""
     loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=("--data-backend",))] = "auto"
     """The data loader that training would use; see `train --help`."""
     loaders: str | None = None
     """Compare loaders: a comma-separated list of native, torch, dali, ffcv, webdataset and synthetic, or all. Each runs
     in its own process on the same images, as its users set it up; loaders that are not installed are listed. Default:
-    none, with --full all."""
+    none; with --full all."""
     stages: Annotated[str, arg(metavar="all|none|NAME[,NAME...]")] = "all"
-    """Stages to measure: a comma-separated list of network (of a URL), read, splice, decode, resize, copy, augment
-    and step."""
+    """Stages to measure: a comma-separated list of network (for a URL), read, splice, decode, resize, copy, augment and
+    step."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU; fewer without --full where a step would take long."""
     img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
@@ -45,10 +45,10 @@ class Measuring:  # more than 12 fields: a flag each
     """Measure the loader, and each of --loaders, with these numbers of threads (a scaling curve). Default: none; with
     --full 1, 2, 4 and so on."""
     images: int | None = None
-    """Images per repeat. Default: as many as the loader decodes in half a second, with --full in one, but at least 4
-    batches."""
+    """Images per repeat. Default: as many as the loader decodes in half a second, or in one second with --full, but at
+    least 4 batches."""
     repeats: int | None = None
-    """Number of times to measure everything; the median counts. Default: 3; without --full 2 on a slow machine, or of
+    """Number of times to measure everything; the median counts. Default: 3; without --full, 2 on a slow machine, or for
     what takes much longer than planned."""
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """Where fastimg's own loader decodes JPEGs."""
@@ -57,9 +57,9 @@ class Measuring:  # more than 12 fields: a flag each
     channels_last: bool = True
     """Use the channels-last memory format for convolutional models."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """The device: auto, cpu, cuda or cuda:N."""
     no_advice: Switch[bool] = False
-    """With --full: do not try what would be faster. Saves time, but the verdict has no measured advice."""
+    """Do not try what would be faster, with --full. Saves time, but the verdict has no measured advice."""
     tune: bool = False
     """Try numbers of workers and slots, where to decode, and batch sizes. Prints the fastest as flags and as YAML, and
     writes them to the profile of this machine that `train --profile` reads."""
@@ -83,7 +83,7 @@ class Doctor(FromStore):
     """Report what is installed and in use, the machine's hardware, and what is wrong."""
 
     folder: Positional[Annotated[Path, arg(metavar="[FOLDER]")]] = Path()
-    """Folder whose disk is measured, such as that of your data; or the URL of a dataset, whose store is asked for it:
-    then the disk is that of the cache. Default: the current folder."""
+    """Folder whose disk is measured, such as that of your data; or the URL of a dataset: then its store is queried, and
+    the disk is that of the cache. Default: the current folder."""
     json: bool = False
     """Print the result as JSON."""

@@ -37,10 +37,10 @@ class Convert:  # more than 12 fields: a flag each
     src: Positional[Annotated[Path, arg(metavar="SRC")]]
     """A folder with one subfolder of images or .txt files per class, optionally below train/, val/ and test/; a csv,
     tsv, jsonl or parquet manifest with a label and the path of an image, or a text, in each row; parquet files with
-    image bytes (Hugging Face's layout); COCO's annotations (.json, or the folder above annotations/); a folder as YOLO,
-    VOC or images/ and masks/ have it; tar shards or .beton files of any origin; torchvision:NAME (CIFAR10, MNIST, ...);
-    sklearn:digits; hf://datasets/USER/NAME[:config][@revision] (the Hugging Face hub). Class folders, manifests,
-    parquet files, tars and datasets may be in an object store: s3://, gs://, az://, http(s)://."""
+    image bytes (Hugging Face's layout); COCO's annotations (.json, or the folder above annotations/); a folder in the
+    layout of YOLO, of VOC, or of images/ and masks/; tar shards or .beton files of any origin; torchvision:NAME
+    (CIFAR10, MNIST, ...); sklearn:digits; hf://datasets/USER/NAME[:config][@revision] (the Hugging Face hub). Class
+    folders, manifests, parquet files, tars and datasets may be in an object store: s3://, gs://, az://, http(s)://."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The dataset directory to write, or the URL of one in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
@@ -64,39 +64,39 @@ class Convert:  # more than 12 fields: a flag each
     seed: int = 0
     """Seed of shuffling, --val-fraction and --raw-fraction."""
     classes: Literal["top", "leaf"] | None = None
-    """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
-    contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
+    """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
+    contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
     path_column: str | None = None
     """Manifest column with image paths, relative to the manifest, or with image bytes in parquet files. Default: path,
     file, filename or image."""
     text_column: str | None = None
-    """Manifest column with texts: a dataset of texts, or, where there is a column with image paths, of images with
-    texts beside them, either of which may be missing. Default: text, sentence, review, content or document, where there
-    is no column with image paths."""
+    """Manifest column with texts: a dataset of texts, or, if there is a column with image paths, of images with texts
+    beside them, either of which may be missing. Default: text, sentence, review, content or document, if there is no
+    column with image paths."""
     label_column: str | None = None
     """Manifest column with labels. Default: label, class or target."""
     target: tuple[str, ...] = ()
-    """A manifest column to learn, as NAME or NAME:KIND, several times for several: class, multilabel (lists of labels)
-    or number. The kind is guessed where it is left out, and said. Cells may be empty. Replaces --label-column."""
+    """A manifest column to learn, as NAME or NAME:KIND; may be given several times. KIND is class, multilabel (lists of
+    labels) or number; if you leave it out, it is guessed and reported. Cells may be empty. Replaces --label-column."""
     label_delimiter: str | None = None
-    """With --target: what separates several labels in a cell. Default: | where it occurs, else a comma; lists as JSON
-    are recognised."""
+    """Separator of several labels in a cell, with --target. Default: | if it occurs, else a comma; JSON lists are
+    recognised."""
     field: tuple[str, ...] = ()
-    """A manifest column to keep as a field beside the image, as NAME:KIND, several times for several: number, array,
-    bands (a TIFF or .npy of several channels), ragged (a list of items), labels, box (xyxy; also box-xywh, box-yolo),
-    keypoint, mask, image or bytes. Cells are numbers, JSON lists or paths. NAME:labels@boxes goes along the items of
-    boxes."""
+    """A manifest column to keep as a field beside the image, as NAME:KIND; may be given several times. KIND is number,
+    array, bands (a TIFF or .npy of several channels), ragged (a list of items), labels, box (xyxy; also box-xywh,
+    box-yolo), keypoint, mask, image or bytes. Cells are numbers, JSON lists or paths. NAME:labels@boxes has a label for
+    each item of boxes."""
     image_field: str | None = None
-    """The files of class folders, or of a manifest's column of paths, are arrays [C, H, W] (.npy or TIFF) in place of
-    images: store them as the field of this name, each with a preview as its image."""
+    """Store the files of class folders, or of a manifest's column of paths, as the field of this name, each with a
+    preview as its image. The files are arrays [C, H, W] (.npy or TIFF) instead of images."""
     images: Path | None = None
-    """For COCO's annotations, the folder of the images. Default: what lies beside the file."""
+    """Folder of the images of COCO's annotations. Default: the images beside the file."""
     masks: Literal["semantic"] | None = None
-    """semantic: for COCO's and YOLO's annotations, draw the outlines of objects (polygons and run lengths) as a field
-    `mask`, whose pixels are numbers of classes from 1, or 0 for the background."""
+    """Draw the outlines of objects (polygons and run lengths) in COCO's and YOLO's annotations as a field `mask`.
+    semantic: its pixels are class numbers from 1, or 0 for the background."""
     split_column: str | None = None
-    """Manifest column with split names. Default: split, where there is one."""
+    """Manifest column with split names. Default: split, if there is one."""
     no_header: Switch[bool] = False
     """Read the first line of a csv or tsv as a row; the columns are called 1, 2, ... This is detected, and reported, if
     no name in that line is a known column (texts), or if the line contains the path of an image (images)."""
@@ -114,22 +114,24 @@ class Convert:  # more than 12 fields: a flag each
     quality: int | None = None
     """Quality of encoded JPEGs, 1 to 100. Default: 95."""
     jpeg: Literal["keep", "reencode"] = "keep"
-    """reencode: store every image as a JPEG of --quality. keep: preserve the coefficients or bytes of every image."""
+    """How images are stored. reencode: store every image as a JPEG of --quality. keep: preserve the coefficients or
+    bytes of every image."""
     recompress: Annotated[str | None, arg(metavar="lossless|jpeg:Q")] = None
-    """Recompress images that are no JPEGs (PNG, WebP, TIFF, BMP, GIF, ...): jpeg:Q, as in jpeg:95, makes them tiled
-    JPEGs of quality Q; lossless keeps every pixel, and takes fewer bytes where it can. JPEGs stay without loss. What it
-    changed is reported. Default: nothing is recompressed; with --append, as in the dataset."""
+    """Recompress images that are not JPEGs (PNG, WebP, TIFF, BMP, GIF, ...). jpeg:Q, such as jpeg:95, makes them tiled
+    JPEGs of quality Q; lossless keeps every pixel, and takes fewer bytes where it can. JPEGs stay lossless. The changes
+    are reported. Default: nothing is recompressed; with --append, as in the dataset."""
     raw_fraction: float | None = None
-    """With --format beton: store this share of the images, drawn by the seed, as raw pixels. Default: 0."""
+    """Share of the images, drawn by the seed, to store as raw pixels with --format beton. Default: 0."""
     originals: Literal["keep", "drop", "refuse"] | None = None
-    """With --format beton: images that FFCV cannot decode (PNG, CMYK, ...) are stored as raw pixels, with their EXIF
-    orientation applied. keep: also store the original bytes, in a field `original`; drop: do not; refuse: treat such
-    images as --on-error says. Default: keep."""
+    """What to do with the original bytes of images that FFCV cannot decode (PNG, CMYK, ...), with --format beton. Such
+    images are stored as raw pixels, with their EXIF orientation applied. keep: also store the original bytes, in a
+    field `original`; drop: do not store them; refuse: treat such images as --on-error says. Default: keep."""
     compare: bool = False
     """Decode every tiled JPEG and its source, and compare the pixels (slower). By default only the structure of the
     data is checked."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that read and check images, or auto for one per core; on a Ray cluster, of a shard's task."""
+    """Number of threads that read and check images, or auto for one per core; on a Ray cluster, the number for a
+    shard's task."""
     backend: Literal["local", "ray"] = "local"
     """Where shards are written: on this machine, or on a Ray cluster whose nodes share a folder (DST may be a URL)."""
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
@@ -143,11 +145,11 @@ class Convert:  # more than 12 fields: a flag each
     overwrite: bool = False
     """Replace the dataset in DST."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """With a URL as DST: where shards are kept until they are uploaded, and the journal; as SRC: where its shards are
-    fetched to. Default: the user's cache directory."""
+    """Where to keep the journal, and shards until they are uploaded, with a URL as DST; or where to fetch its shards
+    to, with a URL as SRC. Default: the user's cache directory."""
     cache_limit: Annotated[str | None, arg(metavar="SIZE")] = None
-    """With tars or a dataset at a URL as SRC, how much of them the cache may hold, as in 200GB. Default: what it holds
-    already, and half of what the disk has free."""
+    """How much the cache may hold, such as 200GB, with tars or a dataset at a URL as SRC. Default: what it already
+    holds, plus half of the free disk space."""
     storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Options of the object store, as obstore names them: endpoint=URL, region=NAME. Credentials are taken from the
     environment."""
@@ -161,7 +163,7 @@ class Verify(FromStore):
 
     data: Positional[Path]
     """Shards made by `fastimg convert`, other tars or .beton files, or a folder of images or texts; or the URL of
-    shards in an object store, which are all fetched anew, or of a folder there."""
+    shards in an object store, which are all fetched again, or of a folder there."""
     deep: bool = False
     """Also decode every image, or read every text."""
     max_pixels: int = MAX_PIXELS
@@ -179,13 +181,13 @@ class Eval:  # more than 12 fields: a flag each
     data: Positional[Path]
     """Shards or an image folder, with the checkpoint's classes, or the URL of shards or a folder in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
-    """Further runs; DATA comes last. Each is evaluated, as are their mean, deviation and ensemble; runs over folds each
-    on the fold that it held out."""
+    """More runs; DATA comes last. Each run is evaluated, as are their mean, deviation and ensemble. Each run over folds
+    is evaluated on the fold that it held out."""
     split: str | None = None
     """The split to evaluate. Default: val, else test, else the part of train that training held out."""
     classes: Literal["top", "leaf"] | None = None
-    """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
-    contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
+    """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
+    contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU."""
@@ -199,16 +201,18 @@ class Eval:  # more than 12 fields: a flag each
     max_pixels: int | None = None
     """Do not decode images with more pixels than this. Default: 89478485."""
     tta: Annotated[Tta, arg(metavar="[VIEWS]", alone="mirror", words=TTA_VIEWS)] = False
-    """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also of the
-    image shifted by a pixel up left and down right, as `train --tta mirror-shift` does. --tta alone means mirror."""
+    """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also average
+    those of the image shifted by a pixel up-left and down-right, like `train --tta mirror-shift`. --tta alone means
+    mirror."""
     amp: bool = True
     """Use mixed precision where it is faster."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """The device: auto, cpu, cuda or cuda:N."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Where to keep shards of an object store. Default: shards in the user's cache directory."""
+    """Folder that keeps the shards of an object store. Default: the folder shards in the user's cache directory."""
     cache_limit: Annotated[str | None, arg(metavar="SIZE")] = None
-    """How much --cache-dir may hold, as in 200GB. Default: what it holds already and half of what the disk has free."""
+    """How much --cache-dir may hold, such as 200GB. Default: what it already holds, plus half of the free disk
+    space."""
     storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
     are taken from the environment."""
@@ -244,7 +248,7 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     topk: int = 5
     """Number of classes to show for each image."""
     threshold: float | None = None
-    """For targets of several labels: predict labels of this probability or more. Default: each label's own threshold,
+    """Predict labels with this probability or more, for targets of several labels. Default: each label's own threshold,
     which training chose on the validation split."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU."""
@@ -253,12 +257,13 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     max_pixels: int = MAX_PIXELS
     """Do not decode images with more pixels than this."""
     tta: Annotated[Tta, arg(metavar="[VIEWS]", alone="mirror", words=TTA_VIEWS)] = False
-    """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also of the
-    image shifted by a pixel up left and down right, as `train --tta mirror-shift` does. --tta alone means mirror."""
+    """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also average
+    those of the image shifted by a pixel up-left and down-right, like `train --tta mirror-shift`. --tta alone means
+    mirror."""
     amp: bool = True
     """Use mixed precision where it is faster."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """The device: auto, cpu, cuda or cuda:N."""
     json: bool = False
     """Print one JSON object per line instead of a table."""
     csv: Path | None = None
@@ -272,17 +277,18 @@ class Export(FromStore):  # more than 12 fields: a flag each
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
     format: Literal["safetensors", "onnx", "pt2"] | None = None
-    """onnx, pt2: from uint8 images to logits, including normalisation. safetensors: the weights, with metadata.
-    Default: the extension of --output."""
+    """The file format. onnx, pt2: a graph from uint8 images to logits, including normalisation. safetensors: the
+    weights, with metadata. Default: the extension of --output."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FILE|FOLDER")] = None
     """Where to write, or the URL of a file in an object store. Default: RUN.onnx, .pt2 or .safetensors in the directory
     of the run, or next to the checkpoint."""
     with_preprocessing: bool = False
-    """onnx, pt2: accept images of any size, and include the resize and centre crop of `predict`. See docs/export.md."""
+    """Accept images of any size, and include the resize and centre crop of `predict` (onnx, pt2). See
+    docs/export.md."""
     check: bool = False
     """Run the written file on the CPU and compare its outputs with those of `predict`; exit code 1 if they differ."""
     check_data: Annotated[Path | None, arg(metavar="DATA")] = None
-    """With --check: a dataset or its URL, or images, of which up to 64 are read. Default: random images."""
+    """Images for --check: a dataset or its URL, or image files, of which up to 64 are read. Default: random images."""
     overwrite: bool = False
     """Replace the file."""
     json: bool = False
@@ -314,17 +320,17 @@ class Push:
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
     dst: Positional[Annotated[str, arg(metavar="hub://USER/NAME")]]
-    """The repository. It is made if it is not there; else the files are a new commit."""
+    """The repository. It is created if it does not exist; otherwise the files become a new commit."""
     private: bool = False
     """Make a new repository private."""
     revision: Annotated[str | None, arg(metavar="BRANCH")] = None
-    """Commit to this branch, which is made if it is not there. Default: main."""
+    """Commit to this branch, which is created if it does not exist. Default: main."""
     message: str | None = None
     """The message of the commit."""
     dry_run: Switch[bool] = False
     """Print the files and the card, and upload nothing. Needs no network and no token."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """For the URL of a run: where its best model is kept. Default: the user's cache directory."""
+    """Where to keep the best model of a run at a URL. Default: the user's cache directory."""
     storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
     are taken from the environment."""
@@ -342,8 +348,8 @@ class Inspect(FromStore, Augmenting):  # more than 12 fields: a flag each
     split: str | None = None
     """Inspect only this split. Default: all splits."""
     classes: Literal["top", "leaf"] | None = None
-    """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
-    contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
+    """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
+    contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
     headers_only: Switch[bool] = False
     """Read only the headers of images: faster, but damage inside them is not found."""
@@ -380,9 +386,9 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
     """The folder to write to, or its URL in an object store."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
-    """Any timm model (of a repository of the hub: hf-hub:USER/NAME), a torchvision model as torchvision/NAME, or, for
-    texts, a Hugging Face encoder as hf:NAME or hf:FOLDER. Default: the architecture that --weights states, else
-    resnet50."""
+    """The encoder: any timm model (from a repository of the hub: hf-hub:USER/NAME), a torchvision model as
+    torchvision/NAME, or, for texts, a Hugging Face encoder as hf:NAME or hf:FOLDER. Default: the architecture that
+    --weights states, else resnet50."""
     pretrained: bool = False
     """Use the model's published weights (downloaded)."""
     weights: Path | None = None
@@ -397,13 +403,13 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     split: str | None = None
     """Embed only this split. Default: all splits."""
     classes: Literal["top", "leaf"] | None = None
-    """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
-    contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
+    """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
+    contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
     format: Literal["shards", "npy", "parquet"] = "shards"
-    """shards: tars of .npy, .cls and .json, as WebDataset and DALI read them; npy: one array for each split, with
-    labels and keys in files next to it; parquet: a file for each split, with the columns key, label, class and
-    embedding."""
+    """How to store the embeddings. shards: tars of .npy, .cls and .json, as WebDataset and DALI read them; npy: one
+    array for each split, with labels and keys in files next to it; parquet: a file for each split, with the columns
+    key, label, class and embedding."""
     dtype: Literal["fp16", "fp32"] = "fp16"
     """Data type of the embeddings."""
     knn: Annotated[int | None, arg(metavar="[K]", alone="20", words=(NUMBER,))] = None
@@ -418,7 +424,7 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     amp: bool = True
     """Use mixed precision where it is faster."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """The device: auto, cpu, cuda or cuda:N."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Where to cache embeddings while they are computed, and for later runs, and shards of an object store. Default:
     .fastimg in a converted dataset if it is writable, else the user's cache directory."""

@@ -21,44 +21,44 @@ class Search:  # more than 12 fields: a flag each
     behind `--`."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, or an image folder; or the URL of shards or a folder in an object store, whose
-    cache is set by flags of `train`, behind `--`."""
+    """Shards made by `fastimg convert`, or an image folder; or the URL of shards or a folder in an object store. Flags
+    of `train` after `--` set the cache of that store."""
     param: Annotated[tuple[str, ...], arg(aliases=("-p",), metavar="FLAG=VALUES")] = ()
     """What to search: a flag of `train` and its values. lr=log:1e-4:1e-1 (by orders of magnitude), smoothing=0:0.2,
     smoothing=0:0.2:0.05 (in steps), epochs=int:5:20, or aa=none,trivial (one of these; none is the flag's default).
-    Default: the encoders at hand and their settings, by stages, within --time."""
+    Default: the encoders at hand and their settings, in stages, within --time."""
     trials: int | None = None
     """Number of trials. Default: until --time is over."""
     time: Annotated[str | None, arg(metavar="TIME")] = None
-    """End after this long: 90s, 20m or 2h. What was found by then is kept."""
+    """End the search after this long: 90s, 20m or 2h. Results found by then are kept."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME[,NAME...]")] = None
     """The encoders to compare, named as for `train`. With --param: the model of all trials."""
     weights: tuple[Path, ...] = ()
-    """Files of weights, or runs, or their URLs, to start from; each states its encoder, or belongs to one of --arch.
-    With --param: those of all trials."""
+    """Weights to start from: files, runs, or their URLs. Each states its encoder, or belongs to one of --arch. With
+    --param: the weights of all trials."""
     sampler: Literal["tpe", "random", "grid", "gp"] = "tpe"
     """How the next values are chosen: near those that did well (tpe), by a Gaussian process (gp), at random, or all
     combinations (grid)."""
     pruner: Literal["hyperband", "median", "none"] | None = None
-    """What ends trials that do worse than others at the same epoch. Default: median, none with several objectives."""
+    """How to end trials that do worse than others at the same epoch. Default: median; none with several objectives."""
     metric: Annotated[str | None, arg(metavar="NAME")] = None
-    """The metric of validation to search by, as for `train`. Default: that of `train`."""
+    """The validation metric to search by, as for `train`. Default: that of `train`."""
     objective: Annotated[str, arg(metavar="NAME[,NAME...]")] = "accuracy"
     """What to search for: accuracy (which is --metric), or accuracy,speed, where speed is images per second at
     prediction."""
     storage: Annotated[str | None, arg(metavar="URL")] = None
     """Where Optuna keeps the study, as sqlite:///study.db. Default: study.db in --output."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FOLDER")] = None
-    """Folder of the search, or its URL in an object store; the same command goes on with one that was interrupted.
-    Default: searches/NAME, after the data."""
+    """Folder of the search, or its URL in an object store; the same command continues an interrupted search. Default:
+    searches/NAME, named after the data."""
     keep: Literal["best", "all"] = "best"
-    """Which checkpoints stay: those of the best model, and while the search lasts those that it may go on with; or
-    all."""
+    """Which checkpoints to keep. best: those of the best model, and during the search those that it may continue from.
+    all: all of them."""
     config: Path | None = None
-    """Read the settings that all trials share from this YAML file or its URL, as for `train`; flags of `train` that
-    stand behind `--` win over it."""
+    """Read the settings that all trials share from this YAML file or its URL, as for `train`; flags of `train` after
+    `--` override it."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N. auto: every GPU runs trials."""
+    """The device: auto, cpu, cuda or cuda:N. auto: every GPU runs trials."""
     jobs: int | None = None
     """Number of trials at a time. Default: one for each GPU, one on a CPU; with --backend ray, as many as the cluster
     has room for."""
@@ -67,12 +67,12 @@ class Search:  # more than 12 fields: a flag each
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
     """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
     resources_per_trial: Annotated[str | None, arg(metavar="NAME=AMOUNT[,...]")] = None
-    """What a trial takes of the Ray cluster, as gpu=0.5,cpu=2. Default: a GPU with its share of the node's cores;
+    """What a trial takes of the Ray cluster, such as gpu=0.5,cpu=2. Default: a GPU with its share of the node's cores;
     without GPUs, the cores of a node."""
     limit_gpu_memory: Switch[bool] = False
-    """A trial with a part of a GPU, as gpu=0.5, takes no more than that part of its memory."""
+    """Limit a trial with a part of a GPU, such as gpu=0.5, to that part of the GPU's memory."""
     seed: int = 0
-    """Seed of what is drawn. With one trial at a time the same seed gives the same trials in the same order."""
+    """Seed of all draws. With one trial at a time, the same seed gives the same trials in the same order."""
     json: bool = False
     """Print the leaderboard as JSON."""
     shared: YamlOnly[tuple[str, ...]] = ()  # flags of `train`, those behind `--`
@@ -96,7 +96,7 @@ class Suggest(FromStore):  # more than 12 fields: a flag each
     model_kwargs: tuple[str, ...] = ()
     """Additional arguments of the model, as name=value."""
     classes: Literal["top", "leaf"] | None = None
-    """For a folder of class folders, which folder names the class of a file, as for `train`."""
+    """Which folder names the class of a file, in a folder of class folders, as for `train`."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
