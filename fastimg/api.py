@@ -17,7 +17,6 @@ from rich.console import Console
 from fastimg.config import yaml_file
 from fastimg.config.commands import Convert, Predict, Train
 from fastimg.config.url_arguments import refuse_urls
-from fastimg.errors import UsageError
 from fastimg.signatures import takes_settings_of
 from fastimg.system import terminal
 
@@ -125,15 +124,15 @@ def predict(
 
     With `progress` a bar and remarks are printed on standard error; without, nothing.
     """
+    from fastimg.predict.answering.files import path_of
     from fastimg.predict.prediction import classify
     from fastimg.train.checkpoints.stored_models import local_model
 
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    if any(not os.fspath(file) or "\0" in os.fspath(file) for file in files):
-        raise UsageError("sources: one is empty, or no path; give files or folders")
-    refuse_urls({"checkpoint": Path(checkpoint), "sources": tuple(map(Path, files))})
+    paths = tuple(path_of(file, place) for place, file in enumerate(files))
+    refuse_urls({"checkpoint": Path(checkpoint), "sources": paths})
     given = _given("predict", Predict, settings, _ON_A_COMMAND_LINE)
-    config = Predict(checkpoint=Path(checkpoint), sources=tuple(map(Path, files)), **given)
+    config = Predict(checkpoint=Path(checkpoint), sources=paths, **given)
     config = replace(config, checkpoint=local_model(config.checkpoint, config))
     with _library():
         return classify(config, terminal.console(stderr=True) if progress else _nowhere())

@@ -85,14 +85,15 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Heade
     if header is None:
         with _open(data) as image:
             width, height = image.size
-            _check_pixels(width, height, max_pixels)
+            check_pixels(width, height, max_pixels)
             orientation = _pillow_orientation(image, data)
             header = Header((image.format or "unknown").lower(), width, height, orientation, turbo=False)
-    _check_pixels(header.width, header.height, max_pixels)
+    check_pixels(header.width, header.height, max_pixels)
     return header
 
 
-def _check_pixels(width: int, height: int, most: int) -> None:
+def check_pixels(width: int, height: int, most: int) -> None:
+    """Raises ImageError for an image of more than `most` pixels."""
     if width * height > most:
         raise ImageError(f"{width} x {height} pixels are more than max_pixels={most}; raise it if you trust the image")
 

@@ -1,11 +1,20 @@
 """The files that a caller names, and those in the folders that it names."""
 
+import os
 from pathlib import Path
 
-from fastimg.errors import UserError
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.folders.bands import is_bands
 from fastimg.loaders.folders.walk import find_images, find_texts
+
+
+def path_of(source: str | os.PathLike[str], place: int) -> Path:
+    """The path that a caller gives as sources[place]. Raises UsageError for text that is none."""
+    text = os.fspath(source)
+    if not text or "\0" in text:
+        raise UsageError(f"sources[{place}] is {text!r}, which is no path; give a file or a folder")
+    return Path(source)
 
 
 def find_files(

@@ -16,6 +16,7 @@ from fastimg.loaders.containers.arrays import npy_bytes
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
+from fastimg.loaders.decode import check_pixels
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry.model import Preprocessing
 from fastimg.wording import shortened
@@ -111,8 +112,7 @@ class GivenImages(FilesDataset):
         if isinstance(picture, Image.Image):
             return memoryview(_encoded(picture))
         height, width = picture.shape[1:] if self._bands else picture.shape[:2]
-        if fault := _too_large(width, height, self._max_pixels):
-            raise ImageError(fault)
+        check_pixels(width, height, self._max_pixels)
         return memoryview(npy_bytes(picture) if self._bands else _packed(picture))
 
     def sample_key(self, index: int) -> str:
@@ -176,23 +176,15 @@ def _arrays(source: npt.NDArray[np.generic] | torch.Tensor, bands: Preprocessing
     return [array]
 
 
-def _too_large(width: int, height: int, most: int) -> str | None:
-    """Why an image is not read, if it has more than `most` pixels."""
-    if width * height <= most:
-        return None
-    return f"{width} x {height} pixels are more than max_pixels={most}; raise it if you trust the image"
-
-
 def _loaded(image: Image.Image, max_pixels: int) -> Picture:
     """The image once Pillow has read its pixels, which it would do when they are needed, and not in several threads.
 
     It is read once: after damage was found, Pillow gives what it had read until then.
     """
-    if fault := _too_large(*image.size, max_pixels):
-        return Unreadable(fault)
     if 0 in image.size:
         raise ValueError(f"an image of {image.width} x {image.height} pixels; give one that has some")
     try:
+        check_pixels(*image.size, max_pixels)
         image.load()
     except Exception as error:  # noqa: BLE001 - plugins raise anything, and AssertionError for a closed file
         return Unreadable(_first_line(error))

@@ -30,7 +30,7 @@ from fastimg.predict.answers import Answer
 from fastimg.predict.inference import Inference, restore
 from fastimg.wording import plural, shortened
 
-from .files import find_files
+from .files import find_files, path_of
 from .in_memory import GivenImages, GivenTexts, Picture, pictures_of
 from .in_memory import Source as InMemory
 from .of_samples import Wanted, answers_of
@@ -244,9 +244,7 @@ def _path(source: object, place: int) -> Path:
             f"sources[{place}] is of type {type(source).__name__}; give a path, encoded bytes, an image of Pillow's, "
             "an array or a tensor"
         )
-    if not os.fspath(source) or "\0" in os.fspath(source):
-        raise UsageError(f"sources[{place}] is {os.fspath(source)!r}, which is no path; give a file or a folder")
-    path = Path(source)
+    path = path_of(source, place)
     if (url := url_of(path)) is not None:
         raise UsageError(f"{url}: is in an object store; use fastimg.predict, which fetches it")
     return path

@@ -239,7 +239,7 @@ def test_refusals(model, trained, tmp_path):
     with pytest.raises(UsageError, match="topk: expected a whole number"):
         model.predict(np.zeros((20, 20, 3), np.uint8), topk=2.5)
     for sources in ("", ["a.jpg", "a\0b.jpg"]):
-        with pytest.raises(UsageError, match="empty, or no path"):
+        with pytest.raises(UsageError, match=r"sources\[[01]\] is .* no path"):
             fastimg.predict(trained.run, sources)
     with pytest.raises(UserError, match=str(tmp_path)):
         fastimg.load(tmp_path)
