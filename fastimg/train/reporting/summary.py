@@ -163,19 +163,23 @@ def draw_curves(
 ) -> Path:
     """Draw what a run has logged, with a metric beside the loss. Returns the file."""
     file = directory / rundir.CURVES
-    plot_curves(records, steps_per_epoch, _curve_notes(config, metric), file)
+    classes = any(key.rpartition(".")[2] == "top1" for record in records for key in record)
+    plot_curves(records, steps_per_epoch, _curve_notes(config, metric, classes), file)
     return file
 
 
-def _curve_notes(config: Train, metric: str) -> CurveNotes:
-    """What is drawn, and why training's loss and accuracy cannot be compared directly with validation's."""
+def _curve_notes(config: Train, metric: str, classes: bool) -> CurveNotes:
+    """What is drawn, and why training's loss and accuracy cannot be compared directly with validation's.
+
+    classes: whether a target is a class; the others are not smoothed.
+    """
     mixed = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
     kind = loss_kind(config)
     names = {"cross-entropy": "", "bce": "binary cross-entropy", "focal": "focal loss", "asymmetric": "asymmetric loss"}
     loss = [names[kind]] if names[kind] else []
     loss += ["class weights"] if config.class_weights else []
     loss += ["adjusted logits"] if config.logit_adjust else []
-    loss += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
+    loss += [f"label smoothing {config.smoothing:g}"] if config.smoothing and classes else []
     return CurveNotes(
         metric="top1" if metric == "loss" else metric,
         loss=", ".join([*loss, *mixed]),

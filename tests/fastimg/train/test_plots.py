@@ -122,7 +122,11 @@ def test_curves_of_what_there_is(records, tmp_path, monkeypatch):
     ],
 )
 def test_a_note_on_training_with_augmentation(settings, notes):
-    assert astuple(summary._curve_notes(Train(**settings), "top1")) == ("top1", *notes)
+    assert astuple(summary._curve_notes(Train(**settings), "top1", True)) == ("top1", *notes)
+
+
+def test_numbers_and_labels_are_not_smoothed():
+    assert summary._curve_notes(Train(smoothing=0.1), "mae", False).loss == ""
 
 
 @pytest.mark.parametrize("count", [1, 6, 7])
