@@ -227,7 +227,8 @@ def _optimisation(
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
     ema: Ema | ScheduleFreeAverage | None = None
     if config.model_ema:
-        ema = Ema(trained, config.model_ema_decay or DECAY, config.model_ema_steps)
+        decay = DECAY if config.model_ema_decay is None else config.model_ema_decay
+        ema = Ema(trained, decay, config.model_ema_steps)
     elif isinstance(optimizer, ScheduleFree):
         ema = ScheduleFreeAverage(trained, optimizer)
     schedule = effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train))

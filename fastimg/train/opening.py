@@ -340,7 +340,8 @@ def open_loader(
     )
     device = next(model.module.parameters()).device
     if part.texts is not None:
-        images = open_loader(config, ranks, replace(part, texts=None), crop, order, padding, model, arrays, scaling)
+        alone = replace(part, texts=None)
+        images = open_loader(config, ranks, alone, crop, order, padding, model, arrays, scaling, sampler)
         return PairedLoader(images, part.texts, device)
     if arrays is not None:
         return array_loader(part, arrays, settings, device)

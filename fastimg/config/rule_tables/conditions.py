@@ -65,8 +65,8 @@ def check_teaches(config: Train) -> str | None:
         return None
     if loss_kind(config) in ("bce", "asymmetric"):
         return "compares softmax probabilities, which --bce-loss and --loss asymmetric have none of; leave one out"
-    if head_alone(config) and config.cache_embeddings != "off":
-        return "needs images, and --freeze backbone trains on kept embeddings; add --cache-embeddings off"
+    if sees_frozen(config) and config.cache_embeddings != "off":
+        return f"needs images, and --freeze {config.freeze} trains on kept embeddings; add --cache-embeddings off"
     return None
 
 

@@ -1,6 +1,7 @@
 """The teacher: a trained model that sees the student's crops as it was trained to see images."""
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -11,9 +12,10 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing, build, load_weights, read_weights
-from fastimg.train.checkpoints.format import load_model
+from fastimg.train.checkpoints.format import Card, load_model
 from fastimg.train.checkpoints.stored_models import brought_here
 from fastimg.train.tasks.joint import Tasks
+from fastimg.train.tasks.restored import several
 from fastimg.wording import plural
 
 
@@ -36,11 +38,13 @@ class Teacher:
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """Its logits [B, classes] for images [B, C, H, W] that are normalised for the student. No sync."""
         size = self.preprocessing.val_size
+        dtype = images.dtype
         if self.renormalisation is not None:
             scale, shift = self.renormalisation
-            images = (images.float() * scale + shift).to(images.dtype)
-        if images.shape[-2:] != (size, size):
-            images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+            images = images.float() * scale + shift
+        if images.shape[-2:] != (size, size):  # in float32: torch resizes no bf16 on CPUs
+            images = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)
+        images = images.to(dtype)
         with self.precision.autocast():
             logits: torch.Tensor = self.model.module(images)
         return logits if self.order is None else logits[:, self.order]
@@ -71,11 +75,14 @@ def load(config: Train, tasks: Tasks, student: Preprocessing, precision: Precisi
         model, card = load_model(path)
         if config.teacher_weights is not None:
             raise UsageError("--teacher-weights has no effect with a checkpoint as --teacher; leave one of them out")
-        if card.text is not None:
-            raise UsageError(f"--teacher {config.teacher}: reads texts, and this run has images; give one of images")
-        _compare(config.teacher, card.classes, classes)
-        if card.classes != classes or card.num_classes != len(classes):
-            order = torch.tensor([card.classes.index(name) for name in classes], device=ranks.device)
+        if card.text is not None or card.pair is not None:
+            what = "reads texts, and this run has images" if card.pair is None else "reads texts beside images"
+            raise UsageError(f"--teacher {config.teacher}: {what}; give one of images")
+        first, names = _outputs_of_classes(config.teacher, card, classes)
+        _compare(config.teacher, names, classes)
+        outputs = [first + names.index(name) for name in classes]
+        if outputs != list(range(card.num_classes)):
+            order = torch.tensor(outputs, device=ranks.device)
         preprocessing = card.preprocessing
     else:
         model, preprocessing = _by_name(config, len(classes), student.channels)
@@ -130,6 +137,30 @@ def _by_name(config: Train, classes: int, channels: int) -> tuple[Model, Preproc
     tensors, _ = read_weights(brought_here(config.teacher_weights))
     load_weights(model, tensors, f"--teacher-weights {config.teacher_weights}", strict_head=True)
     return model, model.preprocessing
+
+
+def _outputs_of_classes(teacher: str, card: Card, classes: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    """The first output of the checkpoint's class target, and its classes; of several targets, the one with `classes`.
+
+    Raises UserError where no target, or more than one, has them.
+    """
+    tasks = several(card.targets)
+    if tasks is None:
+        return 0, card.classes
+    firsts = accumulate((task.outputs for task in tasks.all), initial=0)
+    found = [
+        (first, task.target.classes)
+        for first, task in zip(firsts, tasks.all, strict=False)
+        if task.target.kind == "class" and set(task.target.classes) == set(classes)
+    ]
+    if len(found) != 1:
+        predicts = printable(", ".join(f"{task.target.name} ({task.target.kind})" for task in tasks.all))
+        which = "more than one of which has" if found else "none of which has"
+        raise UserError(
+            f"--teacher {teacher}: predicts {predicts}, {which} the dataset's {plural(len(classes), 'class')}; give "
+            "one that predicts these alone"
+        )
+    return found[0]
 
 
 def _compare(teacher: str, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:

@@ -100,3 +100,13 @@ def test_a_run_saves_the_average_and_resumes_with_both(trained, fast, tmp_path, 
 def test_refused(flags, trained, cli):
     ran = cli("train", trained.shards, *flags)
     assert ran.code == 2 and flags[-2] in ran.err
+
+
+def test_a_decay_of_zero_is_the_weights_themselves(trained, fast, cli, tmp_path):
+    """And not the decay that is used where none is given."""
+    flags = (*fast, "--lr", "3e-3", "--no-aug", "-o", tmp_path, "--name")
+    assert cli("train", trained.images, *flags, "plain").code == 0
+    assert cli("train", trained.images, *flags, "averaged", "--model-ema", "--model-ema-decay", "0").code == 0
+    plain, averaged = (load_file(tmp_path / name / "last/model.safetensors") for name in ("plain", "averaged"))
+    assert plain.keys() == averaged.keys()
+    assert all(torch.equal(plain[name], averaged[name]) for name in plain)

@@ -25,6 +25,7 @@ from fastimg.models.registry import build
 from fastimg.search.staged import rungs
 from fastimg.search.staged.stages import search_by_stages
 from fastimg.search.staged.trials import StagedSearch
+from fastimg.train import opening
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.choices.weights_at_hand import KeptWeights
 
@@ -126,6 +127,22 @@ def accuracy(tmp_path):
 
 def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("frozen", [(), ("--freeze", "image"), ("--freeze", "backbone")])
+def test_a_sampler_draws_pairs(train, monkeypatch, frozen):
+    samplings = []
+
+    class Recorded(opening.PairedLoader):
+        def __init__(self, images, texts, device):
+            samplings.append(images.config.sampling)
+            super().__init__(images, texts, device)
+
+    monkeypatch.setattr(opening, "PairedLoader", Recorded)
+    train("sampled", "--sampler", "balanced", *frozen)
+    training, *others = samplings
+    assert training is not None
+    assert others == [None]
 
 
 @pytest.mark.parametrize("combiner", ["concat", "gated"])

@@ -18,6 +18,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Preprocessing
 from fastimg.train.checkpoints.format import load_model, read_card
 from fastimg.train.choices import refusals
+from fastimg.train.distillation import teacher as teachers
 from fastimg.train.distillation.loss import Distillation
 from fastimg.train.distillation.teacher import Teacher, load
 from fastimg.train.tasks.classification import ClassTask
@@ -110,6 +111,66 @@ def test_teachers_that_cannot_teach(trained: Any, tmp_path: Path) -> None:
         refusals.check(Train(kd_weight=0.5))
     with pytest.raises(UsageError, match="compares softmax probabilities"):
         refusals.check(Train(teacher=run, bce_loss=True))
+
+
+def several_targets(monkeypatch: pytest.MonkeyPatch, trained: Any, *stated: dict[str, Any]) -> nn.Module:
+    """The teacher's checkpoint predicts other targets: its outputs are the numbers 0, 1, 2, ..., whatever it sees."""
+    model, card = load_model(trained.run)
+    outputs = sum(target["outputs"] for target in stated)
+    module = nn.Sequential(nn.Flatten(), nn.LazyLinear(outputs))
+    module(torch.zeros(1, 3, card.preprocessing.val_size, card.preprocessing.val_size))
+    with torch.no_grad():
+        module[1].weight.zero_()
+        module[1].bias.copy_(torch.arange(outputs))
+    card = replace(card, targets=stated, num_classes=outputs)
+    monkeypatch.setattr(teachers, "load_model", lambda path: (replace(model, module=module), card))
+    return module
+
+
+AGE = {"name": "age", "kind": "number", "outputs": 1, "mean": 3.0, "std": 1.0}
+COLOUR = {"name": "colour", "kind": "class", "outputs": 3, "classes": ["red", "green", "blue"]}
+TAGS = {"name": "tags", "kind": "multilabel", "outputs": 3, "classes": ["red", "green", "blue"]}
+
+
+@pytest.mark.parametrize(
+    ("stated", "outputs"),
+    [((AGE, COLOUR), [3.0, 2.0, 1.0]), ((COLOUR, AGE), [2.0, 1.0, 0.0]), ((TAGS, AGE, COLOUR), [6.0, 5.0, 4.0])],
+)
+def test_of_several_targets_the_class_teaches(
+    stated: tuple[dict[str, Any], ...], outputs: list[float], trained: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several_targets(monkeypatch, trained, *stated)
+    made = built(Train(teacher=str(trained.run)))  # of blue, green, red
+    assert made.logits(torch.zeros(2, 3, 32, 32)).tolist() == [outputs] * 2
+
+
+def test_outputs_that_are_no_classes_do_not_teach(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    several_targets(monkeypatch, trained, TAGS)
+    with pytest.raises(UserError, match=r"predicts tags \(multilabel\), none of which has the dataset's 3 classes"):
+        built(Train(teacher=str(trained.run)))
+    several_targets(monkeypatch, trained, COLOUR, COLOUR | {"name": "other"})
+    with pytest.raises(UserError, match="more than one of which has the dataset's 3 classes"):
+        built(Train(teacher=str(trained.run)))
+    model, card = load_model(trained.run)
+    monkeypatch.setattr(teachers, "load_model", lambda path: (model, replace(card, pair={"text": {}})))
+    with pytest.raises(UsageError, match="reads texts beside images; give one of images"):
+        built(Train(teacher=str(trained.run)))
+
+
+def test_a_teacher_of_another_size_takes_bf16(trained: Any) -> None:
+    """As under bf16 autocast on a CPU, where torch cannot resize it."""
+    made = built(Train(teacher=str(trained.run)), student=own(48, 0.4, 0.3))
+    made = replace(made, precision=choose(CPU, True, "bf16"))
+    images = torch.rand(2, 3, 48, 48)
+    exact = made.logits(images)
+    assert (made.logits(images.bfloat16()) - exact).abs().max() < 0.05 * exact.abs().max() + 0.05
+
+
+def test_towers_that_are_kept_show_a_teacher_no_images(trained: Any) -> None:
+    asked = Train(teacher=str(trained.run), text_arch="hf:bert", freeze="image")
+    with pytest.raises(UsageError, match="--freeze image trains on kept embeddings; add --cache-embeddings off"):
+        refusals.check(asked)
+    refusals.check(replace(asked, cache_embeddings="off"))
 
 
 def test_a_teacher_by_its_architecture(trained: Any, tmp_path: Path) -> None:
