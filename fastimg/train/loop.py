@@ -154,6 +154,8 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: Ti
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))
             stack.enter_context(first_shards(run, display.say))
         while progress.epoch < setup.epochs and not run.out_of_patience:
+            # Also if no step is left of a resumed epoch: ranks agree on the statistics of norms that train.
+            unfreeze(run, display.say if display is not None else _silent)
             if run.step_in_epoch < run.steps_of_epoch:
                 signal = _epoch(run, interrupt, time_limit, display)
                 if signal:
@@ -175,7 +177,6 @@ def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Displ
     loader = setup.data.loader
     accumulate = setup.config.grad_accum_steps
 
-    unfreeze(run, display.say if display is not None else _silent)
     train_mode(setup.trained)
     if setup.input.progressive is not None:
         loader.set_size(setup.input.progressive.size(progress.epoch))

@@ -275,6 +275,37 @@ def test_two_ranks_agree_on_when_and_go_on_exactly(
     assert_same(tmp_path / "often", tmp_path / "never")
 
 
+def test_a_run_stopped_at_the_end_of_an_epoch_after_the_freeze_validates_what_trains(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks agree on the statistics of norms that train; the resumed process has none of the epoch's steps left."""
+    from fastimg.train import loop
+    from fastimg.train import step as module
+
+    average, agree = module.average_gradients, loop.agree_on_buffers
+    flags = arguments(trained.images, tmp_path, "--freeze", "2", "--freeze-epochs", "1")
+    learned: list[bool] = []
+
+    def hooked(run: Any, *rest: Any) -> int:
+        if run.progress.step == 11:
+            os.kill(os.getpid(), 15)
+        return average(run, *rest)
+
+    def noted(model: Any, ranks: Any) -> None:
+        learned.append(all(parameter.requires_grad for parameter in model.parameters()))
+        agree(model, ranks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "average_gradients", hooked)
+        assert cli.run(flags) == 143
+    training = checkpoint.load_training((tmp_path / "run/last").resolve())
+    assert (training["step"], training["epoch"]) == (12, 1)
+    monkeypatch.setattr(loop, "agree_on_buffers", noted)
+    assert cli.run([*flags, "--resume", "auto"]) == 0
+    assert learned and all(learned)
+    assert "all parameters train from here on" in capsys.readouterr().out
+
+
 def test_a_signal_waits_for_the_writer(trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every checkpoint reported as saved is on disk when the process ends, and no write is pending."""
     from fastimg.train import step as module
