@@ -61,21 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             print(json.dumps(found), flush=True)
         return []
     console = Console(width=110)
+    environment = measure.environment()
     with tempfile.TemporaryDirectory() as folder:
         counts = _write(args, Path(folder))
         names = ["fastimg", "airbench"] if args.airbench else ["fastimg"]
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in range(args.runs):
             order = names if number % 2 == 0 else names[::-1]
+            first = args.seed + number
             # On a CPU, airbench's process is patched.
             for together in [[name] for name in order] if args.device == "cpu" else [names] * (number == 0):
                 count = 1 if args.device == "cpu" else args.runs
-                for found in _process(together, range(number, number + count), args, Path(folder)):
+                for found in _process(together, range(first, first + count), args, Path(folder)):
                     runs[found["by"]].append(found)
                     console.print(
                         f"{found['by']:8} {found['seconds']:8.2f} s   {found['accuracy']:.2%}", highlight=False
                     )
-    environment = measure.environment()
     rows = []
     for name, found in runs.items():
         row = {
@@ -97,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             "epochs": args.epochs,
             "batch_size": args.batch_size,
             "warmups": args.warmups,
+            "first_seed": args.seed,
             **counts,
         }
         record = {"benchmark": "cifar", **measure.flat(row), **raw, **setting, "environment": environment}
@@ -116,6 +118,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=1, help="repeat every training image this many times, for timing")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; the others count on from it")
     parser.add_argument("--warmups", type=int, default=0, help="untimed trainings in each process before the timed one")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "cifar.jsonl")
     parser.add_argument("--one", help=argparse.SUPPRESS)

@@ -348,8 +348,10 @@ def _precision(opened: Opened, model: Model, ranks: Ranks) -> Precision:
     rule = opened.checked.precision
     if rule.device_type != "cuda":
         return rule
-    gpu = ranks.broadcast(machine.device_name(ranks.device))  # ranks on several kinds of GPU choose alike
     scaled = rundir.scaled_before(opened.directory) if opened.resuming else None
+    if scaled is False and rule.dtype is torch.float16:  # only on a GPU without bf16: --amp-dtype stays the run's own
+        return replace(rule, reason=f"{rule.reason}, which the run began without: its scale starts anew")
+    gpu = ranks.broadcast(machine.device_name(ranks.device))  # ranks on several kinds of GPU choose alike
     return step_rates.precision(rule, opened.checked.config, model, gpu, scaled)
 
 

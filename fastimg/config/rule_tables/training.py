@@ -192,7 +192,10 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("norm_lr_scale", only_head, "with --freeze backbone"),
 )
 
-CUDA_GRAPHS: tuple[Rule, ...] = (Check("compile", check_cuda_graphs),)
+OF_A_STEP: tuple[Rule, ...] = (  # what the batch of a rank decides, which other ranks change in a run that is resumed
+    Check("compile", check_cuda_graphs),
+    Check("ghost_bn", check_ghost_batch),
+)
 
 _VALUES: tuple[Rule, ...] = (
     Range("num_classes", at_least(1), "1 or more"),
@@ -213,7 +216,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("model_ema_decay", is_share_below_one, "a share from 0 up to, not including, 1"),
     Range("model_ema_steps", at_least(1), "1 or more"),
     Range("compile", lambda mode: mode in COMPILE_MODES, f"one of {', '.join(COMPILE_MODES)}"),
-    *CUDA_GRAPHS,
+    *OF_A_STEP,
     Range("seed", at_least(0), "0 or more"),
     Range("prefetch", at_least(2), "2 or more"),
     Check("order_window", check_order_window),
@@ -255,7 +258,6 @@ _VALUES: tuple[Rule, ...] = (
         Range(name, is_size, "a size from 1 to 16384 pixels")
         for name in ("img_size", "train_crop_size", "val_crop_size", "val_resize_size")
     ),
-    Check("ghost_bn", check_ghost_batch),
     Check("batch_size", check_batch_search),
     Check("cache_embeddings", check_views),
     Check("cache_teacher", check_kept_teacher),

@@ -193,7 +193,8 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
         module.load_state_dict(training.get("weights", tensors))
         optimizer.load_state_dict(training["optimizer"])
     take_buffers(training.get("each_rank", {}), module, setup.ranks, averages)
-    setup.optimisation.scaler.load_state_dict(training["scaler"])
+    if training["scaler"]:  # empty of a run without one, as on a device with bf16
+        setup.optimisation.scaler.load_state_dict(training["scaler"])
     if setup.optimisation.lookahead is not None:
         setup.optimisation.lookahead.restore(training.get("lookahead", {}))
     progress.step = training["step"]

@@ -44,11 +44,16 @@ def find_batch_size(config: Train, trial: Callable[[int], Run], samples: int, ra
 
     Tries 8 images, or a ghost batch, and doubles up to a fifth of the dataset; stops when memory runs out, or would, or
     when a doubled batch is no faster. The weights are restored afterwards. All ranks try the same sizes, each on its
-    own, and combine their results. Raises UserError if not even the smallest batch fits.
+    own, and combine their results. Raises UserError if not even the smallest batch fits, or the data is too small.
     """
     most = max(1, int(SHARE * samples / ranks.world_size))
     multiple = config.ghost_bn
-    size = min(multiple or START, most)
+    if multiple is not None and multiple > most:
+        raise UserError(
+            f"--ghost-bn {multiple}: --batch-size auto tries up to {SHARE:.0%} of the {plural(samples, 'image')} on "
+            f"each rank, which is {most}; give a smaller --ghost-bn, or a --batch-size"
+        )
+    size = multiple or min(START, most)
     done: list[Trial] = []
     why = ""
     while not why:

@@ -1,7 +1,7 @@
 """Configurations of `train` that are refused: by the rules between flags, or for what is not installed."""
 
 from fastimg.config.commands import Train
-from fastimg.config.rule_tables.training import CUDA_GRAPHS, TRAIN, TRAIN_DEVICE
+from fastimg.config.rule_tables.training import OF_A_STEP, TRAIN, TRAIN_DEVICE
 from fastimg.config.rules import refuse, refuse_device
 from fastimg.data.datasets import check_backend, chosen_backend
 from fastimg.errors import UsageError
@@ -19,8 +19,8 @@ def check(config: Train) -> None:
 
 
 def check_resumed(config: Train) -> None:
-    """Raises UsageError where the steps that other ranks make of a resumed run's batch do not go with CUDA graphs."""
-    refuse(config, CUDA_GRAPHS)
+    """Raises UsageError where another number of ranks divides a resumed run's steps as its settings do not allow."""
+    refuse(config, OF_A_STEP)
 
 
 def check_device(config: Train, device: str) -> None:

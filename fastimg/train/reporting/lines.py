@@ -8,13 +8,16 @@ the host to enqueue more. A line later its numbers have long arrived. Each line 
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
+from fastimg.models.registry import read_weights
 from fastimg.system.progress import Display, Line
 from fastimg.system.signals import strongest, votes
+from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.metrics import OnTheWay, TracedSteps
 from fastimg.train.run import Run
 
@@ -141,11 +144,22 @@ def _diverged(run: Run, loss: float) -> UserError:
     bad = progress.first_bad.read(setup.ranks) or progress.step  # the latest, where only a sum became infinite
     progress.writer.join()
     last = setup.directory / "last"
-    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written before it"
+    if not last.exists():
+        kept = "no checkpoint was written before it"
+    elif _is_finite(last / MODEL):
+        kept = f"the last good checkpoint is {last}"
+    else:  # the last step before it had made weights infinite, and its own loss was that of the weights before
+        kept = f"the weights in {last} are not finite, either"
     return UserError(
         f"the loss became {loss} in step {bad} (learning rate {setup.optimisation.schedule(bad - 1):.3g}); lower --lr, "
         f"raise --warmup or set --clip-grad; {kept}"
     )
+
+
+def _is_finite(weights: Path) -> bool:
+    """Whether all of a checkpoint's numbers are finite."""
+    tensors, _ = read_weights(weights)
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
 def nothing_decoded(run: Run, loader: BatchSource, name: str) -> UserError:

@@ -62,6 +62,12 @@ def test_it_keeps_to_multiples_of_the_ghost_batch(search):
     assert search(lambda size: float(min(size, 96)), multiple=24) == (96, [24, 48, 96, 192])
 
 
+def test_no_batch_is_smaller_than_a_ghost(search):
+    assert search(float, samples=120, multiple=24) == (24, [24])
+    with pytest.raises(UserError, match=r"--ghost-bn 32: --batch-size auto tries up to 20% of the 100 images .* 20;"):
+        search(float, samples=100, multiple=32)
+
+
 def test_it_is_limited_by_host_memory(search, monkeypatch):
     monkeypatch.setattr(autobatch, "available", lambda: 10_000)
     assert search(float, host_bytes=100) == (64, [8, 16, 32, 64])  # 128 would take 12,800 of 8,000 bytes

@@ -119,6 +119,15 @@ def test_a_run_uses_the_measured_rates(monkeypatch, resuming):
     assert setup._precision(opened, "model", CPU) is checked.precision and len(asked) == 1
 
 
+def test_a_run_of_bf16_goes_on_where_there_is_none(monkeypatch):
+    """As on a GPU before Ampere: in fp16, with a scaler that begins, and the report says so."""
+    monkeypatch.setattr(rundir, "scaled_before", lambda directory: False)
+    rule = Precision("cuda", torch.float16, "fp16 autocast with a gradient scaler")
+    opened = SimpleNamespace(checked=SimpleNamespace(precision=rule, config=Train()), resuming=True, directory="run")
+    chosen = setup._precision(opened, "model", CUDA)
+    assert chosen.dtype is torch.float16 and chosen.reason.endswith("the run began without: its scale starts anew")
+
+
 def test_whether_a_run_scaled_its_gradients(trained, tmp_path):
     assert rundir.scaled_before(trained.run) is False and rundir.scaled_before(tmp_path) is None
     saved = tmp_path / "checkpoints/step"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fastimg.system.progress import Display
 from fastimg.train import step as training_step
@@ -95,6 +96,19 @@ def test_a_run_whose_divergence_is_pending_is_not_saved(
     assert ran.code == 1 and "the loss became nan in step 3 " in ran.err, ran.err
     for path in (tmp_path / "nan/checkpoints").glob("[0-9]*"):
         assert checkpoint.read_card(path / "model.safetensors").step < 3
+
+
+def test_a_checkpoint_that_is_not_finite_is_not_called_good(train: Any, tmp_path: Path) -> None:
+    """As where the last step before it made the weights infinite, and the next loss is the first to show it."""
+    assert train("run", "--epochs", "1").code == 0
+    weights = tmp_path / "run/last/model.safetensors"
+    with safe_open(weights, framework="pt") as file:
+        stated = file.metadata()
+    tensors = load_file(weights)
+    next(tensor for tensor in tensors.values() if tensor.is_floating_point()).fill_(float("nan"))
+    save_file(tensors, weights, stated)
+    ran = train("run", "--resume", "auto")
+    assert ran.code == 1 and f"the weights in {tmp_path}/run/last are not finite, either" in ran.err, ran.err
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ from fastimg.config.commands import Train
 from fastimg.errors import UsageError
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
-from fastimg.train.choices.refusals import check
+from fastimg.train.choices.refusals import check, check_resumed
 from fastimg.train.choices.resolution import preprocessing, resolve, scales, schedule
 
 OWN = Preprocessing(
@@ -346,3 +346,10 @@ def test_a_batch_larger_than_the_data_is_reported(trained, cli):
 )
 def test_how_crops_are_scaled(given, scaling):
     assert scales(Train(**given)) == scaling
+
+
+def test_the_batch_of_other_ranks_is_checked_anew():
+    """A run that is resumed on more ranks divides its step among them: 32 images of 4 ghosts become 4."""
+    check_resumed(Train(ghost_bn=8, batch_size=32))
+    with pytest.raises(UsageError, match="--ghost-bn 8: does not divide the batch of 4"):
+        check_resumed(Train(ghost_bn=8, batch_size=4))

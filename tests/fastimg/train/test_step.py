@@ -129,6 +129,13 @@ def test_clipping_compares_with_the_true_norm(train):
     assert_same(outcome(train(flags, SCALED, "scaled")), outcome(train(flags, FLOAT, "plain")))
 
 
+def test_a_run_without_a_scaler_goes_on_with_one(train):
+    """As one that began in bf16, on a GPU that has none: its checkpoint says nothing of a scale."""
+    train(("--epochs", "1"), FLOAT)
+    resumed = train(("--epochs", "2", "--resume", "auto"), SCALED)
+    assert resumed.progress.epoch == 2 and resumed.setup.optimisation.scaler.is_enabled()
+
+
 @dataclass(frozen=True)
 class Alike(Ranks):
     """Ranks that all do the same."""
