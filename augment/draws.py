@@ -30,6 +30,7 @@ _SOMETIMES_STAGE = 0xF8  # grey, blur, its radius, solarizing
 _CHAINS_STAGE = 0xF9
 _ERASE_TRIES = 10  # torchvision's
 BLUR_RADIUS = (0.1, 2.0)  # pixels: torchvision's and timm's range
+_LARGE = 500.0  # an alpha above which the density of a Beta distribution is too small for a float64
 _JITTER = {"brightness": Op.BRIGHTNESS, "contrast": Op.CONTRAST, "saturation": Op.COLOR}
 
 
@@ -274,7 +275,11 @@ def _half_beta(alpha: float) -> tuple[Doubles, Doubles, float]:
     power = max(1.0 / alpha, 1.0)
     w = np.linspace(0.0, 0.5 ** (1.0 / power), 8193)
     x = w**power
-    density = (1.0 - x) ** (alpha - 1.0) * (x ** (alpha - 1.0) if alpha > 1.0 else 1.0)
+    if alpha > _LARGE:
+        with np.errstate(divide="ignore"):  # of 0
+            density = np.exp((alpha - 1.0) * np.log(4.0 * x * (1.0 - x)))  # relative to that of the median
+    else:
+        density = (1.0 - x) ** (alpha - 1.0) * (x ** (alpha - 1.0) if alpha > 1.0 else 1.0)
     cumulative = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
     return w, cumulative * (0.5 / cumulative[-1]), power
 

@@ -295,11 +295,13 @@ class OrderAhead:
         self._make = make
         self._made: EpochOrder | None = None
         self._thread = threading.Thread(target=self._work, name="fastimg-order")
-        self._thread.start()
+        with contextlib.suppress(RuntimeError):  # no more threads available: `take` computes it
+            self._thread.start()
 
     def take(self) -> EpochOrder:
         """The order. If the thread failed, or belongs to the process that this one was forked from, computed here."""
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         return self._make() if self._made is None else self._made
 
     def _work(self) -> None:
@@ -324,7 +326,7 @@ def _sample_ids(indices: npt.ArrayLike, dataset: Dataset) -> npt.NDArray[np.int6
             f"indices[{place}] is {given[place]}, but the {plural(count, 'sample')} of {dataset.name} are numbered "
             f"0 to {count - 1}; leave it out"
         )
-    return given.astype(np.int64, copy=False)
+    return given.astype(np.int64)  # a copy: whoever gave them may change them
 
 
 def _position_in(state: object) -> tuple[int, int]:

@@ -107,6 +107,9 @@ class Sampling:
         good = self.weights.ndim == 1 and bool(np.isfinite(self.weights).all()) and bool((self.weights >= 0).all())
         if not good or not self.weights.any():
             raise ValueError("Sampling: weights must be finite numbers of 0 or more [n], at least one of them above 0")
+        with np.errstate(over="ignore"):
+            if not np.isfinite(self.weights.sum()):
+                raise ValueError("Sampling: the sum of the weights is infinite; divide them by the largest")
 
     @property
     def digest(self) -> str:

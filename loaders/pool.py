@@ -149,9 +149,14 @@ class Pool:
         """Fill rows on the consumer's thread: switching to another thread would cost more than it saves."""
         chunk.job.check()
         self._scratch = self._scratch or Scratch()
-        chunk.job.failure = self._try_rows(0, chunk, self._scratch)
-        if chunk.job.failure is None:
-            self._on_full(chunk.slot)
+        failure = self._try_rows(0, chunk, self._scratch)
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+        chunk.slot.pending = 0
+        self._on_full(chunk.slot)
 
     def wait(self, slot: Slot, job: Job) -> None:
         """Wait until `slot` is full. Raises the error of a worker that failed."""
@@ -175,15 +180,24 @@ class Pool:
             del failure  # its traceback refers to this frame
 
     def cancel(self, job: Job) -> bool:
-        """Drop the rest of `job`, and wait until no thread uses its slots. Returns whether it is the newest job."""
+        """Drop the rest of `job`, and wait until no other thread uses its slots. Returns whether it is the newest job.
+
+        One of the pool's own threads may call this: the garbage collector closes an abandoned iteration, or ends the
+        pool, in whichever thread it runs.
+        """
         if self._process != os.getpid():
             return False
         with self._lock:
             job.cancelled = True
             self._changed.notify_all()
-            while job in self._busy.values():
+            while self._has_elsewhere(job):
                 self._changed.wait()
             return job is self._job
+
+    def _has_elsewhere(self, job: Job) -> bool:
+        """Whether a thread other than the one that asks works on `job`."""
+        mine = threading.current_thread()
+        return any(busy is job and self._threads[number] is not mine for number, busy in list(self._busy.items()))
 
     def stop(self) -> None:
         """End the threads."""
@@ -195,8 +209,10 @@ class Pool:
             self._changed.notify_all()
             for _ in self._threads:
                 self._queue.put(None)
+        if threading.current_thread() in self._threads:  # which may hold what the others wait for
+            return
         for thread in self._threads:
-            if thread.ident is not None and thread is not threading.current_thread():
+            if thread.ident is not None:
                 thread.join()
 
     def _check_process(self) -> None:

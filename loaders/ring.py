@@ -162,6 +162,7 @@ class CudaRing:
     def __init__(self, layout: SlotLayout, device: torch.device, depth: int = 3) -> None:
         self._layout = layout
         self._device = device
+        self._allocator = torch.cuda.current_stream(device)  # the buffers' memory is reused there once they are gone
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers = [torch.empty(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(depth)]
         # `blocking`: a host that waits for the device sleeps, instead of taking a core from the decoding threads.
@@ -171,7 +172,7 @@ class CudaRing:
         self._last = depth - 1
         self._consumer: torch.cuda.Stream | None = None  # the consumer's stream while it has a batch
         self.ready: torch.cuda.Event | None = None
-        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._stream.wait_stream(self._allocator)
 
     @property
     def copy_seconds(self) -> float:
@@ -206,6 +207,8 @@ class CudaRing:
         """A consumer that stopped early has not returned its batch: work that it enqueued may still read it."""
         if self._consumer is not None:
             self._settle(self._consumer)
+        for event in self._consumed:  # or, with another stream than the consumer's, memory is reused too early
+            self._allocator.wait_event(event)
 
     def view(self, layout: SlotLayout) -> None:
         """See `Ring`."""

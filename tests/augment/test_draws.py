@@ -77,6 +77,12 @@ def beta_fit(values, alpha):
     return stats.chisquare(counts, np.diff(stats.beta(alpha, alpha).cdf([0, *edges, 1])) * len(values)).pvalue
 
 
+@pytest.mark.parametrize("alpha", [499.0, 501.0, 540.0, 5000.0, 1e9])
+def test_shares_of_large_alphas_are_near_a_half(alpha):
+    even = np.linspace(0.0, 1.0, 1001)[1:-1]
+    np.testing.assert_allclose(beta_quantile(alpha, even), stats.beta(alpha, alpha).ppf(even), atol=1e-4)
+
+
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 1.0, 2.0, 8.0])
 def test_shares_are_beta(alpha):
     chances = np.random.default_rng(0).random(1_000_000)

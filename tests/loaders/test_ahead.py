@@ -155,6 +155,33 @@ def test_an_error_of_the_thread_is_raised_in_the_consumer(numbers, build, read, 
     loader.close()
 
 
+def test_an_order_is_computed_where_no_thread_can_start(numbers, build, read, monkeypatch):
+    expected = [read(loader := build(numbers(50))), read(loader)]
+    loader.close()
+    monkeypatch.setattr(module, "_PREPARED", 1)
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "fastimg-order":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    loader = build(numbers(50))
+    assert [read(loader), read(loader)] == expected
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_indices_are_those_that_were_given(numbers, build, read, kind):
+    """Whoever gave them may use the array for something else."""
+    own = np.arange(10)
+    loader, expected = build(numbers(50), indices=kind(own)), read(build(numbers(50), indices=np.arange(10)))
+    own[:] = 7
+    assert read(loader) == expected
+    loader.close()
+
+
 def test_a_prepared_order_does_not_keep_an_unused_loader(numbers, build, read, monkeypatch):
     monkeypatch.setattr(module, "_PREPARED", 1)
     loader = build(numbers(50))

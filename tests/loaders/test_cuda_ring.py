@@ -271,6 +271,19 @@ def test_what_is_left_out_is_noticed(device, monkeypatch, forgotten):
     assert wrong
 
 
+def test_memory_is_reused_once_the_last_step_has_read_it(device):
+    """The allocator gives the buffers' memory to the stream on which they were allocated, here another one."""
+    for seed in range(50):
+        ring, seen = device(seed), []
+        buffers = [buffer.tensor for buffer in ring._buffers]
+        allocating, DEVICE.current = DEVICE.current, DEVICE.stream()
+        train(ring, [Slot(LAYOUT, pinned=False) for _ in range(2)], 1 + seed % 7, 0, seen, stop_early=seed % 2 == 1)
+        allocating.work.append(lambda buffers=buffers: [buffer.fill_(0xFF) for buffer in buffers])
+        while DEVICE.run():
+            pass
+        assert seen and all(found == [wanted] for wanted, found in seen), (seed, seen)
+
+
 @pytest.fixture
 def decoding(device, monkeypatch):
     def begin(seed):

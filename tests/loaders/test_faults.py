@@ -52,6 +52,37 @@ def test_a_half_filled_row_is_zeroed(build, numbers, faulty, read):
     assert loader.unreadable == {5: "half done"}
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("error", [DataError("a shard is gone"), KeyboardInterrupt()])
+def test_an_error_in_the_first_of_many_batches_ends_the_run(in_memory, error, build, numbers, faulty, read):
+    """Batches behind it are filled before it is waited for: data in memory is decoded on the consumer's thread."""
+
+    class Held(faulty):
+        def in_memory(self, dataset):
+            return in_memory
+
+    loader = build(numbers(12), Held(error, 1), batch_size=2, order="sequential")
+    with pytest.raises(type(error)) as caught:
+        read(loader)
+    assert caught.value is error
+    loader.close()
+
+
+def test_data_that_is_in_memory_by_now_does_not_wait_for_threads(build, numbers, stamp, read):
+    class Changing(stamp):
+        held = False
+
+        def in_memory(self, dataset):
+            return self.held
+
+    decoder = Changing()
+    loader = build(numbers(12), decoder, batch_size=2, order="sequential")
+    next(iter(loader))  # and the rest is abandoned
+    decoder.held = True
+    assert len(read(loader)) == 6
+    loader.close()
+
+
 def test_a_strict_run_names_the_undecodable_image(files, spoil, build, read, real):
     path = spoil(files, 4)
     loader = build(files, TRAINING, on_error="fail")

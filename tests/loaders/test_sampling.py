@@ -68,6 +68,11 @@ def test_weights_that_are_none(weights):
         Sampling(np.array(weights))
 
 
+def test_weights_whose_sum_is_infinite():
+    with pytest.raises(ValueError, match="the sum of the weights is infinite; divide them by the largest"):
+        Sampling(np.array([1e308, 1e308, 1e308]))
+
+
 def test_repeats_count_within_the_epoch():
     order = np.array([5, 2, 5, 5, 0, 2])
     repeats = repeats_of(order)

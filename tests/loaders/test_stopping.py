@@ -220,6 +220,43 @@ def test_a_loader_dropped_within_an_epoch(build, numbers, slow, threads):
     assert threads() == []
 
 
+@pytest.mark.parametrize("what", ["iteration", "loader"])
+def test_garbage_is_collected_in_a_thread_of_the_loader(stamp, build, numbers, what):
+    """The thread that collects an abandoned iteration, or the loader, is one that works for it: it does not wait."""
+    dropped, collected = threading.Event(), threading.Event()
+
+    class Collecting(stamp):
+        def fill_row(self, data, draws, row, scratch):
+            super().fill_row(data, draws, row, scratch)
+            if int.from_bytes(data, "little") == 3:  # of the four that are filled ahead
+                assert dropped.wait(20)
+                gc.collect()
+                collected.set()
+
+    def abandon():
+        loader = build(numbers(40), Collecting(), batch_size=1, order="sequential", workers=2, prefetch=4)
+        batches = iter(loader)
+        next(batches)
+        cycle = [batches] if what == "iteration" else [batches, loader]
+        cycle.append(cycle)
+        return loader if what == "iteration" else None
+
+    gc.disable()
+    try:
+        loader = abandon()
+        dropped.set()
+        assert collected.wait(20)
+    finally:
+        gc.enable()
+    if loader is not None:
+        assert len([batch.samples for batch in loader]) == 40
+        loader.close()
+    else:  # the threads end by themselves: the one that collected the loader did not wait for them
+        for thread in threading.enumerate():
+            if thread.name.startswith("fastimg-loader"):
+                thread.join(20)
+
+
 def test_a_closed_loader_holds_no_dataset(numbers, build, read):
     """Every close releases the threads and their dataset."""
     dataset = numbers(N)
