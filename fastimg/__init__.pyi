@@ -255,6 +255,7 @@ def train(
     deterministic: bool = False,
     log: Sequence[str] = (),
     log_interval: int = 20,
+    trace: int | None = None,
     val_interval: int = 1,
     save_interval: str | int = "10m",
     checkpoint_hist: int = 1,

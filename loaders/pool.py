@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
-from fastimg.loaders.runtime.times import Tally
+from fastimg.loaders.runtime.times import Tally, named
 
 from .decoder import Decoder, DrawCrops, SampleReader
 from .epochs import Faults
@@ -261,7 +261,8 @@ class Pool:
     def _try_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> BaseException | None:
         began = time.perf_counter()
         try:
-            self._fill_rows(number, chunk, scratch)
+            with named("fill rows"):
+                self._fill_rows(number, chunk, scratch)
         except BaseException as error:  # noqa: BLE001 - every error is passed on to the consumer
             return error
         finally:

@@ -446,6 +446,10 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     where checkpoints are. The library's own environment variables apply."""
     log_interval: int = 20
     """Steps between progress lines and log records."""
+    trace: Annotated[int | None, arg(metavar="[STEPS]", alone="10", words=(NUMBER,))] = None
+    """Record a timeline of this many steps with torch's profiler, from the eleventh step on: the host's work, the
+    loader's threads and, on a GPU, its kernels and copies. It is the run directory's trace.json.gz, which
+    ui.perfetto.dev shows. With several ranks it is that of rank 0. --trace alone means 10 steps."""
     val_interval: int = 1
     """Epochs between validations."""
     save_interval: Annotated[str, arg(metavar="TIME|STEPS")] = "10m"

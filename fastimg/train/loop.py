@@ -150,6 +150,8 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: Ti
     # When the writer is left, all checkpoints are on disk.
     with listening as interrupt, progress.writer, ExitStack() as stack:
         display = None
+        if run.accounting.timeline is not None:
+            stack.enter_context(run.accounting.timeline)
         if setup.ranks.first:
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))
             stack.enter_context(first_shards(run, display.say))
@@ -200,6 +202,8 @@ def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Displ
         # Sync point between ranks: gradients, the true batch and requests are exchanged. On a GPU the host goes on.
         request = optimiser_step(run, batches, min(accumulate, left), stream, asked)
         left -= accumulate
+        if accounting.timeline is not None:
+            accounting.timeline.step()
         if display is not None:
             display.advance(progress.epoch, run.step_in_epoch)
 

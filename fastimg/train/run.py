@@ -30,6 +30,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.checkpoints.writer import Pace, Writer
 from fastimg.train.reporting.accounting import Account
+from fastimg.train.reporting.timeline import Timeline
 
 from . import patience
 from .checkpoints import run_directory as rundir
@@ -215,6 +216,7 @@ class Accounting:
     trace: Trace  # of single steps, or of a few at a time in long runs
     log: rundir.Log | None = None  # only rank 0 has it
     trackers: Trackers | None = None  # only rank 0 has them, where --log names some
+    timeline: Timeline | None = None  # of rank 0, with --trace
     seconds: float = 0.0  # of training, over all parts of a resumed run
     epoch_seconds: float = 0.0  # of training, in this epoch and this process
     out_of_time: bool = False  # --max-time ended the run

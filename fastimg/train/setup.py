@@ -41,6 +41,7 @@ from fastimg.train.choices.learning_rate import RangeTest, find_learning_rate, r
 from fastimg.train.choices.resumption import with_batch, with_rate
 from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.train.reporting.report import print_effective
+from fastimg.train.reporting.timeline import Timeline
 from fastimg.wording import plural
 
 from . import pairs, patience
@@ -311,6 +312,8 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
         if not opened.resuming:
             stack.callback(rundir.withdraw, directory, rundir.begin(directory, config))
         _open_trackers(run, console, stack)
+        if config.trace is not None:
+            run.accounting.timeline = Timeline(directory / rundir.TRACE, config.trace, setup.ranks.device)
         following = run.accounting.trackers
         log = rundir.Log(directory, run.progress.step, following.records if following else None)
         run.accounting.log = log

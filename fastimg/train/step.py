@@ -17,6 +17,7 @@ from fastimg.data.model_input import model_input
 from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
+from fastimg.loaders.runtime.times import named
 from fastimg.models import ranks as parallel
 from fastimg.system.signals import votes
 
@@ -56,13 +57,16 @@ def optimiser_step(
     for number, batch in enumerate(islice(batches, count), start=1):
         micro = number % config.grad_accum_steps
         seed = seed_of(config.seed, run.progress.step, micro, ranks.rank)
-        micro_batch = taught(run, batch, augment(run, batch, stream, seed))
+        with named("augment"):
+            micro_batch = taught(run, batch, augment(run, batch, stream, seed))
         seed_generators(seed, ranks.device)
         # Sync point between ranks, inside the last backward pass: gradients are averaged.
-        forward_backward(run, micro_batch, parallel.accumulate(run.progress.parallel, last=number == count))
+        with named("forward and backward"):
+            forward_backward(run, micro_batch, parallel.accumulate(run.progress.parallel, last=number == count))
         rows += batch.samples
         run.accounting.account.add(batch.samples)
-    return update(run, rows, asked() if asked is not None else 0)
+    with named("update"):
+        return update(run, rows, asked() if asked is not None else 0)
 
 
 def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBatch:

@@ -6,9 +6,18 @@ events are recorded and read once they are complete. None of this blocks (`bench
 
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.autograd.profiler as profiler
+
+_NOTHING = nullcontext()
+
+
+def named(what: str) -> AbstractContextManager[object]:
+    """A context whose time torch's profilers, and NVTX, show under the name `fastimg: WHAT`; free where none runs."""
+    return profiler.record_function(f"fastimg: {what}") if profiler._is_profiler_enabled else _NOTHING
 
 
 @dataclass(frozen=True)
@@ -81,9 +90,12 @@ class Waits:
         self._device = device
         self._began = 0.0
         self._spans = Spans() if device.type == "cuda" else None
+        self._named = named("wait for a batch")
 
     def begin(self) -> None:
         """The consumer has enqueued its work and requests a batch."""
+        self._named = named("wait for a batch")
+        self._named.__enter__()
         if self._spans is not None:
             self._spans.begin(torch.cuda.current_stream(self._device))
         self._began = time.perf_counter()
@@ -91,6 +103,7 @@ class Waits:
     def end(self) -> None:
         """The batch is handed out; work that is enqueued from now on may read it."""
         self.host += time.perf_counter() - self._began
+        self._named.__exit__(None, None, None)
         if self._spans is not None:
             self._spans.end(torch.cuda.current_stream(self._device))
 

@@ -61,7 +61,7 @@ SECTIONS: Mapping[str, Sections] = {
         "run": (
             *("output", "name", "resume", "recipe", "config", "seed", "deterministic", "val_interval", "tta"),
             *("evaluate_training_set", "patience", "patience_metric", "save_interval", "checkpoint_hist"),
-            *("log", "log_interval", "dry_run", "verbose"),
+            *("log", "log_interval", "trace", "dry_run", "verbose"),
         ),
     },
     "convert": {

@@ -223,6 +223,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("max_pixels", at_least(1), "1 or more"),
     Check("log", check_trackers),
     Range("log_interval", at_least(1), "1 or more"),
+    Range("trace", at_least(1), "1 or more steps"),
     Check("save_interval", check_save_interval),
     Range("val_interval", at_least(1), "1 or more"),
     Range("checkpoint_hist", at_least(0), "0 or more"),

@@ -21,6 +21,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 CURVES = "curves.png"
 RANGE_TEST = "lr_find.png"  # of --lr find
+TRACE = "trace.json.gz"  # of --trace
 TRACKED = ("trackers.json", "samples.png", "augmented.png")  # files that runs with --log have
 _TRACKED_FOLDERS = ("tensorboard", "wandb")
 
@@ -29,7 +30,7 @@ _FREE = frozenset(
     {
         *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
         *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
-        *("cache_dir", "augment_stream", "numa_binding", "max_time", "log"),
+        *("cache_dir", "augment_stream", "numa_binding", "max_time", "log", "trace"),
         *("epochs", "duration"),  # a run may be made longer: see `extension`
         "grad_compression",  # how ranks exchange gradients, as their number is
         *("batch_size", "grad_accum_steps"),  # their product is compared
@@ -114,7 +115,7 @@ def withdraw(run: Path, made: list[Path]) -> None:
     """Delete what `begin` and the log wrote, unless a checkpoint was saved: there would be nothing to resume."""
     if (run / "last").exists():
         return
-    for name in (CONFIG, METRICS, RANGE_TEST, *TRACKED):
+    for name in (CONFIG, METRICS, RANGE_TEST, TRACE, *TRACKED):
         with contextlib.suppress(OSError):
             (run / name).unlink()
     for name in ("checkpoints", *_TRACKED_FOLDERS):

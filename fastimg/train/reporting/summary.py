@@ -130,6 +130,8 @@ def _files(run: Run, verdict: str | None) -> Iterator[tuple[str, str]]:
         yield "faster", faster
     if run.best is not None or run.setup.data.val_loader is None:  # not where it was stopped before
         yield "best checkpoint", shown(directory / "best" / checkpoint.MODEL)
+    if run.accounting.timeline is not None:
+        yield "timeline", run.accounting.timeline.words
     yield "last checkpoint", shown(directory / "last" / checkpoint.MODEL)
     yield "curves, records", f"{shown(directory / rundir.CURVES)}, {rundir.METRICS}"
 
