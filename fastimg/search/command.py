@@ -141,8 +141,10 @@ def _draw_curves(run: Path, metric: str) -> None:
     epoch = next((record for record in records if record["kind"] == "epoch"), None)
     if epoch is None:
         return
-    shown = "top1" if metric == "loss" and any("top1" in record for record in records) else metric
-    draw_curves(run, load(run / CONFIG, Train), shown, records, epoch["step"] // epoch["epoch"])
+    if metric == "loss":  # is drawn anyway; of targets, the first score that validations tell stands beside it
+        told = (name for record in records if record["kind"] == "val" for name in record)
+        metric = next((name for name in told if name == "top1" or ("." in name and not name.endswith(".loss"))), metric)
+    draw_curves(run, load(run / CONFIG, Train), metric, records, epoch["step"] // epoch["epoch"])
 
 
 def devices_of(device: str, jobs: int | None) -> list[str]:

@@ -47,7 +47,8 @@ def extended(setup: Setup, training: dict[str, Any]) -> str | None:
     changed = next((s for s in range(step) if old(s) != new(s)), None)
     length_counts = config.lookahead is not None or config.progressive is not None
     if changed is None and not length_counts:
-        return f"{words}: the same rates so far, so this is the run that begins with {plural(new.steps, 'step')}"
+        run = f"the weights are those of a run that begins with {plural(new.steps, 'step')}"
+        return f"{words}: the same rates so far, so {run}"
     others = "; --lookahead and --progressive go by the new length, too" if length_counts else ""
     return (
         f"{words}: the steps so far had the rates of the old length; from here on they are those of the new one, "

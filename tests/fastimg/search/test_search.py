@@ -9,6 +9,8 @@ import optuna
 import pytest
 import yaml
 
+from fastimg.config.commands import Train
+from fastimg.config.yaml_file import dump
 from fastimg.errors import UsageError
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.search import command
@@ -245,3 +247,23 @@ def test_every_gpu_that_is_visible_has_a_process(monkeypatch):
     assert command.devices_of("auto", None) == ["cpu"]
     with pytest.raises(UsageError, match="no GPU can be used here"):
         command.devices_of("cuda", None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "told", "drawn"),
+    [
+        ("top1", {"loss": 1.0, "top1": 0.5}, "top1"),
+        ("loss", {"loss": 1.0, "top1": 0.5}, "top1"),
+        ("loss", {"loss": 1.0, "age.loss": 0.5, "age.mae": 3.0, "tags.map": 0.1}, "age.mae"),
+        ("tags.map", {"loss": 1.0, "age.mae": 3.0, "tags.map": 0.1}, "tags.map"),
+    ],
+)
+def test_curves_of_the_winner_show_a_score_beside_the_loss(metric, told, drawn, tmp_path, monkeypatch):
+    records = [{"kind": "val", "step": 4, "epoch": 1, **told}, {"kind": "epoch", "step": 4, "epoch": 1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "config.yaml").write_text(dump(Train()))
+    calls = []
+    monkeypatch.setattr("fastimg.train.reporting.summary.draw_curves", lambda *given: calls.append(given))
+    command._draw_curves(tmp_path, metric)
+    ((_, _, shown, read, steps),) = calls
+    assert (shown, read, steps) == (drawn, records, 4)
