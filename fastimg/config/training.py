@@ -290,7 +290,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """How the learning rate scales with the batch over all devices. Default: with --lr auto or --batch-size auto,
     linear for SGD and sqrt for AdamW; otherwise none."""
     lr_base_size: int | None = None
-    """The batch size that --lr is meant for. Default: 256."""
+    """The batch size that --lr is meant for, with --lr-scale or --batch-size auto. Default: 256."""
     layer_decay: float | None = None
     """Multiply the learning rate by this factor for each block further from the classifier (0.65 to 0.9 for ViTs)."""
     momentum: float | None = None

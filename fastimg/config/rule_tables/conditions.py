@@ -143,6 +143,11 @@ def finds_rate(config: Train) -> bool:
     return config.lr == "find"
 
 
+def scales_rate(config: Train) -> bool:
+    """Whether a rate follows the batch: one that is given does so where it is asked to, or the batch is not known."""
+    return isinstance(config.lr, str) or config.lr_scale is not None or config.batch_size == "auto"
+
+
 def check_rate_search(config: Train) -> str | None:
     if not finds_rate(config):
         return None

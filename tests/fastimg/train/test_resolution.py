@@ -72,6 +72,10 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
             "--patience-metric has no effect without --patience; add that",
         ),
         (("--progressive-epochs", "1:2"), "--progressive-epochs has no effect without --progressive"),
+        (
+            ("--lr", "0.1", "--lr-base-size", "1024"),
+            "--lr-base-size has no effect without --lr-scale; add that, or leave it out",
+        ),
         (("--ghost-bn", "24", "-b", "64"), "--ghost-bn 24: does not divide the batch of 64; choose a divisor"),
         (("--freeze", "2", "--freeze-epochs", "10"), "--freeze-epochs 10: the run has 10 epochs"),
         (("--batch-size", "auto", "--strategy", "fsdp"), "--batch-size auto: is found by one process for itself"),
@@ -136,7 +140,7 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
         "--decay-epochs": ("--sched", "step"),
         "--decay-rate": ("--sched", "step"),
         "--freeze-epochs": ("--freeze", "2"),
-        "--lr-base-size": ("--lr", "1"),
+        "--lr-base-size": ("--lr", "1", "--lr-scale", "linear"),
         "--model-ema-decay": ("--model-ema",),
         "--order-window": ("--order", "quasi-random"),
     }
@@ -191,6 +195,11 @@ def test_flags_that_do_not_fit_the_data_or_the_machine(flags, named, trained, tm
 
 def test_a_plain_train_passes():
     check(Train())
+
+
+@pytest.mark.parametrize("beside", [{"lr_scale": "linear"}, {"batch_size": "auto"}])
+def test_a_rate_that_follows_the_batch_has_a_base(beside):
+    check(Train(lr=0.1, lr_base_size=1024, **beside))
 
 
 @pytest.mark.parametrize(
