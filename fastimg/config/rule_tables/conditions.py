@@ -5,7 +5,7 @@ from typing import Any
 
 from fastimg.config import augmentation
 from fastimg.config.intent import (
-    EPOCHS,
+    epochs,
     head_alone,
     loss_kind,
     plain,
@@ -179,11 +179,12 @@ def check_views(config: Train) -> str | None:
     return "without augmentation all views are the same; ask for some, with --hflip 0.5 say, or leave the number out"
 
 
-def check_frozen_epochs(config: Train) -> str | None:
-    epochs = config.epochs or EPOCHS
-    if config.freeze_epochs is None or config.freeze_epochs < epochs:
+def check_frozen_epochs(config: Train, known: int | None = None) -> str | None:
+    """Why --freeze-epochs never ends: in the epochs that are `known`, else in those that were asked for."""
+    total = epochs(config) if known is None else known
+    if config.freeze_epochs is None or total is None or config.freeze_epochs < total:
         return None
-    return f"the run has {plural(epochs, 'epoch')}, so nothing would be unfrozen; give fewer, or leave it out"
+    return f"the run has {plural(total, 'epoch')}, so nothing would be unfrozen; give fewer, or leave it out"
 
 
 def check_text_loader(config: Train) -> str | None:
