@@ -98,10 +98,8 @@ def schedule_free(config: Train) -> bool:
     return config.opt in SCHEDULE_FREE
 
 
-def check_decays(config: Train) -> str | None:
-    if not schedule_free(config) or config.sched in (None, "constant"):
-        return None
-    return f"--opt {config.opt} needs no schedule, and is not made for one; leave it out"
+def decays_in_vain(config: Train) -> bool:
+    return schedule_free(config) and config.sched not in (None, "constant")
 
 
 def check_late_average(config: Train) -> str | None:

@@ -22,7 +22,6 @@ from .conditions import (
     check_augmentation_list,
     check_batch_search,
     check_cuda_graphs,
-    check_decays,
     check_fold,
     check_frozen_epochs,
     check_ghost_batch,
@@ -38,6 +37,7 @@ from .conditions import (
     check_text_loader,
     check_trackers,
     check_views,
+    decays_in_vain,
     finds_rate,
     is_unmirrored,
     keeps,
@@ -151,7 +151,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("lookahead", schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
     Idle("model_ema", schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
     Idle("min_lr", schedule_free, lambda c: f"with --opt {c.opt}, whose rate stays constant"),
-    Check("sched", check_decays),
+    Idle("sched", decays_in_vain, lambda c: f"with --opt {c.opt}, which needs no schedule and is not made for one"),
     Check("freeze_epochs", check_late_average),
     Idle("decay_epochs", without_steps, "with any --sched but step"),
     Idle("decay", without_steps, "with any --sched but step"),
@@ -272,7 +272,7 @@ _VALUES: tuple[Rule, ...] = (
 
 _OF_OPTIMISERS = (
     *("lr", "lr_scale", "lr_base_size", "warmup_lr", "min_lr", "weight_decay", "norm_weight_decay", "norm_lr_scale"),
-    *("opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
+    *("momentum", "opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
 )
 
 # What a setting above a file or a recipe replaces in it, though both could be given together.

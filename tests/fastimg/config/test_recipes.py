@@ -10,6 +10,7 @@ import yaml
 from fastimg import cli as command_line
 from fastimg.config import recipes
 from fastimg.config.commands import Train
+from fastimg.config.intent import SCHEDULE_FREE
 from fastimg.config.values.durations import parse
 from fastimg.config.yaml_file import combined, layered, load
 from fastimg.errors import UsageError
@@ -202,6 +203,22 @@ def test_flags_win_over_a_recipe(flags):
 def test_dropped_and_kept_settings(recipe, said, expected):
     given = combined({"recipe": recipe}, said)
     assert {name: getattr(given, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES)
+def test_no_optimiser_is_refused_for_a_setting_of_the_recipe(recipe):
+    """What the user did not give is not held against them: with a recipe, an optimiser is refused as without."""
+    for opt in (*timm.optim.list_optimizers(), *SCHEDULE_FREE):
+        for said in ({"opt": opt}, {"opt": opt, "lr": 1e-4}):
+            assert fault(combined({"recipe": recipe}, said)) == fault(Train(**said)), said
+
+
+def fault(config):
+    try:
+        check(config)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 @pytest.mark.parametrize(
