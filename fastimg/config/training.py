@@ -447,7 +447,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     log_interval: int = 20
     """Steps between progress lines and log records."""
     val_interval: int = 1
-    """Epochs between validations."""
+    """Epochs between validations, and between evaluations of the training split."""
     save_interval: Annotated[str, arg(metavar="TIME|STEPS")] = "10m"
     """Time between checkpoints within an epoch: 90s, 10m or 1h, or a number of steps. One is also written at the end of
     each epoch. Training continues while a checkpoint is written, except with --strategy fsdp."""

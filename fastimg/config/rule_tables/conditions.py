@@ -51,6 +51,11 @@ def unvalidated(config: Train) -> bool:
     return config.val_fraction == 0
 
 
+def unevaluated(config: Train) -> bool:
+    """Whether no split is evaluated, not even the one that trains."""
+    return unvalidated(config) and not config.evaluate_training_set
+
+
 def without_steps(config: Train) -> bool:
     return config.sched != "step"
 
