@@ -1,5 +1,6 @@
 """What a training is asked to be, before its model is built: which architecture, from which start, on which pixels."""
 
+import math
 from typing import Literal
 
 from fastimg.loaders.remote.stores import url_of
@@ -8,6 +9,7 @@ from . import augmentation
 from .commands import Embed, Train
 from .training import HF_PREFIX, LossKind, Order
 from .training import SCHEDULE_FREE as SCHEDULE_FREE
+from .values import durations
 from .values.progressive import Progressive
 from .values.progressive import parse as parse_progressive
 
@@ -77,12 +79,19 @@ def reads_frozen(config: Train) -> bool:
     return config.text_arch is not None and config.freeze_epochs is None and config.freeze in ("backbone", "text")
 
 
-def progressive(config: Train, epochs: int | None = None) -> Progressive:
-    """The crop sizes of --progressive, for a run of `epochs`: by default those of --epochs.
+def epochs(config: Train) -> int | None:
+    """The epochs of a run, a part of one counted as one; None where --duration is in a unit that needs the data.
 
-    With --duration they are not known before the data is. Raises UsageError.
+    Raises UsageError.
     """
+    if config.duration is None:
+        return config.epochs or EPOCHS
+    span = durations.parse(config.duration, "--duration", whole=True)
+    return math.ceil(span.value) if span.unit == "ep" else None
+
+
+def progressive(config: Train, known: int | None = None) -> Progressive:
+    """The crop sizes of --progressive, for a run of so many epochs where they are `known`. Raises UsageError."""
     assert config.progressive is not None
-    if epochs is None and config.duration is None:
-        epochs = config.epochs or EPOCHS
-    return parse_progressive(config.progressive, config.progressive_epochs, epochs)
+    total = epochs(config) if known is None else known
+    return parse_progressive(config.progressive, config.progressive_epochs, total)

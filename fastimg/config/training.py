@@ -290,7 +290,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """How the learning rate scales with the batch over all devices. Default: with --lr auto or --batch-size auto,
     linear for SGD and sqrt for AdamW; otherwise none."""
     lr_base_size: int | None = None
-    """The batch size that --lr is meant for. Default: 256."""
+    """The batch size that --lr is meant for, with --lr-scale or --batch-size auto. Default: 256."""
     layer_decay: float | None = None
     """Multiply the learning rate by this factor for each block further from the classifier (0.65 to 0.9 for ViTs)."""
     momentum: float | None = None
@@ -451,7 +451,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     loader's threads and, on a GPU, its kernels and copies. It is the run directory's trace.json.gz, which
     ui.perfetto.dev shows. With several ranks it is that of rank 0. --trace alone means 10 steps."""
     val_interval: int = 1
-    """Epochs between validations."""
+    """Epochs between validations, and between evaluations of the training split."""
     save_interval: Annotated[str, arg(metavar="TIME|STEPS")] = "10m"
     """Time between checkpoints within an epoch: 90s, 10m or 1h, or a number of steps. One is also written at the end of
     each epoch. Training continues while a checkpoint is written, except with --strategy fsdp."""

@@ -157,8 +157,7 @@ def layered(given: Mapping[str, Any]) -> Train:
         file = read(Path(resumed) / "config.yaml", Train)
     if recipe is not None:
         file = {**file, "recipe": recipe}
-    default = combined(file)
-    return combined(file, {name: value for name, value in given.items() if value != getattr(default, name)})
+    return combined(file, given)
 
 
 def combined(file: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Train:

@@ -24,6 +24,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.sync_norm import share_statistics
 
+from .choices import refusals
 from .choices import resolution as effective
 from .distillation.loss import distillation
 from .opening import open_loader
@@ -128,8 +129,10 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     parallel = trained if alone else wrapped(trained, config, ranks, blueprint.precision)
     tasks = blueprint.targets.tasks.to(ranks.device)
     optimisation = _optimisation(blueprint, ranks, trained, tasks, batches=len(data.loader))
+    epochs = math.ceil(optimisation.schedule.steps / optimisation.steps_per_epoch)
+    if not alone:  # with a batch that is tried, a number of steps is another number of epochs
+        refusals.check_epochs(config, epochs)
     if config.progressive is not None:
-        epochs = math.ceil(optimisation.schedule.steps / optimisation.steps_per_epoch)
         inputs = replace(inputs, progressive=intent.progressive(config, epochs))
     setup = Setup(
         config=config,

@@ -196,6 +196,8 @@ def test_arguments_override_files_which_override_recipes(configured, tmp_path):
     for given in ({"config": tmp_path / "config.yaml"}, {"resume": str(tmp_path)}):
         config = configured(**given, seed=4)
         assert (config.epochs, config.seed) == (7, 4)
+    config = configured(recipe="resnet50-short", opt="adamw", lr=1.7)  # the recipe's own rate, asked for
+    assert (config.opt, config.lr) == ("adamw", 1.7)
 
 
 def test_refusals_are_exceptions(tmp_path):

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastimg.config import augmentation
 from fastimg.config.intent import (
-    EPOCHS,
+    epochs,
     head_alone,
     loss_kind,
     plain,
@@ -49,6 +49,11 @@ def weighs_alike(config: Train) -> bool:
 
 def unvalidated(config: Train) -> bool:
     return config.val_fraction == 0
+
+
+def unevaluated(config: Train) -> bool:
+    """Whether no split is evaluated, not even the one that trains."""
+    return unvalidated(config) and not config.evaluate_training_set
 
 
 def without_steps(config: Train) -> bool:
@@ -98,10 +103,8 @@ def schedule_free(config: Train) -> bool:
     return config.opt in SCHEDULE_FREE
 
 
-def check_decays(config: Train) -> str | None:
-    if not schedule_free(config) or config.sched in (None, "constant"):
-        return None
-    return f"--opt {config.opt} needs no schedule, and is not made for one; leave it out"
+def decays_in_vain(config: Train) -> bool:
+    return schedule_free(config) and config.sched not in (None, "constant")
 
 
 def check_late_average(config: Train) -> str | None:
@@ -143,6 +146,11 @@ def finds_rate(config: Train) -> bool:
     return config.lr == "find"
 
 
+def scales_rate(config: Train) -> bool:
+    """Whether a rate follows the batch: one that is given does so where it is asked to, or the batch is not known."""
+    return isinstance(config.lr, str) or config.lr_scale is not None or config.batch_size == "auto"
+
+
 def check_rate_search(config: Train) -> str | None:
     if not finds_rate(config):
         return None
@@ -174,11 +182,12 @@ def check_views(config: Train) -> str | None:
     return "without augmentation all views are the same; ask for some, with --hflip 0.5 say, or leave the number out"
 
 
-def check_frozen_epochs(config: Train) -> str | None:
-    epochs = config.epochs or EPOCHS
-    if config.freeze_epochs is None or config.freeze_epochs < epochs:
+def check_frozen_epochs(config: Train, known: int | None = None) -> str | None:
+    """Why --freeze-epochs never ends: in the epochs that are `known`, else in those that were asked for."""
+    total = epochs(config) if known is None else known
+    if config.freeze_epochs is None or total is None or config.freeze_epochs < total:
         return None
-    return f"the run has {plural(epochs, 'epoch')}, so nothing would be unfrozen; give fewer, or leave it out"
+    return f"the run has {plural(total, 'epoch')}, so nothing would be unfrozen; give fewer, or leave it out"
 
 
 def check_text_loader(config: Train) -> str | None:

@@ -22,7 +22,6 @@ from .conditions import (
     check_augmentation_list,
     check_batch_search,
     check_cuda_graphs,
-    check_decays,
     check_fold,
     check_frozen_epochs,
     check_ghost_batch,
@@ -38,6 +37,7 @@ from .conditions import (
     check_text_loader,
     check_trackers,
     check_views,
+    decays_in_vain,
     finds_rate,
     is_unmirrored,
     keeps,
@@ -48,8 +48,10 @@ from .conditions import (
     one_ghost,
     only_head,
     pairs,
+    scales_rate,
     schedule_free,
     span_reader,
+    unevaluated,
     unvalidated,
     weighs_alike,
     without_steps,
@@ -150,7 +152,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("lookahead", schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
     Idle("model_ema", schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
     Idle("min_lr", schedule_free, lambda c: f"with --opt {c.opt}, whose rate stays constant"),
-    Check("sched", check_decays),
+    Idle("sched", decays_in_vain, lambda c: f"with --opt {c.opt}, which needs no schedule and is not made for one"),
     Check("freeze_epochs", check_late_average),
     Idle("decay_epochs", without_steps, "with any --sched but step"),
     Idle("decay", without_steps, "with any --sched but step"),
@@ -167,6 +169,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("lr_base_size", finds_rate, "with --lr find, which measures with the run's own batch"),
     Idle("lr_scale", finds_rate, "with --lr find, which measures with the run's own batch"),
     Idle("lr_base_size", lambda c: c.lr_scale == "none", "with --lr-scale none"),
+    Needs("lr_base_size", scales_rate, "--lr-scale"),
     Idle("layer_decay", head_alone, "with --freeze backbone"),
     Idle("ghost_bn", one_ghost, lambda c: f"with --batch-size {c.batch_size}"),
     Idle("ghost_bn", lambda c: c.sync_bn, "with --sync-bn"),
@@ -176,9 +179,9 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("cache_dtype", lambda c: c.cache_embeddings == "off" and not keeps_teacher(c), "with --cache-embeddings off"),
     Idle("grad_checkpointing", head_alone, "with --freeze backbone"),
     Idle("progressive", plain, lambda c: f"with {'--no-aug' if c.no_aug else 'no augmentation'}"),
-    Idle("tta", lambda c: unvalidated(c) and not c.evaluate_training_set, "with --val-fraction 0"),
+    Idle("tta", unevaluated, "with --val-fraction 0"),
     Idle("patience", unvalidated, "with --val-fraction 0"),
-    Idle("val_interval", unvalidated, "with --val-fraction 0"),
+    Idle("val_interval", unevaluated, "with --val-fraction 0"),
     Idle(
         "img_size",
         lambda c: c.train_crop_size is not None and c.val_crop_size is not None,
@@ -273,7 +276,7 @@ _VALUES: tuple[Rule, ...] = (
 
 _OF_OPTIMISERS = (
     *("lr", "lr_scale", "lr_base_size", "warmup_lr", "min_lr", "weight_decay", "norm_weight_decay", "norm_lr_scale"),
-    *("opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
+    *("momentum", "opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
 )
 
 # What a setting above a file or a recipe replaces in it, though both could be given together.

@@ -24,7 +24,7 @@ from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, w
 from fastimg.search.leaderboard import short
 from fastimg.search.speed import model_speed
 from fastimg.train.checkpoints.stored_models import setting_of, with_local_models
-from fastimg.train.choices.resolution import usual_rate
+from fastimg.train.choices.resolution import rate_at
 from fastimg.train.choices.stated_weights import adopted
 from fastimg.train.choices.weights_at_hand import ON_CPUS, PUBLISHED, KeptWeights, fetched, kept_images, kept_texts
 from fastimg.train.pairs import joined, text_side
@@ -34,6 +34,7 @@ from .drawing import HEADS
 from .rungs import small_side
 
 _PROBES = 64  # images whose sizes are looked at
+_BATCH = 64  # that learning rates are for
 _SMALL_IMAGES = 48  # pixels; up to that, networks for images of 32 pixels are the ones to train
 
 
@@ -316,16 +317,9 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
         parameters=sum(each.numel() for each in model.module.parameters()),
         side=side,
         small=None if fixed else small_side(side),
-        learning_rate=_rate_of_64(config, model),
-        head_rates={head: _rate_of_64(replace(config, freeze="backbone", head=head), model) for head in HEADS},
+        learning_rate=rate_at(config, model, _BATCH),
+        head_rates={head: rate_at(replace(config, freeze="backbone", head=head), model, _BATCH) for head in HEADS},
     )
-
-
-def _rate_of_64(config: Train, model: Model) -> float:
-    """The learning rate that `train` chooses, for batches of 64."""
-    rate, base = usual_rate(config, model)
-    assert base
-    return float(f"{rate * (64 / base) ** 0.5:.3g}")
 
 
 def as_json(measured: MeasuredEncoder) -> dict[str, Any]:

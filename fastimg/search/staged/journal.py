@@ -84,6 +84,10 @@ class TrialJournal:
         self._facts[name] = (self.now(), value)
         return value
 
+    def known(self, name: str) -> Any:
+        """What was measured, also in an earlier search; None where nothing was. No time passes."""
+        return self._facts.get(name, (0.0, None))[1]
+
     def run(self, jobs: Iterable[Job], report: Report) -> Iterator[TrialRecord]:
         """The records of jobs, as a Runner gives them; those that are known come without being run.
 

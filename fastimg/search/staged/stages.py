@@ -57,7 +57,8 @@ def search_by_stages(
 ) -> Leaderboard:
     """Find the best model within a time. Writes the leaderboard, and FOLDER/best, also where it is interrupted.
 
-    The time counts from `began`, by the clock; by default from now.
+    An interrupt before the metric is known writes neither: nothing could be put in order. The time counts from
+    `began`, by the clock; by default from now.
 
     Raises UsageError for a time that is too short for one trial, with what is needed, and where no trial ends well.
     """
@@ -76,17 +77,17 @@ def search_by_stages(
         say(f"texts       {words}")
     asked = replace(asked, shared={**asked.shared, **reader})
     trials = Trials(asked, data, journal, say)
+    found = _found(trials)
+    trials.compared_by(workers.probe(trials.settings({**found[0].settings, "name": "probe"})))
     try:
-        found = _found(trials)
-        trials.compared_by(workers.probe(trials.settings({**found[0].settings, "name": "probe"})))
         measured = _measure(found, trials)
         _refuse_short(measured, trials)
         _shown_to_optuna(found, trials)
         _stages(measured, trials)
     except (KeyboardInterrupt, SystemExit):
-        write(_board(trials), asked.folder)
+        write(_board(trials, _known_speed), asked.folder)
         raise
-    board = _board(trials)
+    board = _board(trials, _speed)
     if board.winner is None:
         if not board.records:
             raise _too_short(measured, trials)
@@ -212,7 +213,7 @@ def _least(each: MeasuredEncoder, trials: Trials) -> float:
     return epoch_guess(each.rate, trials.data.train, trials.data.val) + _TRIAL
 
 
-def _board(trials: Trials) -> Leaderboard:
+def _board(trials: Trials, speed: Callable[[Contender, Trials], float | None]) -> Leaderboard:
     """The leaderboard of all trials that have ended; the best ten with what their checkpoints say, and their speed."""
     records = trials.journal.records
     rows = trials.models.rows(records, trials.metric)
@@ -223,11 +224,17 @@ def _board(trials: Trials) -> Leaderboard:
         if row.freed:
             speeds[row.kind] = row.images_per_second
         elif not speeds or before + took < trials.asked.seconds:
-            speeds[row.kind] = _speed(row, trials)
+            speeds[row.kind] = speed(row, trials)
             took = max(took, trials.journal.now() - before)
     top = [replace(row, images_per_second=speeds.get(row.kind)) for row in rows[:TOP]]
     rows = [*ordered(top, trials.metric), *rows[TOP:]]
     return Leaderboard(metric=trials.metric, rows=rows, pruned=reasons(records), records=records)
+
+
+def _known_speed(row: Contender, trials: Trials) -> float | None:
+    """As it was measured in an earlier part of the search. Who interrupts one does not wait for a measurement."""
+    known: float | None = trials.journal.known(_speed_name(row))
+    return known
 
 
 def _speed(row: Contender, trials: Trials) -> float:
@@ -235,9 +242,14 @@ def _speed(row: Contender, trials: Trials) -> float:
     run = asked.folder / row.run
     split = trials.data.val_split
     measured = trials.journal.fact(
-        f"speed {row.arch} {row.size}", lambda: round(prediction_speed(run, asked.data, split, asked.device), 1)
+        _speed_name(row), lambda: round(prediction_speed(run, asked.data, split, asked.device), 1)
     )
     return float(measured)
+
+
+def _speed_name(row: Contender) -> str:
+    """What its speed is called in the journal."""
+    return f"speed {row.arch} {row.size}"
 
 
 def _data_told(data: DataFacts) -> str:

@@ -30,7 +30,7 @@ _FREE = frozenset(
     {
         *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
         *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
-        *("cache_dir", "augment_stream", "numa_binding", "max_time", "log", "trace"),
+        *("cache_dir", "cache_limit", "storage_option", "augment_stream", "numa_binding", "max_time", "log", "trace"),
         *("epochs", "duration"),  # a run may be made longer: see `extension`
         "grad_compression",  # how ranks exchange gradients, as their number is
         *("batch_size", "grad_accum_steps"),  # their product is compared

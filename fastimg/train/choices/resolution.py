@@ -297,24 +297,32 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     if config.lr == "find":
         return STAND_IN, ""
     if config.lr == "auto":
-        rate, base = usual_rate(config, model)
+        rate, base = _usual_rate(config, model)
     else:
         rate, base = config.lr, config.lr_base_size or _BASE
-    rule = config.lr_scale
-    if rule is None:
-        rule = "linear" if catalogue.relative(config.opt) == "sgd" else "sqrt"
-        if config.lr != "auto" and not searched:
-            rule = "none"
+    follows = config.lr == "auto" or searched or config.lr_scale is not None
+    rule = _rule(config) if follows else "none"
     words = "auto" if config.lr == "auto" else ""
     if words and config.opt not in ("adamw", "sgd"):
         words = f"{catalogue.relative(config.opt)}'s"
     if rule == "none":
         return rate, words
-    factor = (batch / base) ** (1.0 if rule == "linear" else 0.5)
     if batch != base:
         origin = f"{words}, " if words.endswith("'s") else ""
         words = f"{origin}{rate:g} at batch {base}, {rule} to {batch}"
-    return float(f"{rate * factor:.3g}"), words
+    return _at_batch(rate, base, batch, rule), words
+
+
+def _rule(config: Train) -> Literal["linear", "sqrt", "none"]:
+    """How a rate follows the batch: as --lr-scale says, else as the optimiser's steps ask for."""
+    return config.lr_scale or ("linear" if catalogue.relative(config.opt) == "sgd" else "sqrt")
+
+
+def _at_batch(rate: float, base: int, batch: int, rule: Literal["linear", "sqrt", "none"]) -> float:
+    """A rate that is for batches of `base`, for those of `batch`."""
+    if rule == "none":
+        return rate
+    return float(f"{rate * (batch / base) ** (1.0 if rule == 'linear' else 0.5):.3g}")
 
 
 def _lowest_rate(config: Train, rate: float) -> float:
@@ -332,7 +340,13 @@ def _scaled(config: Train, given: float | None, rate: float) -> float:
     return float(f"{given * rate / config.lr:.3g}")
 
 
-def usual_rate(config: Train, model: Model) -> tuple[float, int]:
+def rate_at(config: Train, model: Model, batch: int) -> float:
+    """What --lr auto comes to, for a batch of so many samples over all ranks."""
+    rate, base = _usual_rate(config, model)
+    return _at_batch(rate, base, batch, _rule(config))
+
+
+def _usual_rate(config: Train, model: Model) -> tuple[float, int]:
     """(peak learning rate, the batch that it is for), by optimiser, starting weights and kind of model.
 
     A new head on a frozen trunk: 1e-3 (benchmarks/heads.py), but 1e-2 for a linear one on sentence embeddings, which

@@ -10,8 +10,9 @@ import yaml
 from fastimg import cli as command_line
 from fastimg.config import recipes
 from fastimg.config.commands import Train
+from fastimg.config.intent import SCHEDULE_FREE
 from fastimg.config.values.durations import parse
-from fastimg.config.yaml_file import combined, load
+from fastimg.config.yaml_file import combined, layered, load
 from fastimg.errors import UsageError
 from fastimg.models.input_size import check_input
 from fastimg.models.registry import build
@@ -202,6 +203,42 @@ def test_flags_win_over_a_recipe(flags):
 def test_dropped_and_kept_settings(recipe, said, expected):
     given = combined({"recipe": recipe}, said)
     assert {name: getattr(given, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES)
+def test_no_optimiser_is_refused_for_a_setting_of_the_recipe(recipe):
+    """What the user did not give is not held against them: with a recipe, an optimiser is refused as without."""
+    for opt in (*timm.optim.list_optimizers(), *SCHEDULE_FREE):
+        for said in ({"opt": opt}, {"opt": opt, "lr": 1e-4}):
+            assert fault(combined({"recipe": recipe}, said)) == fault(Train(**said)), said
+
+
+def fault(config):
+    try:
+        check(config)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("cifar-fast", {"lr": 2.0, "lr_scale": "linear", "lr_base_size": 1024, "min_lr": 0.105}),
+        ("resnet50-short", {"opt": "adamw", "lr": 1.7}),
+        ("resnet50-short", {"opt": "adamw", "weight_decay": 1e-4}),
+        ("resnet50-short", {"img_size": 64, "val_crop_size": 256}),
+        ("cifar-fast", {"arch": "resnet18", "norm_lr_scale": 64.0}),
+    ],
+)
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_what_is_given_stays_where_it_equals_the_recipes(recipe, said, in_a_file, tmp_path):
+    """A recipe's setting gives way to another flag; the same value as a flag does not."""
+    (tmp_path / "c.yaml").write_text(f"recipe: {recipe}\n")
+    below = {"config": tmp_path / "c.yaml"} if in_a_file else {"recipe": recipe}
+    given = layered({**below, **said})
+    check(given)
+    assert {name: getattr(given, name) for name in said} == said
 
 
 def test_a_list_in_a_file_replaces_the_recipes_augmentation(tmp_path):

@@ -231,7 +231,10 @@ def test_flags_win_over_the_file(tmp_path, trained, cli):
         ({"sched": "linear", "min_lr": 0.1}, {"sched": "cosine"}, {"min_lr": 0.1}),
         ({"opt": "sgd", "momentum": 0.8, "lr": 0.1}, {"opt": "adamw"}, {"momentum": None, "lr": 0.1}),
         ({"opt": "sgd", "momentum": 0.8}, {"opt": "sgd"}, {"momentum": 0.8}),
+        ({"sched": "linear"}, {"opt": "schedule_free_adamw"}, {"sched": None}),
         ({"lr": 0.1, "lr_scale": "linear", "lr_base_size": 512}, {"lr": 0.2}, {"lr_scale": "linear"}),
+        ({"lr": 0.1, "batch_size": "auto", "lr_base_size": 512}, {"batch_size": 64}, {"lr_base_size": None}),
+        ({"lr": 0.1, "batch_size": "auto", "lr_base_size": 512}, {"lr": 0.2}, {"lr_base_size": 512}),
         (
             {"val_crop_size": 64, "val_resize_size": 73, "train_crop_size": 64},
             {"img_size": 32},

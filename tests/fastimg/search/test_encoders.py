@@ -1,6 +1,7 @@
 """Which encoders a search compares: those that fit, those at hand, small ones where there are none."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import save_file
 
+from fastimg.config.commands import Train
 from fastimg.errors import UsageError
+from fastimg.models.ranks import Ranks
 from fastimg.search.staged import encoders
-from fastimg.search.staged.encoders import DataFacts, find, from_json, measure, text_reader, untrained
+from fastimg.search.staged.encoders import Candidate, DataFacts, find, from_json, measure, text_reader, untrained
 from fastimg.train.choices import weights_at_hand
+from fastimg.train.choices.resolution import resolve
 from fastimg.train.choices.weights_at_hand import PUBLISHED, KeptWeights, kept_images, kept_texts
 
 
@@ -144,6 +148,25 @@ def test_a_measured_encoder_survives_the_journal(small, monkeypatch):
     assert measured.head_rates == {"linear": 1e-3, "mlp": 1e-3}
     assert from_json(encoders.as_json(measured)) == measured
     assert measure(candidate, {"img_size": 64}, "cpu").small is None  # a size that was asked for stays
+
+
+@pytest.mark.parametrize(
+    ("shared", "rate"),
+    [
+        ({}, 5e-4),
+        ({"opt": "sgd"}, 0.0312),  # its rate follows the batch linearly
+        ({"opt": "sgd", "lr_scale": "none"}, 0.5),
+    ],
+)
+def test_the_usual_rate_is_the_one_that_training_chooses(monkeypatch, shared, rate):
+    monkeypatch.setattr(encoders, "model_speed", lambda *_: 12.5)
+    candidate = Candidate(name="test_resnet", settings={"arch": "test_resnet"}, tuned=False, origin="random weights")
+    measured = measure(candidate, shared, "cpu")
+    assert measured.learning_rate == rate
+    config = Train(arch="test_resnet", batch_size=64, **shared)
+    model = encoders.built(candidate, shared, classes=2)
+    ranks = Ranks(0, 1, 1, torch.device("cpu"), None)
+    assert resolve(config, Path("data"), model, model.preprocessing, None, ranks).lr == rate
 
 
 def test_what_reads_the_texts_beside_images_is_told(monkeypatch):

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from fastimg.config.commands import Train
+from fastimg.config.searching import Search
 from fastimg.errors import UsageError
 from fastimg.search.parameters import Parameter, combinations, read, settings, trial_config
+from fastimg.search.request import request
 
 
 def one(text: str, **base: object) -> Parameter:
@@ -85,6 +87,14 @@ def test_a_trial_is_what_was_drawn_over_what_all_share():
     config = trial_config({"lr": 0.01, "aa": "none", "scale": "0.5 1"}, base)
     assert (config.lr, config.scale, config.smoothing) == (0.01, (0.5, 1.0), 0.3)
     assert (config.arch, config.weights, config.aa) == ("resnet18", Path("w.safetensors"), "trivial")
+
+
+def test_what_all_trials_share_stays_where_it_equals_the_recipes(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("recipe: resnet50-short\n")
+    shared = ("--opt", "adamw", "--lr", "1.7")
+    base = request(Search(data=tmp_path, config=file, trials=4, param=("smoothing=0:0.2",), shared=shared)).base
+    assert (base.opt, base.lr) == ("adamw", 1.7)
 
 
 def test_a_grid_has_every_combination():

@@ -1,5 +1,6 @@
 """The stages of a search with invented trials and a clock that passes only in them: no second is spent."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -288,6 +289,60 @@ def test_an_interrupted_search_goes_on_and_runs_nothing_twice(search, moment):
     asked = [job.settings for job in (*first.jobs, *second.jobs)]
     assert [each["lr"] for each in asked] == [job.settings["lr"] for job in unbroken.jobs]
     assert board.winner.value == whole.winner.value
+
+
+class ByLoss(Workers):
+    """Trials are compared by their loss. `interrupted`: whether that is found out."""
+
+    interrupted = False
+
+    def probe(self, settings):
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return "loss"
+
+    def trained(self, job):
+        record = super().trained(job)
+        return dataclasses.replace(record, values=(record.metrics["loss"],))
+
+
+def test_an_interrupt_before_the_metric_is_known_leaves_the_leaderboard_as_it_is(search, tmp_path):
+    encoders = [measured("a"), measured("b")]
+    first = ByLoss(encoders)
+    first.die_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        search(encoders, seconds=3000, workers=first)
+    folder = tmp_path / "search"
+    board, best = (folder / "leaderboard.json").read_text(), (folder / "best").readlink()
+    values = [row["value"] for row in json.loads(board)["trials"]]
+    assert json.loads(board)["metric"] == "loss" and values == sorted(values) and len(set(values)) > 1
+    second = ByLoss(encoders)
+    second.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        search(encoders, seconds=3000, workers=second)
+    assert (folder / "leaderboard.json").read_text() == board and (folder / "best").readlink() == best
+
+
+def test_an_interrupt_measures_no_speed_and_keeps_what_was_measured(search, tmp_path):
+    encoders = [measured("a")]
+
+    def speeds():
+        rows = json.loads((tmp_path / "search" / "leaderboard.json").read_text())["trials"]
+        return {row["images_per_second"] for row in rows[:10]}
+
+    first = Workers(encoders)
+    first.die_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        search(encoders, seconds=60, workers=first)
+    assert speeds() == {None}
+    second = Workers(encoders)
+    search(encoders, seconds=60, workers=second)
+    assert speeds() == {50.0}
+    third = Workers(encoders)
+    third.die_at = 0
+    with pytest.raises(KeyboardInterrupt):
+        search(encoders, seconds=3000, workers=third)
+    assert speeds() == {50.0}
 
 
 def test_where_every_trial_fails_the_reason_is_the_error(search):

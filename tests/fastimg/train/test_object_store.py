@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fastimg import cli
-from fastimg.config.commands import Convert
+from fastimg.config.commands import Convert, Train
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import open_dataset
 from fastimg.loaders.remote import present_shards
@@ -68,6 +68,24 @@ def test_a_run_is_that_of_the_folder_to_the_bit(shards, tmp_path, capsys):
     assert [results[1][name] for name in ("top1", "loss", "part")] == [
         results[0][name] for name in ("top1", "loss", "part")
     ]
+
+
+def test_a_run_that_resumes_with_another_cache_is_the_same_to_the_bit(shards, tmp_path):
+    """Not how much may be kept, nor whether anything is, decides which samples come when."""
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    flags = (*FLAGS[:-2], "--sched", "constant", "--warmup", "0ep", "--output", str(tmp_path))
+
+    def trained(name, epochs, limit, *more):
+        cache = ("--cache-dir", str(tmp_path / f"cache-{limit}"), "--cache-limit", limit)
+        own = ("--name", name, "--epochs", epochs, *cache, *more)
+        assert cli.run(["train", f"file://{shards}", *flags, *own]) == 0
+        return load_file(tmp_path / name / "last/model.safetensors")
+
+    whole = trained("whole", "2", "1GB")
+    trained("parts", "1", "1GB")
+    parts = trained("parts", "2", "0", "--resume", "auto")
+    assert rundir.load(tmp_path / "parts/config.yaml", Train).order == "quasi-random"
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,14 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
             "--patience-metric has no effect without --patience; add that",
         ),
         (("--progressive-epochs", "1:2"), "--progressive-epochs has no effect without --progressive"),
+        (
+            ("--lr", "0.1", "--lr-base-size", "1024"),
+            "--lr-base-size has no effect without --lr-scale; add that, or leave it out",
+        ),
         (("--ghost-bn", "24", "-b", "64"), "--ghost-bn 24: does not divide the batch of 64; choose a divisor"),
         (("--freeze", "2", "--freeze-epochs", "10"), "--freeze-epochs 10: the run has 10 epochs"),
+        (("--freeze", "2", "--freeze-epochs", "7", "--duration", "5ep"), "--freeze-epochs 7: the run has 5 epochs"),
+        (("--progressive", "32:64", "--duration", "2ep"), "--progressive 32:64 has no effect: all 2 epochs"),
         (("--batch-size", "auto", "--strategy", "fsdp"), "--batch-size auto: is found by one process for itself"),
         (("--duration", "0.5dur"), "--duration 0.5dur: a run cannot be a share of itself"),
         (("--warmup-lr", "0.1", "--warmup", "0ep"), "--warmup-lr has no effect without warmup"),
@@ -136,7 +142,7 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
         "--decay-epochs": ("--sched", "step"),
         "--decay-rate": ("--sched", "step"),
         "--freeze-epochs": ("--freeze", "2"),
-        "--lr-base-size": ("--lr", "1"),
+        "--lr-base-size": ("--lr", "1", "--lr-scale", "linear"),
         "--model-ema-decay": ("--model-ema",),
         "--order-window": ("--order", "quasi-random"),
     }
@@ -189,8 +195,26 @@ def test_flags_that_do_not_fit_the_data_or_the_machine(flags, named, trained, tm
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(("duration", "code"), [("4ba", 2), ("48sp", 2), ("7ba", 0)])
+def test_a_freeze_that_a_run_of_so_many_steps_never_ends(duration, code, trained, tmp_path, fast, cli):
+    flags = [*fast[: fast.index("--epochs")], "--freeze", "1", "--freeze-epochs", "2", "--duration", duration]
+    ran = cli("train", trained.images, *flags, "--dry-run", "-o", tmp_path / "runs")  # three steps an epoch
+    assert ran.code == code, ran.err
+    assert code == 0 or "--freeze-epochs 2: the run has 2 epochs, so nothing would be unfrozen" in ran.err
+
+
 def test_a_plain_train_passes():
     check(Train())
+
+
+@pytest.mark.parametrize(("duration", "frozen"), [("20ep", 12), ("2.5ep", 2), ("300ba", 12), ("1000sp", 12)])
+def test_a_freeze_ends_before_the_duration(duration, frozen):
+    check(Train(freeze="2", freeze_epochs=frozen, duration=duration))
+
+
+@pytest.mark.parametrize("beside", [{"lr_scale": "linear"}, {"batch_size": "auto"}])
+def test_a_rate_that_follows_the_batch_has_a_base(beside):
+    check(Train(lr=0.1, lr_base_size=1024, **beside))
 
 
 @pytest.mark.parametrize(

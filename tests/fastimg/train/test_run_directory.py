@@ -108,6 +108,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):
         {"batch_size": 8, "grad_accum_steps": 8},
         {"grad_checkpointing": True},
         {"strategy": "ddp"},
+        {"cache_limit": "1GB"},
+        {"storage_option": ("endpoint=http://127.0.0.1:9000",)},
     ],
 )
 def test_settings_that_may_change(changes, tmp_path):

@@ -138,6 +138,14 @@ def test_the_training_split_is_evaluated_on_request(run):
     assert len(re.findall("training split  loss", ran.out)) == 2
 
 
+def test_the_training_split_alone_is_evaluated_every_few_epochs(trained, tmp_path, fast, cli):
+    flags = (*fast[:-1], "3", "--val-fraction", "0", "--evaluate-training-set", "--val-interval", "2")
+    ran = cli("train", trained.images / "train", *flags, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    records = [record for record in rundir.read_log(tmp_path / "run") if record["kind"] in ("val", "train_eval")]
+    assert [(record["kind"], record["epoch"]) for record in records] == [("train_eval", 2), ("train_eval", 3)]
+
+
 def test_mirror_images_are_averaged_alike_in_training_and_evaluation(run, trained, cli):
     _, there = run("there", "-b", "8", "--tta")
     recorded = losses(there, "val")[-1]
