@@ -301,7 +301,7 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     else:
         rate, base = config.lr, config.lr_base_size or _BASE
     follows = config.lr == "auto" or searched or config.lr_scale is not None
-    rule = _rule(config) if follows else "none"
+    rule = scaling_rule(config) if follows else "none"
     words = "auto" if config.lr == "auto" else ""
     if words and config.opt not in ("adamw", "sgd"):
         words = f"{catalogue.relative(config.opt)}'s"
@@ -313,7 +313,7 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     return _at_batch(rate, base, batch, rule), words
 
 
-def _rule(config: Train) -> Literal["linear", "sqrt", "none"]:
+def scaling_rule(config: Train) -> Literal["linear", "sqrt", "none"]:
     """How a rate follows the batch: as --lr-scale says, else as the optimiser's steps ask for."""
     return config.lr_scale or ("linear" if catalogue.relative(config.opt) == "sgd" else "sqrt")
 
@@ -343,7 +343,7 @@ def _scaled(config: Train, given: float | None, rate: float) -> float:
 def rate_at(config: Train, model: Model, batch: int) -> float:
     """What --lr auto comes to, for a batch of so many samples over all ranks."""
     rate, base = _usual_rate(config, model)
-    return _at_batch(rate, base, batch, _rule(config))
+    return _at_batch(rate, base, batch, scaling_rule(config))
 
 
 def _usual_rate(config: Train, model: Model) -> tuple[float, int]:

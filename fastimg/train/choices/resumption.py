@@ -14,6 +14,7 @@ from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.wording import plural
 
 from . import refusals
+from .resolution import scaling_rule
 
 
 def with_rate(config: Train, resumed: Path | None, console: Console) -> Train:
@@ -31,6 +32,8 @@ def with_batch(config: Train, resumed: Path | None, ranks: Ranks, console: Conso
     A run that is `resumed` keeps its batch where no flag gives another one.
     """
     if resumed is not None:
+        if config.batch_size == "auto":  # the rate was scaled with the batch that was found, and still is
+            config = replace(config, lr_scale=scaling_rule(config))
         config = _resumed_batch(config, resumed, ranks, console)
         refusals.check_resumed(config)
     return replace(config, batch_size=intent.batch(config, ranks.device.type)), config.batch_size is None

@@ -161,6 +161,18 @@ def test_a_run_prints_the_trials_and_trains_as_with_a_given_size(trained, fast, 
     assert all(torch.equal(one[name], two[name]) for name in one)  # the search does not change the weights
 
 
+@pytest.mark.parametrize("more", [(), ("--opt", "sgd"), ("--lr-scale", "none"), ("--lr-scale", "linear")])
+def test_a_run_with_a_found_batch_is_resumed_by_its_own_flags(trained, fast, tmp_path, cli, more):
+    """Its rate was scaled with the batch, which is not searched for again."""
+    flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :], "-o", tmp_path, *more]
+    flags += ["-b", "auto", "--lr", "0.01", "--min-lr", "0.001"]
+    assert cli("train", trained.shards, *flags, "--epochs", "1", "--name", "run").code == 0
+    rate = configfile.load(tmp_path / "run/config.yaml", Train).lr
+    ran = cli("train", trained.shards, *flags, "--epochs", "2", "--name", "run", "--resume", "auto")
+    assert ran.code == 0, ran.err
+    assert configfile.load(tmp_path / "run/config.yaml", Train).lr == rate
+
+
 def test_a_given_learning_rate_is_kept(trained, fast, tmp_path, cli):
     flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :], "-o", tmp_path / "runs"]
     ran = cli("train", trained.shards, *flags, "-b", "auto", "--lr", "0.1", "--lr-scale", "none", "--dry-run")
