@@ -11,6 +11,7 @@ from typing import Any, Literal
 import timm
 from PIL import Image
 
+from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.config.training import HF_PREFIX, HUB_PREFIX
 from fastimg.config.values.folds import parse as parse_fold
@@ -34,7 +35,6 @@ from .drawing import HEADS
 from .rungs import small_side
 
 _PROBES = 64  # images whose sizes are looked at
-_BATCH = 64  # that learning rates are for
 _SMALL_IMAGES = 48  # pixels; up to that, networks for images of 32 pixels are the ones to train
 
 
@@ -73,7 +73,7 @@ class MeasuredEncoder:
     """What was measured of a candidate.
 
     rate: samples per second at prediction, without reading them. learning_rate: what `train` chooses for all of it,
-    with batches of 64; head_rates: and for its classifier alone, by the kind of this.
+    with the batch of the trials; head_rates: and for its classifier alone, by the kind of this.
     """
 
     candidate: Candidate
@@ -307,6 +307,7 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
     config, stated, _ = adopted(_config(candidate, shared))
     texts = None if config.text_arch is None else text_side(config, stated)
     speed = 1 / sum(1 / model_speed(each, device) for each in (model, texts) if each is not None)
+    batch = _batch(config, next(model.module.parameters()).device.type)  # where its speed was measured
     if texts is not None:
         model = joined(config, model, texts, 2, ("", " "), stated)
     side = 0 if model.text is not None else model.preprocessing.val_size
@@ -317,9 +318,15 @@ def measure(candidate: Candidate, shared: Mapping[str, Any], device: str) -> Mea
         parameters=sum(each.numel() for each in model.module.parameters()),
         side=side,
         small=None if fixed else small_side(side),
-        learning_rate=rate_at(config, model, _BATCH),
-        head_rates={head: rate_at(replace(config, freeze="backbone", head=head), model, _BATCH) for head in HEADS},
+        learning_rate=rate_at(config, model, batch),
+        head_rates={head: rate_at(replace(config, freeze="backbone", head=head), model, batch) for head in HEADS},
     )
+
+
+def _batch(config: Train, device: str) -> int:
+    """The samples of an optimiser step of a trial, which is one process. That of `auto` is not known: the default."""
+    batch = intent.batch(config, device)
+    return (intent.BATCH[device] if batch == "auto" else batch) * config.grad_accum_steps
 
 
 def as_json(measured: MeasuredEncoder) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class Trials:
     def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Of a trial: its own, and those of all trials. None leaves a flag at its default."""
         own = {name: value for name, value in settings.items() if value is not None}
+        if "lr" in own:  # is for the batch of the trials already, whatever --batch-size and --lr-scale say
+            own["lr_scale"] = "none"
         return {
             **self.asked.shared,
             **self.data.settings,

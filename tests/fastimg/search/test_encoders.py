@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fastimg.errors import UsageError
 from fastimg.models.ranks import Ranks
 from fastimg.search.staged import encoders
 from fastimg.search.staged.encoders import Candidate, DataFacts, find, from_json, measure, text_reader, untrained
+from fastimg.search.staged.trials import Trials
 from fastimg.train.choices import weights_at_hand
 from fastimg.train.choices.resolution import resolve
 from fastimg.train.choices.weights_at_hand import PUBLISHED, KeptWeights, kept_images, kept_texts
@@ -169,6 +171,19 @@ def test_the_usual_rate_is_the_one_that_training_chooses(monkeypatch, shared, ra
     assert resolve(config, Path("data"), model, model.preprocessing, None, ranks).lr == rate
 
 
+@pytest.mark.parametrize(
+    ("shared", "device", "batch"),
+    [
+        ({}, "cpu", 64),
+        ({}, "cuda", 256),
+        ({"batch_size": 32, "grad_accum_steps": 4}, "cuda", 128),
+        ({"batch_size": "auto"}, "cuda", 256),
+    ],
+)
+def test_rates_are_for_the_batch_of_the_trials(shared, device, batch):
+    assert encoders._batch(Train(**shared), device) == batch
+
+
 def test_what_reads_the_texts_beside_images_is_told(monkeypatch):
     pairs = dataclasses.replace(facts(), captions=True)
     assert text_reader(facts(), {}, chosen=False) == ({}, "")
@@ -189,3 +204,10 @@ def test_beside_an_encoder_of_texts_no_other_one_is_compared():
     assert [each.reason for each in found.skipped] == [
         "reads texts, as --text-arch does; give models of images beside it"
     ]
+
+
+def test_a_rate_that_was_drawn_is_not_scaled_again(tmp_path):
+    asked = SimpleNamespace(shared={"lr_scale": "sqrt"}, data=tmp_path, folder=tmp_path, seed=3, metric=None)
+    trials = SimpleNamespace(asked=asked, data=SimpleNamespace(settings={}))
+    assert Trials.settings(trials, {"lr": 0.01})["lr_scale"] == "none"
+    assert Trials.settings(trials, {"head": "mlp", "lr": None})["lr_scale"] == "sqrt"  # `train` chooses the rate
