@@ -39,13 +39,12 @@ from images import list_images
 from rich.console import Console
 
 from fastimg.loaders import Dataset, Decoder, Field, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
-from fastimg.loaders import epochs as epochs_module
 from fastimg.loaders.containers.readahead import WholeBlocks, pieces
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.tars.shards import ShardWriter
-from fastimg.loaders.epochs import Order
+from fastimg.loaders.epochs.epochs import Epochs
 from fastimg.loaders.jpeg.rewriting.tiles import tile
-from fastimg.loaders.order import BLOCK, WINDOW, Slices, epoch_order
+from fastimg.loaders.order import BLOCK, WINDOW, Order, Slices, epoch_order
 from fastimg.loaders.runtime.scratch import Scratch
 
 Record = dict[str, Any]
@@ -187,7 +186,7 @@ def next_epochs(repeats: int) -> list[Record]:
     def measured(order: Order, prepared: bool) -> float:
         config = LoaderConfig(batch_size=256, order=order)
         data = Named(_IMAGENET)
-        plans = epochs_module.Epochs(data, config, None, 1, torch.device("cpu"))
+        plans = Epochs(data, config, None, 1, torch.device("cpu"))
         plan = plans.begin()
         if prepared:
             plans.passed(plan, plan.steps - 1)

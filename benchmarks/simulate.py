@@ -38,7 +38,7 @@ from fastimg.convert.pipeline import convert
 from fastimg.loaders import DataError, Loader, open_dataset
 from fastimg.loaders.containers.readahead import AHEAD, SHARDS_AHEAD
 from fastimg.loaders.containers.tars.shards import ShardWriter
-from fastimg.loaders.epochs import slots_for
+from fastimg.loaders.epochs.config import slots_for
 from fastimg.loaders.order import _SAMPLES, Blocks, Slices, _block_places, _moved, epoch_order
 from fastimg.loaders.random import hashes
 from fastimg.loaders.remote.cache.wanted_files import WantedFile

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .decoders.fields import FieldsDecoder
     from .decoders.images import ImageDecoder
     from .decoders.views import ViewDecoder
-    from .epochs import BatchSource, LoaderConfig
+    from .epochs.config import LoaderConfig
+    from .epochs.source import BatchSource
     from .errors import DataError, ImageError, ShardError, UnavailableError, WorkerError
     from .loader import Loader
     from .migration.image_folder import ImageFolderLoader
@@ -69,7 +70,8 @@ _MODULES = {
     **dict.fromkeys(
         ("CenterCrop", "Crop", "Letterbox", "LongestSide", "RandomCrop", "RandomResizedCrop", "View"), "crop"
     ),
-    **dict.fromkeys(("BatchSource", "LoaderConfig"), "epochs"),
+    "BatchSource": "epochs.source",
+    "LoaderConfig": "epochs.config",
     **dict.fromkeys(("Batch", "Field", "FieldSelection"), "batch"),
     "FieldsDecoder": "decoders.fields",
     "Decoder": "decoder",

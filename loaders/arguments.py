@@ -13,7 +13,7 @@ from fastimg.loaders.remote.stores import url_of
 from .batch import FieldSelection
 from .crop import CenterCrop, CropRule, RandomResizedCrop, Size, View, pair
 from .decoder import Decoder
-from .epochs import LoaderConfig
+from .epochs.config import LoaderConfig
 from .order import BLOCK, Order
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps

@@ -24,7 +24,9 @@ from .arguments import resolve
 from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
 from .crop import CropRule, Size, View
 from .decoder import Decoder
-from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
+from .epochs.config import LoaderConfig, Padding
+from .epochs.epochs import Epochs
+from .epochs.plan import EpochPlan
 from .order import WINDOW, Order, Sampling
 from .pool import Job, Pool
 from .random import keyed

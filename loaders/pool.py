@@ -24,7 +24,7 @@ from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.runtime.times import Tally, named
 
 from .decoder import Decoder, DrawCrops, SampleReader
-from .epochs import Faults
+from .epochs.faults import Faults
 from .errors import DataError, ImageError, WorkerError
 from .ring import Slot
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastimg.config.intent import architecture
 from fastimg.loaders.backends import nvcodec
-from fastimg.loaders.epochs import slots_for
+from fastimg.loaders.epochs.config import slots_for
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.measurement import show as show_table
 from fastimg.system.memory import ran_out, release

@@ -17,7 +17,7 @@ from fastimg.loaders import Batch, BatchSource, Dataset, ImageError
 from fastimg.loaders.containers.arrays import ArrayDataset, npy_array, npy_bytes
 from fastimg.loaders.crop import Size
 from fastimg.loaders.decoders.arrays import MULTIPLE, PAD, put_tokens
-from fastimg.loaders.epochs import LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.runtime.times import LoaderTimes
 from fastimg.models.tokenizer import Tokenizer

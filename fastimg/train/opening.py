@@ -39,7 +39,7 @@ from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.containers.description import previewed_field, read_description
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
-from fastimg.loaders.epochs import Padding
+from fastimg.loaders.epochs.config import Padding
 from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.order import BLOCK, WINDOW, Order, Sampling
 from fastimg.loaders.remote.fetched_files import fetched_files

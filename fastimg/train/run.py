@@ -22,7 +22,7 @@ from fastimg.config.values.progressive import Progressive
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.provenance import TrainedOn
 from fastimg.loaders import BatchSource
-from fastimg.loaders.epochs import crop_epoch_of
+from fastimg.loaders.epochs.plan import crop_epoch_of
 from fastimg.models.compilation import Compilation
 from fastimg.models.ema import Ema
 from fastimg.models.precision import Precision

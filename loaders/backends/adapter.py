@@ -11,7 +11,9 @@ import torch
 from fastimg.loaders.batch import Batch, host
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CropRule, Size, shape_of, sized
-from fastimg.loaders.epochs import EpochPlan, Epochs, LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
+from fastimg.loaders.epochs.epochs import Epochs
+from fastimg.loaders.epochs.plan import EpochPlan
 from fastimg.loaders.runtime.cpus import available_cpus
 
 

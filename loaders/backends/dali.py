@@ -22,7 +22,8 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CenterCrop, CropRule, RandomResizedCrop, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.epochs import EpochPlan, LoaderConfig, Rows
+from fastimg.loaders.epochs.config import LoaderConfig
+from fastimg.loaders.epochs.plan import EpochPlan, Rows
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.random import keyed
 from fastimg.loaders.runtime.scratch import Scratch

@@ -23,7 +23,8 @@ from numba import types
 
 from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.crop import CenterCrop, CropRule, RandomResizedCrop, Size, describe_size, pair, sized
-from fastimg.loaders.epochs import EpochPlan, LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
+from fastimg.loaders.epochs.plan import EpochPlan
 from fastimg.loaders.errors import WorkerError
 from fastimg.loaders.wording import plural
 

@@ -22,7 +22,8 @@ from fastimg.loaders.crop import CropRule, RandomCrop, Size, Window, describe_si
 from fastimg.loaders.decode import MAX_PIXELS, Header, Pixels, decode_box, read_header
 from fastimg.loaders.decoder import Decoder, Row, Rows
 from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.epochs import EpochPlan, LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
+from fastimg.loaders.epochs.plan import EpochPlan
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.jpeg.decoding.filters import taps as most_taps
 from fastimg.loaders.loader import Loader

@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # torch takes seconds to import; checking a flag does not nee
 
     from fastimg.loaders.decoder import Decoder
     from fastimg.loaders.decoders.images import ImageDecoder
-    from fastimg.loaders.epochs import BatchSource, LoaderConfig
+    from fastimg.loaders.epochs.config import LoaderConfig
+    from fastimg.loaders.epochs.source import BatchSource
 
 _MODULES = {"dali": "nvidia.dali", "ffcv": "ffcv"}
 _INSTALLS = {

@@ -9,7 +9,8 @@ import torch
 
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CropRule, shape_of
-from fastimg.loaders.epochs import EpochPlan, LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
+from fastimg.loaders.epochs.plan import EpochPlan
 
 from .adapter import DecodedBatch, LoaderAdapter
 

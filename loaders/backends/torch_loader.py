@@ -22,7 +22,8 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CropRule, Size, fill_of, reaches_out, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.epochs import EpochPlan, LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
+from fastimg.loaders.epochs.plan import EpochPlan
 from fastimg.loaders.errors import DataError, ImageError, WorkerError
 from fastimg.loaders.random import keyed
 from fastimg.loaders.resample import mirrored

@@ -11,7 +11,7 @@ import torch
 
 from fastimg.loaders.batch import Batch
 from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.epochs import LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.loaders.folders.walk import relative

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fastimg.loaders import LoaderConfig
-from fastimg.loaders import epochs as module
-from fastimg.loaders.epochs import slots_for
+from fastimg.loaders.epochs import epochs as module
+from fastimg.loaders.epochs import next_order
+from fastimg.loaders.epochs.config import slots_for
 from fastimg.loaders.order import epoch_order
 
 
@@ -106,7 +107,7 @@ def orders(monkeypatch):
         made.append((epoch, threading.current_thread().name))
         return epoch_order(n, seed, epoch, *rest)
 
-    monkeypatch.setattr(module, "epoch_order", noting)
+    monkeypatch.setattr(next_order, "epoch_order", noting)
     return made
 
 
@@ -148,8 +149,8 @@ def test_an_error_of_the_thread_is_raised_in_the_consumer(numbers, build, read, 
     monkeypatch.setattr(module, "_PREPARED", 1)
     loader = build(numbers(50))
     read(loader)
-    monkeypatch.setattr(module, "epoch_order", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
-    read_again = module.OrderAhead(1, loader._next_order._make)
+    monkeypatch.setattr(next_order, "epoch_order", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    read_again = next_order.OrderAhead(1, loader._next_order._make)
     with pytest.raises(MemoryError, match="no room"):
         read_again.take()
     loader.close()
@@ -196,5 +197,8 @@ def test_a_prepared_order_does_not_keep_an_unused_loader(numbers, build, read, m
 
 
 def test_an_order_is_a_pure_function_of_its_arguments():
-    made = [module.make_order(LoaderConfig(batch_size=4), module.Slices(99, 0, 4, 0, 1), 2, None, 4) for _ in range(2)]
+    made = [
+        next_order.make_order(LoaderConfig(batch_size=4), next_order.Slices(99, 0, 4, 0, 1), 2, None, 4)
+        for _ in range(2)
+    ]
     assert np.array_equal(made[0].order, made[1].order) and sorted(made[0].order) == list(range(99))

@@ -28,7 +28,7 @@ from fastimg.loaders import (
 from fastimg.loaders.backends.selection import open_source
 from fastimg.loaders.crop import fill_of, shape_of
 from fastimg.loaders.decode import decode
-from fastimg.loaders.epochs import LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch

@@ -15,7 +15,7 @@ from fastimg.loaders.backends.resident import ResidentImages
 from fastimg.loaders.backends.torch_loader import TorchLoader
 from fastimg.loaders.crop import fill_of, sized
 from fastimg.loaders.decode import decode, read_header
-from fastimg.loaders.epochs import LoaderConfig
+from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 

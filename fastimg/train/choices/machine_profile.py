@@ -16,7 +16,7 @@ from fastimg import __version__
 from fastimg.config.commands import Train
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.loaders.epochs import slots_for
+from fastimg.loaders.epochs.config import slots_for
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks

@@ -28,7 +28,7 @@ from fastimg.data.datasets import DatasetPart, chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.loaders.decode import MAX_PIXELS
-from fastimg.loaders.epochs import slots_for
+from fastimg.loaders.epochs.config import slots_for
 from fastimg.loaders.jpeg.decoding.region import Scaling
 from fastimg.loaders.order import WINDOW
 from fastimg.loaders.remote.stores import shown, url_of

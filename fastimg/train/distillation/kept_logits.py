@@ -18,7 +18,7 @@ from fastimg.embeddings.store import Made
 from fastimg.loaders import Batch, BatchSource, DataError
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.decoders.arrays import ArrayDecoder
-from fastimg.loaders.epochs import crop_epoch_of
+from fastimg.loaders.epochs.plan import crop_epoch_of
 from fastimg.wording import plural
 
 from .teacher import Teacher

@@ -29,7 +29,7 @@ from fastimg.loaders import (
 from fastimg.loaders.backends.nvcodec import DecodedImage, installed
 from fastimg.loaders.batch import Field
 from fastimg.loaders.decode import read_header
-from fastimg.loaders.epochs import Epochs
+from fastimg.loaders.epochs.epochs import Epochs
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")

@@ -1,0 +1,230 @@
+"""What all backends share: the samples of an epoch, their order, the current position, and what was skipped.
+
+    Epochs.begin() -> EpochPlan: rows(step) -> ids, weights    a backend turns them into a Batch, then passed(step)
+
+A backend is a subclass of `Epochs` that decodes; the rest of the application sees it as a `BatchSource`.
+"""
+
+import hashlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.containers.arrays import Views
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.readahead import AHEAD
+from fastimg.loaders.crop import whole
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.order import Slices
+from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.runtime.times import LoaderTimes, Waits
+from fastimg.loaders.wording import plural
+
+from .config import LoaderConfig, Padding, slots_for
+from .faults import Faults
+from .next_order import OrderAhead, make_order, shard_starts
+from .plan import EpochPlan, crop_epoch_of
+from .position import position_in
+
+_PREPARED = 1 << 15  # samples; the order of fewer takes a few milliseconds
+
+
+def _sample_ids(indices: npt.ArrayLike, dataset: Dataset) -> npt.NDArray[np.int64]:
+    """The ids of the samples that are read [n]. Raises ValueError for what are none."""
+    given = indices.detach().cpu().numpy() if isinstance(indices, torch.Tensor) else np.asarray(indices)
+    if given.ndim == 1 and not len(given):
+        return np.empty(0, np.int64)
+    if given.dtype == np.bool_:
+        raise ValueError("indices is a mask of bools; use np.flatnonzero(mask)")
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        kind = f"{given.dtype} of shape {list(given.shape)}"
+        raise ValueError(f"indices is {kind}; give the ids of samples, whole numbers [n]")
+    count = len(dataset)
+    if given.min() < 0 or given.max() >= count:
+        place = int(np.argmax((given < 0) | (given >= count)))
+        raise ValueError(
+            f"indices[{place}] is {given[place]}, but the {plural(count, 'sample')} of {dataset.name} are numbered "
+            f"0 to {count - 1}; leave it out"
+        )
+    return given.astype(np.int64)  # a copy: whoever gave them may change them
+
+
+class Epochs:
+    """A dataset, or the samples of it that `indices` selects, read epoch by epoch.
+
+    A `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any
+    backend and any number of workers or ranks: it continues with the next sample. A quasi-random order follows the
+    blocks of the dataset as it is stored, whatever the order of `indices`. During an epoch it takes 8 bytes per sample
+    (quasi-random: 9), plus `indices`; between two epochs of many samples twice as much, since a thread computes the
+    next order from when the last batch is handed out. Raises DataError for data that cannot be used, and ValueError for
+    `indices` that are not numbers of its samples.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        config: LoaderConfig,
+        indices: npt.ArrayLike | None,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        ids = None if indices is None else _sample_ids(indices, dataset)
+        self.dataset = dataset
+        self.config = config
+        self.slots = config.prefetch or slots_for(device.type)
+        self.workers = workers
+        if device.type == "cuda" and device.index is None:  # as in `tensor.device`
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
+        self.waits = Waits(device)
+        self.faults = Faults(dataset, config.on_error)
+        self._indices = np.sort(ids) if ids is not None and config.order == "quasi-random" else ids
+        self._n = len(dataset) if ids is None else len(ids)
+        lengths: npt.NDArray[np.int64] | None = getattr(dataset, "lengths", None)
+        self._lengths = lengths if lengths is None or self._indices is None else lengths[self._indices]
+        if config.sampling is not None and len(config.sampling.weights) != self._n:
+            weights = len(config.sampling.weights)
+            raise ValueError(f"sampling has {plural(weights, 'weight')} for {plural(self._n, 'sample')}")
+        if config.order == "length" and lengths is None:
+            raise ValueError("order length is only for texts stored as tokens")
+        evaluates = config.order in ("sequential", "length")
+        self._padding: Padding = config.padding or ("zeros" if evaluates else "samples")
+        if self._n < (1 if self._padding == "zeros" else config.world_size):
+            raise DataError(
+                f"{dataset.name}: {plural(self._n, 'sample')} for {plural(config.world_size, 'rank')}; "
+                "every rank needs at least one; start fewer ranks"
+            )
+        self._starts = shard_starts(dataset, self._indices) if config.block == "shard" else None
+        if (files := fetched_files(dataset)) is not None:
+            ahead = (self.slots + AHEAD) * config.batch_size * config.world_size
+            of = getattr(dataset, "shard_numbers", None)
+            read = None if ids is None or of is None else np.flatnonzero(np.bincount(of[ids]))
+            files.check_order(config.order, self._starts is not None, config.window, self._n, ahead, read)
+        self._epoch = -1
+        self._next_order: OrderAhead | None = None
+        self._position = self._n
+        self._resume: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return self._slices(0).steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or the last one that was."""
+        return max(self._epoch, 0)
+
+    @property
+    def indices(self) -> npt.NDArray[np.int64] | None:
+        """The samples of the dataset that are read; None: all of them."""
+        return self._indices
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds that the consumer's thread has spent waiting for data."""
+        return self.waits.host
+
+    def spent(self) -> LoaderTimes:
+        """See `BatchSource`. Copies and threads of other libraries are not measured."""
+        return LoaderTimes(self.waits.seconds, None if self.device.type == "cuda" else 0.0, None, None)
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """Id -> reason, for every sample skipped so far."""
+        return self.faults.unreadable
+
+    @property
+    def rerouted(self) -> dict[int, str]:
+        """Id -> reason, for every sample so far that a decoder other than the chosen one has decoded."""
+        return self.faults.rerouted
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `BatchSource`. By default epochs count up from 0."""
+        number = whole(epoch, "epoch")
+        if number < 0:
+            raise ValueError(f"epoch={number}: epochs are numbered from 0")
+        self._resume = (number, 0)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The exact position after the last batch that was handed out, valid for any number of ranks and workers."""
+        epoch, position = self._resume or (self._epoch, self._position)
+        return {
+            "epoch": epoch,
+            "position": position,
+            "samples": self._n,
+            "seed": self.config.seed,
+            "order": self._order(),
+            "fingerprint": self._fingerprint(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `BatchSource`."""
+        epoch, position = position_in(state)
+        if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
+            before = state["samples"]
+            now = plural(self._n, "sample")
+            difference = f"{now} now, {before:,} then" if before != self._n else f"{now}, but different ones"
+            raise DataError(
+                f"{self.dataset.name}: not the data that the run began with ({difference}); restore it, or start a "
+                "new run"
+            )
+        if state["seed"] != self.config.seed:
+            raise ValueError(f"the state was made with seed {state['seed']}, but the loader has {self.config.seed}")
+        if state["order"] != self._order():
+            raise ValueError(f"the state was made with order {state['order']}, but the loader has {self._order()}")
+        self._resume = (epoch + 1, 0) if position == self._n else (epoch, position)
+
+    def begin(self) -> EpochPlan:
+        """Plan the next epoch, or the rest of one."""
+        epoch, start = self._resume or (self._epoch + 1, 0)
+        self._resume = None
+        self._epoch = epoch
+        self._position = start
+        if isinstance(self.dataset, Views):
+            self.dataset.set_epoch(epoch)
+        slices = self._slices(start)
+        ahead = self._next_order
+        self._next_order = None
+        if ahead is not None and (ahead.epoch, 0) == (epoch, start):
+            made = ahead.take()
+        else:
+            made = make_order(self.config, slices, epoch, self._lengths, self._together, self._starts)
+        shown = crop_epoch_of(epoch, self.config.crop_epochs)
+        return EpochPlan(epoch, shown, made.order, self._indices, slices, self._padding, made.blocks, made.again)
+
+    def passed(self, plan: EpochPlan, step: int) -> None:
+        """Record that batch `step` is being handed out: a state taken from now on continues after it.
+
+        After the last one, a validation may follow: a thread computes the next epoch's order meanwhile.
+        """
+        self._position = min(plan.slices.start + (step + 1) * plan.slices.global_batch, self._n)
+        if step + 1 == plan.steps and self._n >= _PREPARED and self.config.order in ("random", "quasi-random"):
+            epoch = plan.epoch + 1
+            # No reference to this loader, which an unused one could not be collected with.
+            make = partial(make_order, self.config, self._slices(0), epoch, self._lengths, self._together, self._starts)
+            self._next_order = OrderAhead(epoch, make)
+
+    def _order(self) -> str:
+        """Everything but the data and the seed that the order of an epoch depends on."""
+        c = self.config
+        blocks = "a shard" if c.block == "shard" else c.block
+        order = f"quasi-random, blocks of {blocks}, window {c.window}" if c.order == "quasi-random" else c.order
+        order += "" if c.sampling is None else f", drawn by weights {c.sampling.digest}"
+        together = self._lengths is not None and c.order in ("random", "quasi-random")
+        return f"{order}, by length in runs of {self._together}" if together else order
+
+    @property
+    def _together(self) -> int:
+        return self.config.together or self.config.batch_size * self.config.world_size
+
+    def _fingerprint(self) -> str:
+        fingerprint = self.dataset.fingerprint
+        if self._indices is None:
+            return fingerprint
+        return hashlib.sha256(fingerprint.encode() + self._indices.tobytes()).hexdigest()
+
+    def _slices(self, start: int) -> Slices:
+        c = self.config
+        return Slices(self._n, start, c.batch_size, c.rank, c.world_size)
