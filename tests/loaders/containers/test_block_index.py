@@ -7,16 +7,28 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from fastimg.config.commands import Convert, Inspect, Verify
 from fastimg.convert.pipeline import convert
 from fastimg.convert.verify import verify
 from fastimg.inspect.images import inspect_data
-from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders import (
+    FieldsDecoder,
+    FieldSelection,
+    ImageDecoder,
+    Loader,
+    LoaderConfig,
+    RandomResizedCrop,
+    open_dataset,
+)
 from fastimg.loaders.containers import datasets
 from fastimg.loaders.containers.derived import block_index, dc_images
+from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders import large
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.stopping import Cancelled
 
 from ..jpeg.test_tiled import encoded
 
@@ -64,6 +76,33 @@ def test_batches_are_those_without_it(shards, container, monkeypatch):
         assert np.array_equal(plain, pixels_of(dataset, scaling))
         assert whole.count(small) == 3  # in each epoch
         assert len(whole) < 18 if scaling != "low" else len(whole) == 3  # images of whose rows most are decoded in full
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_with_fields_images_are_read_whole(shards, container):
+    folder = shards(container)
+    made = []
+    for index in (True, False):
+        dataset = open_dataset(folder)
+        if not index:
+            dataset.blocks = None
+        crop = RandomResizedCrop(size=12, scale=(0.02, 0.03))  # of few rows of tiles
+        with Loader(dataset, crop=crop, fields=[], batch_size=6, workers=1, seed=1, on_error="fail") as loader:
+            made.append([(batch.ids, batch.inputs.clone(), batch.boxes_of_crop.clone()) for batch in loader])
+    for found, expected in zip(*made, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_groups_that_are_read_for_fields_are_timed_and_can_be_cancelled(shards):
+    dataset = open_dataset(shards("tar"))
+    decoder = FieldsDecoder.of(ImageDecoder(RandomResizedCrop(size=12)), FieldSelection(names=[]), dataset)
+    ids = np.arange(6)
+    rows = {field.name: np.zeros((6, *field.shape), field.dtype) for field in decoder.fields}
+    reader = SampleReader(dataset)
+    assert decoder.fill(reader, ids.tolist(), decoder.draw(0, 0, ids), rows, Scratch()) == []
+    assert reader.seconds > 0
+    with pytest.raises(Cancelled):
+        decoder.fill(SampleReader(dataset, lambda: True), ids.tolist(), decoder.draw(0, 0, ids), rows, Scratch())
 
 
 @pytest.mark.parametrize("name", KEPT)
