@@ -35,7 +35,7 @@ SPLIT = "(?:train|val|test)"
 _DERIVED = "fidx|fcol|ffld|ftil|fdci"
 _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:{_DERIVED}|beton))|dataset\.json|convert\.json)"
 _TEMPORARY = re.compile(rf"source-\d+\.spool|{SPLIT}-\d{{5,}}-[0-9a-f]{{16}}\.prepared")
-_MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part|{_TEMPORARY.pattern}")
+_MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.(?:part|moving)|{_TEMPORARY.pattern}")
 
 
 class DestinationState(Enum):
