@@ -28,6 +28,7 @@ from fastimg.loaders.containers.atomic import replace_file, sync_folder, tempora
 from fastimg.loaders.containers.betons.files import BetonPart
 from fastimg.loaders.containers.description import FORMAT
 from fastimg.loaders.containers.tars.shards import index_path
+from fastimg.loaders.runtime.file_locks import unlock_and_close
 
 JOURNAL_FORMAT = "fastimg conversion"
 
@@ -233,7 +234,7 @@ def locked(folder: Path) -> Iterator[None]:
             pass
         yield
     finally:
-        os.close(handle)
+        unlock_and_close(handle)
 
 
 def _line(content: Any) -> bytes:

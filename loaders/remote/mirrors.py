@@ -340,7 +340,7 @@ def wanted_indexes(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
 
 
 class Lease:
-    """Keeps a file in the cache until it is closed, or collected."""
+    """Keeps a file in the cache until it is closed, or collected; in forked processes, which may read it, too."""
 
     def __init__(self, file: int) -> None:
         self.close = weakref.finalize(self, os.close, file)
