@@ -143,6 +143,38 @@ def test_without_images_at_an_eighth_crops_are_decoded(shards):
     assert np.array_equal(pixels_of(dataset, "low"), pixels_of(open_dataset(folder), "low", index=False))
 
 
+def open_in(folder):
+    """How many descriptors of this process are of files in a folder."""
+    numbers = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return sum(os.path.exists(number) and os.readlink(number).startswith(f"{folder}/") for number in numbers)
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_closing_the_dataset_closes_what_is_kept(shards, container):
+    folder = shards(container)
+    dataset = open_dataset(folder)
+    pixels_of(dataset, "low")
+    assert open_in(folder) == 3
+    dataset.close()
+    assert open_in(folder) == 0
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_reading_opens_what_is_kept_again(shards, replaced):
+    folder = shards("tar")
+    dataset = open_dataset(folder)
+    dataset.close()
+    if replaced:  # by another one, which belongs to other entries
+        for name in KEPT:
+            (folder / name).rename(folder / f"earlier {name}")
+            (folder / name).write_bytes((folder / f"earlier {name}").read_bytes())
+    for scaling in (True, "low"):
+        assert np.array_equal(pixels_of(dataset, scaling), pixels_of(open_dataset(folder), scaling, index=False))
+    if not replaced:
+        assert open_in(folder) >= 3 and not dataset.notes
+    dataset.close()
+
+
 def test_what_a_killed_process_left_is_removed(shards):
     folder = shards("tar")
     (folder / "train.ftil").unlink()
