@@ -27,8 +27,6 @@ ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8"), ("rows", "<u4"), ("begin",
 
 MOST_AT_OPENING = 5_000_000_000  # pixels that are indexed by the way, which takes some ten seconds
 
-_ROW = np.dtype([("data", "<u4"), ("lengths", "<u4"), ("check", "<u4")])
-
 
 class BlockIndex:
     """The index of a split; methods may be called from any thread."""
@@ -36,6 +34,9 @@ class BlockIndex:
     dc_images: DcImages | None = None  # the same photographs at 1/8
 
     def __init__(self, kept: SectionsFile, doubt: Callable[[int], None]) -> None:
+        from fastimg.loaders.jpeg.indexed.rows import ROW  # texts need nothing of JPEGs
+
+        self._row = ROW
         self._size = os.fstat(kept.file).st_size
         self._handles = kept.handles()
         self._entries = kept.entries
@@ -64,15 +65,15 @@ class BlockIndex:
     ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint8]] | None:
         """Rows [top, bottom] and the lengths of those in between; None if they cannot be read."""
         offset, _, count, _ = entry
-        rows = np.empty(bottom + 1 - top, _ROW)
+        rows = np.empty(bottom + 1 - top, self._row)
         try:
             file = self._handles.file(0)
-            fill(file, rows.view(np.uint8).data, offset + top * _ROW.itemsize)
+            fill(file, rows.view(np.uint8).data, offset + top * self._row.itemsize)
             first, last = int(rows[0]["lengths"]), int(rows[-1]["lengths"])
             if not first <= last <= self._size:
                 return None
             lengths = np.empty(last - first, np.uint8)
-            fill(file, lengths.data, offset + (count + 1) * _ROW.itemsize + first)
+            fill(file, lengths.data, offset + (count + 1) * self._row.itemsize + first)
         except (OSError, EOFError, ShardError):
             return None
         return rows, lengths
@@ -83,16 +84,16 @@ class BlockIndex:
         None if the two ends, which are read at once, cannot be.
         """
         offset, _, count, begin = entry
-        ends = np.empty(2, _ROW)
+        ends = np.empty(2, self._row)
         try:
             file = self._handles.file(0)
             for row, place in zip((top, bottom), ends.reshape(2, 1), strict=True):
-                fill(file, place.view(np.uint8).data, offset + row * _ROW.itemsize)
+                fill(file, place.view(np.uint8).data, offset + row * self._row.itemsize)
         except (OSError, EOFError, ShardError):
             return None
         first, last = ends["lengths"].tolist()
-        ask(file, offset + top * _ROW.itemsize, (bottom + 1 - top) * _ROW.itemsize)
-        ask(file, offset + (count + 1) * _ROW.itemsize + first, max(last - first, 0))
+        ask(file, offset + top * self._row.itemsize, (bottom + 1 - top) * self._row.itemsize)
+        ask(file, offset + (count + 1) * self._row.itemsize + first, max(last - first, 0))
         data, end = ends["data"].tolist()
         return begin + data, begin + end
 
