@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.runtime.stopping import Cancelled
 
@@ -39,6 +40,12 @@ class SampleReader:
         self.seconds = 0.0  # spent reading
         self._is_cancelled = is_cancelled
 
+    @property
+    def blocks(self) -> BlockIndex | None:
+        """The index of the dataset's large photographs, by which crops read parts of them; None: all are read whole."""
+        found: BlockIndex | None = getattr(self.dataset, "blocks", None)
+        return found
+
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The encoded sample, valid until `scratch` is used again. Raises Cancelled and what `Dataset.read` raises."""
         if self._is_cancelled():
@@ -54,7 +61,7 @@ class SampleReader:
         Raises Cancelled, and DataError if the data has changed. Of data with large images `PartialReads` reads parts.
         """
         read = getattr(self.dataset, "read_group", None)
-        if read is None or getattr(self.dataset, "blocks", None) is not None:
+        if read is None or self.blocks is not None:
             return [None] * len(ids)
         found: list[memoryview | None] = self.timed(read, ids, [scratch.other(place) for place in range(len(ids))])
         return found

@@ -110,6 +110,22 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> I
         yield
 
 
+@pytest.fixture
+def shared_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Until the test ends, another process shares each lock that is taken, as one does that is forked right then."""
+    flock, files = fcntl.flock, []
+
+    def lock(file: Any, kind: int) -> None:
+        flock(file, kind)
+        if kind != fcntl.LOCK_UN:
+            files.append(os.dup(file if isinstance(file, int) else file.fileno()))
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    yield
+    for file in files:
+        os.close(file)
+
+
 @pytest.fixture(scope="session")
 def compiled_decoder(compiled_once: None) -> None:
     """The decoder of tiled JPEGs has been compiled, by one worker.

@@ -11,7 +11,8 @@ import torch
 
 def in_threads(work: Callable[[int, int], None], count: int) -> None:
     """Call `work(first, last)` for chunks of range(count), on as many threads as torch uses."""
-    threads = min(torch.get_num_threads(), count)
+    all_threads = torch.get_num_threads()
+    threads = min(all_threads, count)
     chunk = -(-count // (8 * threads)) if threads > 1 else count
     starts = itertools.count(0, chunk)  # its `next` is atomic
 
@@ -19,7 +20,8 @@ def in_threads(work: Callable[[int, int], None], count: int) -> None:
         while (first := next(starts)) < count:
             work(first, min(first + chunk, count))
 
-    others = [_thread_pool(os.getpid(), threads - 1).submit(chunks) for _ in range(threads - 1)]
+    # The pool does not depend on `count`, or a call for few images would end the threads of the next one.
+    others = [_thread_pool(os.getpid(), all_threads - 1).submit(chunks) for _ in range(threads - 1)]
     try:
         chunks()
     finally:

@@ -28,6 +28,7 @@ from fastimg.loaders.containers.atomic import replace_file, sync_folder, tempora
 from fastimg.loaders.containers.betons.files import BetonPart
 from fastimg.loaders.containers.description import FORMAT
 from fastimg.loaders.containers.tars.shards import index_path
+from fastimg.loaders.runtime.file_locks import unlock_and_close
 
 JOURNAL_FORMAT = "fastimg conversion"
 
@@ -35,7 +36,7 @@ SPLIT = "(?:train|val|test)"
 _DERIVED = "fidx|fcol|ffld|ftil|fdci"
 _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:{_DERIVED}|beton))|dataset\.json|convert\.json)"
 _TEMPORARY = re.compile(rf"source-\d+\.spool|{SPLIT}-\d{{5,}}-[0-9a-f]{{16}}\.prepared")
-_MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part|{_TEMPORARY.pattern}")
+_MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.(?:part|moving)|{_TEMPORARY.pattern}")
 
 
 class DestinationState(Enum):
@@ -233,7 +234,7 @@ def locked(folder: Path) -> Iterator[None]:
             pass
         yield
     finally:
-        os.close(handle)
+        unlock_and_close(handle)
 
 
 def _line(content: Any) -> bytes:

@@ -29,6 +29,7 @@ from fastimg.loaders.containers.atomic import replace_file, sync_folder
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, move_shard, parse_index, split_name
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.runtime.file_locks import unlock_and_close
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.ranks import Ranks
 from fastimg.wording import plural
@@ -320,7 +321,7 @@ class ArrayCache:
             yield
         finally:
             if handle is not None:
-                os.close(handle)
+                unlock_and_close(handle)
 
     def _lock(self) -> int:
         with self._writing():

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -178,6 +178,7 @@ class RaggedRing:
 
     def release(self) -> None:
         """See `Ring`."""
+        self._drop_waiting()  # or the thread would decode them first
         thread = self._thread
         self._thread = None
         if thread is not None:
@@ -189,8 +190,7 @@ class RaggedRing:
             thread.join()
         if self._held is not None:
             self._settle(*self._held)
-        while not self._queue.empty():
-            self._queue.get()
+        self._drop_waiting()
         self._side.finish()  # slots that nobody requested may still be copied, and will be refilled
         for lane in self._lanes.values():  # their memory is freed on the side stream
             self._side.wait(lane.consumed)
@@ -213,6 +213,12 @@ class RaggedRing:
         if stream is not None:
             lane.consumed.record(stream)
             lane.ready.synchronize()  # sync point: the slot's bytes are copied; it waits only if the device lags
+
+    def _drop_waiting(self) -> None:
+        """Forget the slots that nobody will ask for."""
+        with suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
 
     def _work(self) -> None:
         entered = self._device.type != "cuda"

@@ -158,12 +158,12 @@ class _Rows(TorchDataset[_Answer]):
         self._seed = seed
 
     def __getitem__(self, request: _Request) -> _Answer:
-        view, size, ids, keys, decoded = request
+        crop_epoch, size, ids, keys, decoded = request
         scratch = Scratch()
         decoder = self._images.sized(size)
         images = torch.zeros((len(ids), *shape_of(decoder.crop), decoder.channels), dtype=torch.uint8)
         failed: dict[int, str] = {}
-        draws = decoder.draw(self._seed, view, keys).tolist()
+        draws = decoder.draw(self._seed, crop_epoch, keys).tolist()
         for row, index in enumerate(ids[:decoded].tolist()):
             try:
                 images[row] = _image(decoder, self._dataset.read(index, scratch), draws[row])

@@ -9,7 +9,7 @@ import io
 import math
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -139,7 +139,7 @@ class ArrayDataset(WithFields):
             )
         return view[BLOCK:]
 
-    @property
+    @cached_property
     def in_memory(self) -> bool:
         """Whether all arrays are kept in memory from the first epoch on: up to MAX_IN_MEMORY bytes."""
         return int(self._places["size"].sum(dtype=np.int64)) <= MAX_IN_MEMORY
@@ -158,7 +158,7 @@ class ArrayDataset(WithFields):
             self._table = table, whole
         table, whole = self._table
         out[...] = table[ids]
-        return [] if whole.all() else np.flatnonzero(~whole[ids]).tolist()
+        return np.flatnonzero(~whole[ids]).tolist()
 
     def _read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
         """Like `read_rows`, from the shards."""
@@ -243,7 +243,7 @@ class Views(WithFields):
         """See ArrayDataset."""
         return self._current.read(index, scratch)
 
-    @property
+    @cached_property
     def in_memory(self) -> bool:
         """See ArrayDataset."""
         return all(dataset.in_memory for dataset in self._all)

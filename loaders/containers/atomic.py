@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from fastimg.loaders.runtime.file_locks import same_file, try_lock
+from fastimg.loaders.runtime.file_locks import same_file, try_lock, unlock, unlock_and_close
 
 _PATIENCE = 60.0  # seconds that another writer of the same file may take
 _POLL = 0.005
@@ -39,6 +39,8 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+        finally:
+            unlock(file.fileno())
     sync_folder(path.parent)
 
 
@@ -52,9 +54,9 @@ def _alone(part: Path) -> BinaryIO:
                 os.ftruncate(file, 0)
                 return os.fdopen(file, "wb")
         except BaseException:
-            os.close(file)
+            unlock_and_close(file)
             raise
-        os.close(file)
+        unlock_and_close(file)
         if time.monotonic() > deadline:
             raise OSError(errno.EBUSY, "another process is writing it", str(part))
         time.sleep(_POLL)

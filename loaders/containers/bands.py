@@ -83,6 +83,12 @@ class BandsDataset:
         """What reads the shards of the source, or fetches them; None if it has none."""
         return getattr(self.source, "shard_files", None)
 
+    @property
+    def shard_numbers(self) -> npt.NDArray[np.int64] | None:
+        """The shard of each sample of the source [N]; None if it has none."""
+        found: npt.NDArray[np.int64] | None = getattr(self.source, "shard_numbers", None)
+        return found
+
     def sample_name(self, index: int) -> str:
         """See Dataset."""
         return self.source.sample_name(index)

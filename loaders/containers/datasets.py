@@ -286,7 +286,7 @@ def _declare(path: Path, split: str, dataset: TarDataset | BetonDataset, descrip
     targets = declared_targets(description)
     own = first_class(targets)
     others = [target for target in targets if target is not own]
-    fields = {stated["name"]: stated.get("field", "") for stated in description.get("targets", ())}
+    fields = {each["name"]: each.get("field", "") for each in description.get("targets", ())}
     columns: dict[str, TargetColumn] = {}
     if own is not None:
         columns[own.name] = TargetColumn.of_classes(dataset.labels, dataset.classes, own.name)
@@ -300,8 +300,8 @@ def _declare(path: Path, split: str, dataset: TarDataset | BetonDataset, descrip
         kept = target_columns(path, split, others, len(dataset), dataset.fingerprint, derive)
         columns |= {column.target.name: column for column in kept}
     dataset.declared = tuple(columns[target.name] for target in targets)
-    if fields := stated_fields(description):
-        _attach_fields(path, split, dataset, description, list(fields.values()))
+    if stated := stated_fields(description):
+        _attach_fields(path, split, dataset, description, list(stated.values()))
 
 
 def _index_blocks(path: Path, split: str, dataset: TarDataset | BetonDataset, most: int | None) -> None:

@@ -26,7 +26,7 @@ class WholeBlocks:
     Only the samples of a block that this rank still has to read are requested: ranks that share a page cache fill it
     together, ranks on other machines fetch nothing twice, and a resumed epoch requests no sample that it has seen. The
     first batches need half a window of blocks: their own samples are requested first, and blocks follow gradually.
-    Memory: one byte per sample and 16 bytes per block. `block` is that of `order.Blocks`: whole shards, if it
+    Memory: one byte per sample and 32 bytes per block. `block` is that of `order.Blocks`: whole shards, if it
     states the first sample of each, are requested earlier.
     """
 

@@ -12,8 +12,9 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -129,14 +130,17 @@ def _state(path: Path) -> FileState:
 class Handles:
     """Descriptors of `paths`, for any thread. `remedy` is part of the message if a file cannot be opened.
 
-    `close` closes them, and so does garbage collection; after `close` they are opened again when needed.
+    `close` closes them, and so does garbage collection; after `close` they are opened again when needed. `opened` are
+    those that are open already, by number.
     """
 
-    def __init__(self, paths: Sequence[Path], watch: FileWatch, remedy: str) -> None:
+    def __init__(
+        self, paths: Sequence[Path], watch: FileWatch, remedy: str, opened: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
         self._paths = paths
         self._watch = watch
         self._remedy = remedy
-        self._files: dict[int, int] = {}
+        self._files = dict(opened)
         self._close = weakref.finalize(self, _close_all, self._files)
         self._lock = threading.Lock()
 

@@ -3,7 +3,7 @@
 ImageDecoder: inputs -> the sample's window again -> geometry: what the crop shows of each field -> row
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.fields import StoredField, no_field
 from fastimg.loaders.crop import Interpolation, Size, Window, fill_of, shape_of
 from fastimg.loaders.decode import decode_mask, read_header
-from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
+from fastimg.loaders.decoder import Decoder, Failure, P, Row, Rows, SampleReader, T, attempt
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -159,7 +159,9 @@ class _BoxSet(NamedTuple):
 
 
 class _Sizes(SampleReader):
-    """A reader that keeps the upright sizes of the images that it has read."""
+    """A reader that reads all images whole, by another one, and keeps their upright sizes."""
+
+    blocks = None  # a crop that is read in parts would leave out the size
 
     def __init__(self, reader: SampleReader, max_pixels: int) -> None:
         super().__init__(reader.dataset)
@@ -173,11 +175,14 @@ class _Sizes(SampleReader):
         return data
 
     def read_group(self, ids: Sequence[int], scratch: Scratch) -> list[memoryview | None]:
-        held = self._reader.read_group(ids, scratch)
+        held = super().read_group(ids, scratch)
         return [
             data if data is not None and self._knows(index, data) else None
             for index, data in zip(ids, held, strict=True)
         ]
+
+    def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._reader.timed(read, *args, **kwargs)
 
     def _knows(self, index: int, data: memoryview) -> bool:
         """Keep the size of an image; False if it has none, which `read` then reports."""

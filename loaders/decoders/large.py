@@ -75,7 +75,7 @@ class PartialReads:
         Where its index does not fit, that is noted, and the result is False, too.
         """
         dataset: Any = reader.dataset
-        blocks: BlockIndex | None = getattr(dataset, "blocks", None)
+        blocks = reader.blocks
         entry = blocks.entry(index) if blocks is not None else None
         if blocks is None or entry is None:
             return False

@@ -39,12 +39,17 @@ _HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", 
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _JXL_STARTS = (b"\xff\x0a", b"\x00\x00\x00\x0cJXL \r\n\x87\n")
 
-_REGISTERING = threading.Lock()  # Pillow's tables must not grow while they are read
+_REGISTERING = threading.RLock()  # Pillow's tables must not grow while they are read
 
 
 @cache
 def register_plugins() -> dict[str, str]:
     """Register the installed Pillow plugins. Returns, by module, why an installed one cannot be imported."""
+    with _REGISTERING:
+        return _register()
+
+
+def _register() -> dict[str, str]:
     faults = {}
     for module in _INSTALL:
         try:

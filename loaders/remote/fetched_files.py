@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import DataError, ShardError, UnavailableError
+from fastimg.loaders.runtime.file_locks import unlock_and_close
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
@@ -127,7 +128,7 @@ class FetchedFiles:
         try:
             return os.pread(file, size, offset)
         finally:
-            os.close(file)
+            unlock_and_close(file)
 
     def look(self, number: int) -> None:
         """See ShardFiles: each read has looked."""

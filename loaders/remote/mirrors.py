@@ -313,7 +313,7 @@ def mirror_at(folder: Path) -> Mirror | None:
 
 def with_urls(sentence: str) -> str:
     """A sentence in which datasets are called by their URLs, not by the folders of the cache."""
-    for folder, mirror in _open.items():
+    for folder, mirror in list(_open.items()):  # another thread may open one
         url = mirror.url.replace("\\", r"\\")  # as what stands in place of a match
         sentence = re.sub(rf"{re.escape(str(folder))}(?![\w/-])", url, sentence)
     return named_by_urls(sentence)
@@ -340,7 +340,7 @@ def wanted_indexes(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
 
 
 class Lease:
-    """Keeps a file in the cache until it is closed, or collected."""
+    """Keeps a file in the cache until it is closed, or collected; in forked processes, which may read it, too."""
 
     def __init__(self, file: int) -> None:
         self.close = weakref.finalize(self, os.close, file)

@@ -4,7 +4,7 @@ from os import PathLike, fspath
 
 from .stores import url_of
 
-_urls: dict[str, str] = {}  # by path
+_urls: dict[str, str] = {}  # by path; any thread may add to it
 
 
 def note_origin(path: str | PathLike[str], url: str) -> None:
@@ -19,11 +19,11 @@ def origin_of(path: str | PathLike[str]) -> str | None:
 
 def fetched_from(url: str) -> str | None:
     """The path that was fetched last from a URL; None if none was."""
-    return next((path for path, origin in reversed(_urls.items()) if origin == url), None)
+    return next((path for path, origin in reversed(list(_urls.items())) if origin == url), None)
 
 
 def named_by_origins(sentence: str) -> str:
     """A sentence in which what was fetched is called by its URL."""
-    for path, url in _urls.items():
+    for path, url in list(_urls.items()):
         sentence = sentence.replace(path, url)
     return sentence

@@ -1,7 +1,6 @@
 """Shards of an object store that are read in turn, from the first to the last: the next ones are fetched meanwhile."""
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -9,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.runtime.file_locks import unlock_and_close
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
@@ -54,7 +54,7 @@ class PresentShards:
                 try:
                     yield self._mirror.folder / shard.name
                 finally:
-                    os.close(file)
+                    unlock_and_close(file)
         finally:
             over.set()
             pool.shutdown(cancel_futures=True)

@@ -161,7 +161,8 @@ class StoredTree:
 
 def tree_of(path: Path) -> StoredTree | None:
     """The tree of this process that a file or folder belongs to."""
-    return next((tree for root, tree in _open.items() if path.is_relative_to(root)), None) if _open else None
+    opened = list(_open.items()) if _open else ()  # another thread may open one
+    return next((tree for root, tree in opened if path.is_relative_to(root)), None)
 
 
 def named_by_urls(sentence: str) -> str:

@@ -14,6 +14,7 @@ from fastimg.augment import Policy, apply, draw
 from fastimg.augment.backends import backend_of
 from fastimg.augment.cpu.levels import _smooth
 from fastimg.augment.cpu.results import ResultPool
+from fastimg.augment.cpu.threads import in_threads
 from fastimg.augment.ops import smooth
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -60,6 +61,19 @@ def test_bits_equal_the_reference(policy, size):
         got = apply(plan, source, policy, dtype, backend="cpu")
         assert torch.equal(got, expected), [i for i in range(batch) if not torch.equal(got[i], expected[i])]
         assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_calls_for_fewer_images_than_threads_start_no_new_ones(monkeypatch):
+    before, called, started = torch.get_num_threads(), [], []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread) or start(thread))
+    torch.set_num_threads(4)
+    try:
+        for count in (16, 3) * 20:
+            in_threads(lambda first, last: called.append(last - first), count)
+    finally:
+        torch.set_num_threads(before)
+    assert sum(called) == 19 * 20 and len(started) <= 3
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])

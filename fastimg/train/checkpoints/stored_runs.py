@@ -19,6 +19,7 @@ from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.fetching import Fetching
 from fastimg.loaders.remote.stores import NotThereError, RemoteFolder, shown, url_of
 from fastimg.loaders.runtime.cache import cache_folder
+from fastimg.loaders.runtime.file_locks import unlock
 from fastimg.wording import plural
 
 from .manifests import MANIFEST, OBJECTS, Kind, Manifest
@@ -270,7 +271,10 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            unlock(file.fileno())
 
 
 def _root(cache_dir: Path | None) -> Path:

@@ -193,8 +193,10 @@ class BetonDataset(WithFields):
         return [self.reader.path]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and what is kept of large images."""
         self.reader.close()
+        if self.blocks is not None:
+            self.blocks.close()
         if self.lease is not None:
             self.lease.close()
 

@@ -65,8 +65,9 @@ class BetonWriter(WholeFile):
     size and the samples. `num_samples` is only an estimate; if it is off by more than a page of metadata, all data is
     moved once at the end. The metadata and 24 bytes per region are kept in memory: 48 bytes per sample of image and
     label. With `keeps`, an error leaves the unfinished file behind, and another writer can continue it, given its
-    `parts` and the same fields, page size and `num_samples`. Afterwards `samples`, `bytes` and `sha256` (which reads
-    the file) describe what was written.
+    `parts` and the same fields, page size and `num_samples`. While data is moved, the file has another name: after a
+    kill, all samples have to be written again. Afterwards `samples`, `bytes` and `sha256` (which reads the file)
+    describe what was written.
     """
 
     def __init__(
@@ -104,12 +105,16 @@ class BetonWriter(WholeFile):
         self._file.seek(self._start + self._end)
         self._parted = self.samples, len(self._metadata), len(self._table)  # what parts already describe
         self._keeps = keeps
+        self._moving = path.with_name(f".{path.name}.moving")  # the file while its pages are moved
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None or not self._keeps:
-            return super().__exit__(kind, error, trace)
+            try:
+                return super().__exit__(kind, error, trace)
+            finally:
+                self._moving.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a full disk fails again on what is still buffered
             self._file.close()
         return None
@@ -173,7 +178,11 @@ class BetonWriter(WholeFile):
     def _publish(self) -> None:
         start = self._first_page(self.samples)
         self._file.flush()
+        complete = temporary(self.path)
         if self._end and start != self._start:
+            # Until all pages are moved, parts no longer describe them: a file of this name is not continued.
+            complete = complete.replace(self._moving)
+            sync_folder(self.path.parent)
             self._move(start)
         end = start - -self._end // self.page_size * self.page_size if self._end else self._head_size(self.samples)
         metadata: npt.NDArray[Any] = np.frombuffer(self._metadata, self._dtype)
@@ -194,7 +203,7 @@ class BetonWriter(WholeFile):
         os.fsync(self._file.fileno())
         self._file.close()
         self.bytes = end + table.nbytes
-        temporary(self.path).replace(self.path)
+        complete.replace(self.path)
         sync_folder(self.path.parent)
 
     def _move(self, start: int) -> None:

@@ -6,7 +6,6 @@ each `offset` on what `packing` describes. Only the entries are kept in memory, 
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.readahead import ask
 from fastimg.loaders.containers.watch import fill
+from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
 
 from .dc_images import DcImages, dc_images
@@ -27,8 +27,6 @@ ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8"), ("rows", "<u4"), ("begin",
 
 MOST_AT_OPENING = 5_000_000_000  # pixels that are indexed by the way, which takes some ten seconds
 
-_ROW = np.dtype([("data", "<u4"), ("lengths", "<u4"), ("check", "<u4")])
-
 
 class BlockIndex:
     """The index of a split; methods may be called from any thread."""
@@ -36,12 +34,15 @@ class BlockIndex:
     dc_images: DcImages | None = None  # the same photographs at 1/8
 
     def __init__(self, kept: SectionsFile, doubt: Callable[[int], None]) -> None:
-        self._file = kept.file
+        from fastimg.loaders.jpeg.indexed.rows import ROW  # texts need nothing of JPEGs
+
+        self._row = ROW
+        self._size = os.fstat(kept.file).st_size
+        self._handles = kept.handles()
         self._entries = kept.entries
         self._doubt = doubt
         self._doubted: set[int] = set()
         self._lock = threading.Lock()
-        weakref.finalize(self, os.close, kept.file)
 
     @property
     def first(self) -> int:
@@ -52,9 +53,7 @@ class BlockIndex:
         """What is kept, in words."""
         count = int(np.count_nonzero(self._entries["offset"]))
         images = "crops at 1/8 are decoded" if self.dc_images is None else self.dc_images.describe()
-        return (
-            f"{plural(count, 'large photograph')}: an index of {os.fstat(self._file).st_size / 1e6:,.1f} MB, {images}"
-        )
+        return f"{plural(count, 'large photograph')}: an index of {self._size / 1e6:,.1f} MB, {images}"
 
     def entry(self, index: int) -> tuple[int, int, int, int] | None:
         """Of a sample: its place in the index, its bytes, its rows of tiles, and where its first tile begins."""
@@ -66,15 +65,16 @@ class BlockIndex:
     ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint8]] | None:
         """Rows [top, bottom] and the lengths of those in between; None if they cannot be read."""
         offset, _, count, _ = entry
-        rows = np.empty(bottom + 1 - top, _ROW)
+        rows = np.empty(bottom + 1 - top, self._row)
         try:
-            fill(self._file, rows.view(np.uint8).data, offset + top * _ROW.itemsize)
+            file = self._handles.file(0)
+            fill(file, rows.view(np.uint8).data, offset + top * self._row.itemsize)
             first, last = int(rows[0]["lengths"]), int(rows[-1]["lengths"])
-            if not first <= last <= os.fstat(self._file).st_size:
+            if not first <= last <= self._size:
                 return None
             lengths = np.empty(last - first, np.uint8)
-            fill(self._file, lengths.data, offset + (count + 1) * _ROW.itemsize + first)
-        except (OSError, EOFError):
+            fill(file, lengths.data, offset + (count + 1) * self._row.itemsize + first)
+        except (OSError, EOFError, ShardError):
             return None
         return rows, lengths
 
@@ -84,15 +84,16 @@ class BlockIndex:
         None if the two ends, which are read at once, cannot be.
         """
         offset, _, count, begin = entry
-        ends = np.empty(2, _ROW)
+        ends = np.empty(2, self._row)
         try:
+            file = self._handles.file(0)
             for row, place in zip((top, bottom), ends.reshape(2, 1), strict=True):
-                fill(self._file, place.view(np.uint8).data, offset + row * _ROW.itemsize)
-        except (OSError, EOFError):
+                fill(file, place.view(np.uint8).data, offset + row * self._row.itemsize)
+        except (OSError, EOFError, ShardError):
             return None
         first, last = ends["lengths"].tolist()
-        ask(self._file, offset + top * _ROW.itemsize, (bottom + 1 - top) * _ROW.itemsize)
-        ask(self._file, offset + (count + 1) * _ROW.itemsize + first, max(last - first, 0))
+        ask(file, offset + top * self._row.itemsize, (bottom + 1 - top) * self._row.itemsize)
+        ask(file, offset + (count + 1) * self._row.itemsize + first, max(last - first, 0))
         data, end = ends["data"].tolist()
         return begin + data, begin + end
 
@@ -103,6 +104,12 @@ class BlockIndex:
             self._doubted.add(index)
         if first:
             self._doubt(index)
+
+    def close(self) -> None:
+        """Close the files. Reading opens them again."""
+        self._handles.close()
+        if self.dc_images is not None:
+            self.dc_images.close()
 
 
 def has_large(pixels: npt.NDArray[np.int64]) -> bool:

@@ -6,7 +6,6 @@ It begins as `.fidx` does, with FIMGDCI1. Then follows ENTRY for each sample, of
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.watch import fill
+from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
 
 from .photographs import Read, Section, SectionsFile, SectionsKind, keep_sections, large_sections
@@ -30,18 +30,18 @@ class DcImages:
     """The images at 1/8 of a split; methods may be called from any thread."""
 
     def __init__(self, kept: SectionsFile, doubt: Callable[[int], None]) -> None:
-        self._file = kept.file
+        self._size = os.fstat(kept.file).st_size
+        self._handles = kept.handles()
         self._entries = kept.entries
         offsets = np.sort(kept.entries["offset"])
-        self._ends = np.append(offsets[offsets > 0], np.uint64(os.fstat(kept.file).st_size))
+        self._ends = np.append(offsets[offsets > 0], np.uint64(self._size))
         self._doubt = doubt
         self._doubted: set[int] = set()
         self._lock = threading.Lock()
-        weakref.finalize(self, os.close, kept.file)
 
     def describe(self) -> str:
         """What is kept, in words."""
-        return f"{plural(len(self._ends) - 1, 'image')} at 1/8 of {os.fstat(self._file).st_size / 1e6:,.1f} MB"
+        return f"{plural(len(self._ends) - 1, 'image')} at 1/8 of {self._size / 1e6:,.1f} MB"
 
     def entry(self, index: int) -> tuple[int, int, int] | None:
         """Of a sample: its place in the file, its planes, and its tiles across; None where it has no image."""
@@ -65,12 +65,13 @@ class DcImages:
         sums = np.empty((count, tiles), _SUM)
         at = 0
         try:
-            fill(self._file, sums.reshape(-1).view(np.uint8).data, offset)
+            file = self._handles.file(0)
+            fill(file, sums.reshape(-1).view(np.uint8).data, offset)
             for number, (begin, end) in zip(planes, extents, strict=True):
                 place = offset + sums.nbytes + sum(sizes[:number])
-                fill(self._file, view[at : at + end - begin], place + begin)
+                fill(file, view[at : at + end - begin], place + begin)
                 at += end - begin
-        except (OSError, EOFError):
+        except (OSError, EOFError, ShardError):
             return None
         return sums
 
@@ -79,13 +80,17 @@ class DcImages:
         entry = self.entry(index)
         if entry is None:
             return False
+        try:
+            file = self._handles.file(0)
+        except ShardError:
+            return False
         begin = entry[0]
         behind = int(self._ends[np.searchsorted(self._ends, begin, "right")])
         size = behind - begin
         for _, at, piece in pieces(
             *(np.array([n]) for n in (0, begin, size if finer or entry[1] < 5 else size * 3 // 7))
         ):
-            ask(self._file, at, piece)
+            ask(file, at, piece)
         return True
 
     def doubt(self, index: int) -> None:
@@ -95,6 +100,10 @@ class DcImages:
             self._doubted.add(index)
         if first:
             self._doubt(index)
+
+    def close(self) -> None:
+        """Close the file. Reading opens it again."""
+        self._handles.close()
 
 
 def dc_images(

@@ -11,6 +11,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.watch import FileState, FileWatch, Handles
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
@@ -45,6 +46,11 @@ class SectionsFile:
     path: Path
     file: int
     entries: npt.NDArray[np.void]
+
+    def handles(self) -> Handles:
+        """What closes the descriptor, and opens the file again as long as it is the same."""
+        watch = FileWatch([self.path], [FileState.of(os.fstat(self.file))])
+        return Handles([self.path], watch, "delete it, and it is made again", {0: self.file})
 
 
 def large_sections(

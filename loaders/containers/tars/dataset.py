@@ -206,8 +206,10 @@ class TarDataset(WithFields):
         return self._shards
 
     def close(self) -> None:
-        """Close the shards. Reading opens them again."""
+        """Close the shards, and what is kept of large images. Reading opens them again."""
         self.shard_files.close()
+        if self.blocks is not None:
+            self.blocks.close()
 
 
 def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:

@@ -23,8 +23,8 @@ from .lookups import TABLE, fill_table
 from .scaled_dct import drop_high, transform_scaled
 
 _CHUNK = 1 << 15  # coefficients that are decoded at once, 64 KB: they stay in a core's own cache
-_WORK = 6 * TABLE + 64  # DC and AC tables of three components, and four quantisers of 64 int16
-SCRATCH = _WORK + max(_CHUNK, 2 * MAX_BLOCKS * STRIDE) // 4  # int64
+WORK = 6 * TABLE + 64  # DC and AC tables of three components, and four quantisers of 64 int16
+SCRATCH = WORK + max(_CHUNK, 2 * MAX_BLOCKS * STRIDE) // 4  # int64
 
 
 @inlined
@@ -41,7 +41,7 @@ def _first_alike(headers: Any, c: int) -> int:
 def fill_tables(data: Any, headers: Any, work: Any, values: bool = True) -> bool:
     """Fill the tables and quantisers in `work`, as `fill_table` does. False if a table is not a valid code."""
     header = headers[0]
-    quantisers = work[6 * TABLE : _WORK].view(np.int16)  # [4, 64], in rows
+    quantisers = work[6 * TABLE : WORK].view(np.int16)  # [4, 64], in rows
     for c in range(header.components):
         quantiser = header.quantisers[header.quantiser[c]]
         for i in range(64):
@@ -116,8 +116,8 @@ def decode_collected(data: Any, headers: Any, regions: Any, clean: Any, bounds: 
     down = region.bottom - region.top
     if not fill_tables(data, headers, work):
         return False
-    quantisers = work[6 * TABLE : _WORK].view(np.int16)
-    values = work[_WORK:].view(np.int16)
+    quantisers = work[6 * TABLE : WORK].view(np.int16)
+    values = work[WORK:].view(np.int16)
     rows, places, sides, strides, rightwards, downwards = lay_out(headers, regions)
     fits = True
     scaled = region.side == 3 or (region.side > 4 and region.side < 8)

@@ -20,7 +20,8 @@ from fastimg.loaders.jpeg.rewriting.markers import Parser, Untileable
 from fastimg.loaders.jpeg.rewriting.tiles import walked
 from fastimg.loaders.runtime.compiled import compiled
 
-ROW = np.dtype([("data", "<u4"), ("lengths", "<u4"), ("check", "<u4")])
+from .rows import ROW
+
 MORE = 255  # a byte of a length that another one follows
 _MOST = 1 << 29  # bytes of a JPEG: positions are 32 bits
 

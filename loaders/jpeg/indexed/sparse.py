@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastimg.loaders.jpeg.decoding.baseline import SCRATCH, fill_tables, lay_out
+from fastimg.loaders.jpeg.decoding.baseline import SCRATCH, WORK, fill_tables, lay_out
 from fastimg.loaders.jpeg.decoding.dct import inverse_dct2, low_samples
 from fastimg.loaders.jpeg.decoding.entropy import NATURAL, PAD, STRIDE
 from fastimg.loaders.jpeg.decoding.lookups import END, TABLE, code_at, value_of
@@ -18,8 +18,6 @@ from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 _ONES, _HIGHS = 0x0101010101010101, 0x8080808080808080
-_WORK = 6 * TABLE + 64  # as in `baseline`
-ROOM = 512  # bytes; one block takes fewer
 
 
 @inlined
@@ -106,9 +104,9 @@ def decode_sparse(data: Any, headers: Any, regions: Any, positions: Any, places:
     region = regions[0]
     if not fill_tables(data, headers, work, False):
         return False
-    quantisers = work[6 * TABLE : _WORK].view(np.int16)
-    values = work[_WORK : _WORK + STRIDE].view(np.int16)
-    room = work[_WORK + STRIDE : SCRATCH].view(np.uint8)
+    quantisers = work[6 * TABLE : WORK].view(np.int16)
+    values = work[WORK : WORK + STRIDE].view(np.int16)
+    room = work[WORK + STRIDE : SCRATCH].view(np.uint8)
     rows, layout, sides, strides, rightwards, downwards = lay_out(headers, regions)
     source, cleaned = uint64(data.ctypes.data), uint64(room.ctypes.data)
     across = region.right - region.left
@@ -117,7 +115,7 @@ def decode_sparse(data: Any, headers: Any, regions: Any, positions: Any, places:
     most = np.empty(rows.size, np.uint64)  # bytes of a block that count: a DC code and its value take 27 bits, AC's 26
     for block in range(rows.size):
         tables[block] = uint64(work.ctypes.data) + (uint64(rows[block]) << uint64(3))
-        most[block] = 5 if sides[layout[block, 0]] == 1 else 18 if region.low else ROOM
+        most[block] = 5 if sides[layout[block, 0]] == 1 else 18 if region.low else PAD
     dcs = np.empty(3, np.int64)
     begins = np.empty(rows.size, np.int64)
     fits = True

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from fastimg.loaders.runtime.file_locks import same_file, try_lock
+from fastimg.loaders.runtime.file_locks import same_file, try_lock, unlock_and_close
 
 MARK = "has-remote-copy"
 GROUPS = ".files"  # of files that nobody has converted; see plain/groups
@@ -72,7 +72,7 @@ def delete_unused(shard: tuple[str, int]) -> int:
             os.unlink(path)
         return size
     finally:
-        os.close(file)
+        unlock_and_close(file)
 
 
 def take_over(shard: tuple[str, int], part: Path, file: int, written: int) -> int:
@@ -89,6 +89,7 @@ def take_over(shard: tuple[str, int], part: Path, file: int, written: int) -> in
         old = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # it was deleted, or belongs to another user
         return 0
+    taken = False
     try:
         status = os.fstat(old)
         # Another owner could not set the time at the end; a second name is somebody's copy.
@@ -106,9 +107,13 @@ def take_over(shard: tuple[str, int], part: Path, file: int, written: int) -> in
             part.unlink(missing_ok=True)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         os.dup2(old, file, inheritable=False)
+        taken = True
         return size
     finally:
-        os.close(old)
+        if taken:  # `file` has its lock
+            os.close(old)
+        else:
+            unlock_and_close(old)
 
 
 def free_oldest(
@@ -150,5 +155,5 @@ def _delete_beside(folder: Path) -> int:
                 (folder / MARK).unlink()
                 folder.rmdir()  # fails where there is something else
         finally:
-            os.close(mark)
+            unlock_and_close(mark)
     return free

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import sync_folder, temporary
 from fastimg.loaders.errors import DataError, UnavailableError
-from fastimg.loaders.runtime.file_locks import same_file, try_lock
+from fastimg.loaders.runtime.file_locks import same_file, try_lock, unlock_and_close
 from fastimg.loaders.runtime.stopping import check
 
 from .eviction import MARK, SHARDS, contents, free_oldest, take_over, unopened
@@ -227,11 +227,11 @@ class ShardCache:
             elif good:
                 self.count_use(file, wanted)
         except BaseException:
-            os.close(file)
+            unlock_and_close(file)
             raise
         if good:
             return file
-        os.close(file)
+        unlock_and_close(file)
         return None
 
     @contextlib.contextmanager
@@ -252,7 +252,7 @@ class ShardCache:
                 if same_file(part, file):
                     part.unlink(missing_ok=True)
             finally:
-                os.close(file)
+                unlock_and_close(file)
 
     def _locked_part(self, path: Path, part: Path, wanted: WantedFile) -> int | None:
         seen: tuple[int, int, int] | None = None
@@ -267,9 +267,9 @@ class ShardCache:
                     part.unlink()  # it arrived before this part was made
                 status = os.fstat(file)
             except BaseException:
-                os.close(file)
+                unlock_and_close(file)
                 raise
-            os.close(file)
+            unlock_and_close(file)
             state = (status.st_ino, status.st_mtime_ns, status.st_blocks)
             if state != seen:
                 seen, since = state, time.monotonic()
@@ -344,7 +344,7 @@ class ShardCache:
                 )
             yield
         finally:
-            os.close(file)
+            unlock_and_close(file)
 
     def _count(self, files: int = 0, size: int = 0, again: int = 0, waited: float = 0.0, size_again: int = 0) -> None:
         with self._counted:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastimg.loaders.containers.quick_sums import sum_of_file
-from fastimg.loaders.runtime.file_locks import same_file, try_lock
+from fastimg.loaders.runtime.file_locks import same_file, try_lock, unlock
 
 
 class WantedFile(NamedTuple):
@@ -70,12 +70,15 @@ def verified_again(path: Path, wanted: WantedFile) -> bool:
     if flushed(wanted):
         return False
     with contextlib.suppress(OSError), path.open("rb") as file:  # not there, or of another user
-        if not try_lock(file.fileno(), fcntl.LOCK_SH) or not same_file(path, file.fileno()):
-            return False
-        if os.fstat(file.fileno()).st_size != wanted.size or not _has_sum(path, wanted):
-            return False
-        os.utime(file.fileno(), ns=(time.time_ns(), stamp(wanted)))
-        return True
+        try:
+            if not try_lock(file.fileno(), fcntl.LOCK_SH) or not same_file(path, file.fileno()):
+                return False
+            if os.fstat(file.fileno()).st_size != wanted.size or not _has_sum(path, wanted):
+                return False
+            os.utime(file.fileno(), ns=(time.time_ns(), stamp(wanted)))
+            return True
+        finally:
+            unlock(file.fileno())
     return False
 
 

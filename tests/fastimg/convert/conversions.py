@@ -1,6 +1,7 @@
 """What tests of conversions share: reading what was written, and interrupting a conversion."""
 
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 import fastimg.convert.image_preparation
+from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.decode import decode
 
 
@@ -28,6 +30,46 @@ def samples(folder: Path, split: str = "train") -> dict[str, tuple[Any, int, str
             (ext,) = fields.keys() - {"cls", "json"}
             found[stem] = (json.loads(fields["json"]), int(fields["cls"]), ext, fields[ext])
     return found
+
+
+def move_pages(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Have the data of a .beton moved where `limit` lies between its estimated and its real number of samples.
+
+    They move by less than they take, so that a kill in between leaves neither the old nor the new ones.
+    """
+    first_page = BetonWriter._first_page
+
+    def further_behind(writer: BetonWriter, samples: int) -> int:
+        return first_page(writer, samples) + (1 << 15 if samples > limit else 0)
+
+    monkeypatch.setattr(BetonWriter, "_first_page", further_behind)
+    monkeypatch.setattr("fastimg.loaders.containers.betons.files._CHUNK", 1 << 13)
+
+
+def kill_while_moving(monkeypatch: pytest.MonkeyPatch, folder: Path, killed: Path, writes: int) -> None:
+    """End a conversion after some writes of pages that are moved; `killed` is `folder` as a kill would leave it."""
+    move = BetonWriter._move
+
+    class Killed:
+        def __init__(self, file: Any) -> None:
+            self._file, self._left = file, writes
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def write(self, data: bytes) -> int:
+            if self._left == 0:
+                self._file.flush()
+                shutil.copytree(folder, killed)
+                raise KeyboardInterrupt
+            self._left -= 1
+            return int(self._file.write(data))
+
+    def move_and_die(writer: Any, start: int) -> None:
+        writer._file = Killed(writer._file)
+        move(writer, start)
+
+    monkeypatch.setattr(BetonWriter, "_move", move_and_die)
 
 
 def stop_after(

@@ -20,6 +20,8 @@ from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.scratch import Scratch
 
+from .conversions import kill_while_moving, move_pages
+
 QUIET = Console(quiet=True)
 FORMATS = pytest.mark.parametrize("container", ["tar", "beton"])
 
@@ -124,6 +126,25 @@ def test_interrupted_and_resumed(
     assert samples(config.dst) == before  # still a dataset, unchanged
     with pytest.raises(UserError, match="unfinished conversion"):
         convert(append, QUIET)
+    convert(replace(append, resume=True), QUIET)
+    assert contents(config.dst) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("writes", [0, 1, 7, 12])
+def test_killed_while_pages_are_moved(
+    config: Convert, more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    convert(replace(config, format="beton"), QUIET)
+    shutil.copytree(config.dst, tmp_path / "whole")
+    append, before = appending(config, more), samples(config.dst)
+    move_pages(monkeypatch, limit=30)  # 27 samples and 11 more
+    convert(replace(append, dst=tmp_path / "whole"), QUIET)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        kill_while_moving(patched, config.dst, tmp_path / "killed", writes)
+        convert(append, QUIET)
+    shutil.rmtree(config.dst)
+    (tmp_path / "killed").rename(config.dst)
+    assert samples(config.dst) == before
     convert(replace(append, resume=True), QUIET)
     assert contents(config.dst) == contents(tmp_path / "whole")
 

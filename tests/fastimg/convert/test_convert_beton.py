@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.datasets import list_splits, open_dataset
 from fastimg.loaders.containers.description import read_description
 
-from .conversions import contents
+from .conversions import contents, kill_while_moving, move_pages
 
 QUIET = Console(quiet=True)
 
@@ -76,6 +77,25 @@ def test_resume_does_not_trust_changed_files(
         journal.write_bytes(b"".join(lines[:2] + changed + lines[3:]))
     convert(replace(config, resume=True), QUIET)
     assert contents(config.dst) == whole
+
+
+@pytest.mark.parametrize("again", ["resume", "overwrite"])
+@pytest.mark.parametrize("writes", [0, 1, 7])
+def test_killed_while_pages_are_moved(
+    config: Convert, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, again: str
+) -> None:
+    (image_folder / "red/bad.jpg").write_bytes(b"bad")  # so that there are fewer samples than files
+    config = replace(config, val_fraction=0.0)
+    move_pages(monkeypatch, limit=36)
+    convert(replace(config, dst=tmp_path / "expected"), QUIET)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        kill_while_moving(patched, config.dst, tmp_path / "killed", writes)
+        convert(config, QUIET)
+    assert contents(config.dst).keys() == {"convert.json"}
+    shutil.rmtree(config.dst)
+    (tmp_path / "killed").rename(config.dst)
+    convert(replace(config, **{again: True}), QUIET)
+    assert contents(config.dst) == contents(tmp_path / "expected")
 
 
 def test_a_failing_conversion_leaves_nothing(config: Convert, image_folder: Path) -> None:

@@ -173,3 +173,10 @@ def test_a_second_conversion_is_locked_out(config, console):
         pytest.raises(UserError, match="another conversion is writing to it"),
     ):
         convert(config, console)
+
+
+@pytest.mark.usefixtures("shared_locks")
+def test_a_process_that_was_forked_meanwhile_locks_out_nobody(tmp_path):
+    for _ in range(2):
+        with fastimg.convert.journal.locked(tmp_path):
+            pass

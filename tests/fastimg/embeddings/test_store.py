@@ -1,5 +1,6 @@
 """Arrays stored by content: computed once, despite kills, torn or altered files, and waiting processes."""
 
+import fcntl
 import json
 import os
 import signal
@@ -228,6 +229,14 @@ def test_one_writes_while_the_other_waits_and_then_reads(tmp_path):
     assert len(maker.made) == 10 and others.made == []
     assert words_of(cache) == words_of(other) == SPELT
     assert said == [f"{cache.folder}: another process is writing this cache; waiting for it"]
+
+
+@pytest.mark.usefixtures("shared_locks")
+def test_a_process_that_was_forked_meanwhile_locks_out_nobody(tmp_path):
+    cache, words = ArrayCache(tmp_path, ABOUT, print), Words()
+    cache.fill(words.digests(), ONE, Maker(words))
+    with (cache.folder / arraycache._LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 TORN = [b'{"number": 2, "sam', b'"\xff\xfe broken\n', b'{"number":7,"samples":0,"failed":{"xyz":""}}\n']

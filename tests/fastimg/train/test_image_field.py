@@ -20,7 +20,9 @@ from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import refuse
 from fastimg.data import datasets as data
 from fastimg.errors import UsageError
-from fastimg.loaders import DataError, open_dataset
+from fastimg.loaders import CenterCrop, DataError, Loader, open_dataset
+from fastimg.loaders.containers.bands import BandsDataset
+from fastimg.loaders.decoders.bands import BandsDecoder
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints.format import load_model
 
@@ -113,6 +115,25 @@ def test_a_model_of_bands_from_its_weights_to_its_graph(banded, tmp_path, cli):
         with pytest.raises(DataError, match="has 5 bands of uint16, and the model reads 4 of uint16; give other data"):
             data.banded(dataset, replace(seen, mean=(1.0,) * 4))
         assert data.banded(dataset, seen).fingerprint != dataset.fingerprint
+
+
+def test_bands_from_a_store_are_those_of_the_folder(banded, tmp_path, cli):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    url = f"file://{banded.data}"
+    decoder = BandsDecoder(CenterCrop(size=8, resize=8), 5, "uint16")
+    seen = []
+    for place, cache in ((banded.data, {}), (url, {"cache_dir": tmp_path / "cache"})):
+        with contextlib.closing(BandsDataset(open_dataset(place, "train", **cache), "bands")) as dataset:
+            with Loader(dataset, decoder, batch_size=4, workers=1, seed=1) as loader:  # with the order of each
+                epoch = [(batch.ids.clone(), batch.inputs.clone()) for batch in loader]
+            ids, inputs = map(torch.cat, zip(*epoch, strict=True))
+            seen.append(inputs[torch.argsort(ids)])
+    assert torch.equal(*seen) and len(seen[0]) == 8
+    flags = ("--image-field", "bands", *FLAGS, "--lr", "1e-3", "--cache-dir", tmp_path / "cache", "-o", tmp_path)
+    ran = cli("train", url, *flags, "--name", "run")
+    assert ran.code == 0 and "5 bands of the field 'bands'; mean" in ran.out, ran.err
+    evaluated = cli("eval", tmp_path / "run", url, "--no-amp", "--json", "--cache-dir", tmp_path / "cache")
+    assert evaluated.code == 0, evaluated.err
 
 
 def test_a_resumed_run_keeps_its_mean(banded, tmp_path, cli):

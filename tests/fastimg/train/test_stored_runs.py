@@ -1,5 +1,6 @@
 """Runs in an object store: uploaded behind the training, whole by their manifest, and read from there."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError
 from fastimg.models.ranks import Ranks
 from fastimg.system.affinity import UNBOUND
+from fastimg.train.checkpoints import stored_runs
 from fastimg.train.checkpoints.run_directory import read_log
 from fastimg.train.checkpoints.run_places import folder_of_runs
 from fastimg.train.checkpoints.run_uploads import RunUploads
@@ -64,6 +66,14 @@ def uploads(server: ObjectServer, directory: Path, said: list[str]) -> RunUpload
 
 def objects(server: ObjectServer) -> set[bytes]:
     return {path.read_bytes() for path in (server.folder / "runs/x/objects").iterdir()}
+
+
+@pytest.mark.usefixtures("shared_locks")
+def test_a_process_that_was_forked_while_a_run_was_fetched_locks_out_nobody(tmp_path):
+    with stored_runs._alone(tmp_path / "x"):
+        pass
+    with (tmp_path / ".x.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class TestUploads:

@@ -6,6 +6,7 @@ so that only the path of the pixels can differ. tests/peers tests nvImageCodec i
 
 import io
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -227,6 +228,24 @@ def test_a_device_that_the_rings_thread_cannot_enter_ends_the_run(files):
     loader._ring._device = torch.device("cuda")  # torch wants an index here, and says so without a GPU, too
     with pytest.raises(WorkerError, match="a batch could not be made on cuda: ValueError"):
         next(iter(loader))
+    loader.close()
+
+
+def test_an_iteration_that_is_over_decodes_nothing_more(files):
+    class Waiting(Libjpeg):
+        def decode(self, parsed, stream):
+            begun.set()
+            while loader._ring._thread is not None:  # until it is released
+                time.sleep(0.001)
+            return super().decode(parsed, stream)
+
+    codec, begun = Waiting(), threading.Event()
+    loader = Loader(files, DeviceDecode(RANDOM, codec), LoaderConfig(batch_size=4, workers=2))
+    for slot in loader._slots:
+        loader._ring.begin(slot)
+    assert begun.wait(60) and len(loader._slots) > 2
+    loader._ring.release()
+    assert len(codec.calls) == 1
     loader.close()
 
 

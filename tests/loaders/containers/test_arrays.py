@@ -145,6 +145,18 @@ def test_arrays_in_memory_are_read_once_and_copied_by_the_consumer(store, where,
     dataset.close()
 
 
+def test_sizes_are_added_up_once(store, monkeypatch):
+    """Not for each batch: there may be millions of arrays."""
+    few, many = (store([np.full(3, i, np.int32) for i in range(4)], name=name) for name in ("few", "many"))
+    views = Views([few])
+    assert few.in_memory and views.in_memory
+    monkeypatch.setattr(arrays_module, "MAX_IN_MEMORY", -1)
+    both = Views([few, many])
+    assert few.in_memory and views.in_memory and not many.in_memory and not both.in_memory
+    monkeypatch.undo()
+    assert not many.in_memory and not both.in_memory
+
+
 def test_views_of_arrays_in_memory(store, where):
     one, two = (store([np.full(3, sign * i, np.float32) for i in range(6)], name=f"v{sign}") for sign in (1, -1))
     with Loader(Views([one, two]), ArrayDecoder((3,), np.dtype("f4")), LoaderConfig(batch_size=3, workers=1)) as loader:

@@ -53,6 +53,14 @@ def test_one_that_never_ends_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     replace_file(tmp_path / "file", b"x")
 
 
+@pytest.mark.usefixtures("shared_locks")
+def test_a_forked_process_keeps_no_lock(tmp_path: Path):
+    path = tmp_path / "file"
+    replace_file(path, b"x")
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def test_an_error_leaves_what_was_there(tmp_path: Path):
     path = tmp_path / "file"
     replace_file(path, b"before")

@@ -7,16 +7,28 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from fastimg.config.commands import Convert, Inspect, Verify
 from fastimg.convert.pipeline import convert
 from fastimg.convert.verify import verify
 from fastimg.inspect.images import inspect_data
-from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders import (
+    FieldsDecoder,
+    FieldSelection,
+    ImageDecoder,
+    Loader,
+    LoaderConfig,
+    RandomResizedCrop,
+    open_dataset,
+)
 from fastimg.loaders.containers import datasets
 from fastimg.loaders.containers.derived import block_index, dc_images
+from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders import large
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.stopping import Cancelled
 
 from ..jpeg.test_tiled import encoded
 
@@ -66,6 +78,33 @@ def test_batches_are_those_without_it(shards, container, monkeypatch):
         assert len(whole) < 18 if scaling != "low" else len(whole) == 3  # images of whose rows most are decoded in full
 
 
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_with_fields_images_are_read_whole(shards, container):
+    folder = shards(container)
+    made = []
+    for index in (True, False):
+        dataset = open_dataset(folder)
+        if not index:
+            dataset.blocks = None
+        crop = RandomResizedCrop(size=12, scale=(0.02, 0.03))  # of few rows of tiles
+        with Loader(dataset, crop=crop, fields=[], batch_size=6, workers=1, seed=1, on_error="fail") as loader:
+            made.append([(batch.ids, batch.inputs.clone(), batch.boxes_of_crop.clone()) for batch in loader])
+    for found, expected in zip(*made, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_groups_that_are_read_for_fields_are_timed_and_can_be_cancelled(shards):
+    dataset = open_dataset(shards("tar"))
+    decoder = FieldsDecoder.of(ImageDecoder(RandomResizedCrop(size=12)), FieldSelection(names=[]), dataset)
+    ids = np.arange(6)
+    rows = {field.name: np.zeros((6, *field.shape), field.dtype) for field in decoder.fields}
+    reader = SampleReader(dataset)
+    assert decoder.fill(reader, ids.tolist(), decoder.draw(0, 0, ids), rows, Scratch()) == []
+    assert reader.seconds > 0
+    with pytest.raises(Cancelled):
+        decoder.fill(SampleReader(dataset, lambda: True), ids.tolist(), decoder.draw(0, 0, ids), rows, Scratch())
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_it_is_made_again_where_it_is_missing_or_stale(shards, name):
     folder = shards("tar")
@@ -102,6 +141,38 @@ def test_without_images_at_an_eighth_crops_are_decoded(shards):
     dataset = open_dataset(folder)
     assert dataset.blocks.dc_images is None and "no images at 1/8 can be kept" in dataset.notes[0]
     assert np.array_equal(pixels_of(dataset, "low"), pixels_of(open_dataset(folder), "low", index=False))
+
+
+def open_in(folder):
+    """How many descriptors of this process are of files in a folder."""
+    numbers = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return sum(os.path.exists(number) and os.readlink(number).startswith(f"{folder}/") for number in numbers)
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_closing_the_dataset_closes_what_is_kept(shards, container):
+    folder = shards(container)
+    dataset = open_dataset(folder)
+    pixels_of(dataset, "low")
+    assert open_in(folder) == 3
+    dataset.close()
+    assert open_in(folder) == 0
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_reading_opens_what_is_kept_again(shards, replaced):
+    folder = shards("tar")
+    dataset = open_dataset(folder)
+    dataset.close()
+    if replaced:  # by another one, which belongs to other entries
+        for name in KEPT:
+            (folder / name).rename(folder / f"earlier {name}")
+            (folder / name).write_bytes((folder / f"earlier {name}").read_bytes())
+    for scaling in (True, "low"):
+        assert np.array_equal(pixels_of(dataset, scaling), pixels_of(open_dataset(folder), scaling, index=False))
+    if not replaced:
+        assert open_in(folder) >= 3 and not dataset.notes
+    dataset.close()
 
 
 def test_what_a_killed_process_left_is_removed(shards):

@@ -5,12 +5,14 @@ import json
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fastimg.loaders import DataError, FilesDataset, ImageError, list_splits, open_dataset
+from fastimg.loaders.folders import formats
 from fastimg.loaders.folders.folder import list_folder
 from fastimg.loaders.folders.formats import image_extensions, register_plugins, undecodable_extensions
 from fastimg.loaders.folders.walk import find_images
@@ -294,6 +296,24 @@ def test_a_plugin_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     register_plugins.cache_clear()
     reason = undecodable_extensions()[".heic"]
     assert reason == "HEIC, and pillow_heif, which reads it, cannot be imported (no libheif)"
+
+
+def test_plugins_are_registered_while_nobody_reads_pillows_tables(heif_plugin, monkeypatch):
+    heif_plugin(installed=True)
+    readers = []
+
+    def reads():
+        reading = formats._REGISTERING.acquire(blocking=False)
+        if reading:
+            formats._REGISTERING.release()
+        return reading
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(
+            sys.modules["pillow_heif"], "register_heif_opener", lambda: readers.append(pool.submit(reads).result())
+        )
+        register_plugins()
+        assert readers == [False] and pool.submit(reads).result()
 
 
 def test_formats_that_this_pillow_does_not_support(monkeypatch):

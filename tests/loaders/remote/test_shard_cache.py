@@ -1,17 +1,20 @@
 """The cache of shards: its bound, what is deleted for it, and what never is."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.remote.cache import shard_cache, signs_of_life, wanted_files
+from fastimg.loaders.remote.cache import eviction, file_locks, shard_cache, signs_of_life, wanted_files
 from fastimg.loaders.remote.cache.shard_cache import ShardCache
 from fastimg.loaders.remote.cache.sizes import parse_size
 from fastimg.loaders.remote.cache.wanted_files import WantedFile
+from fastimg.loaders.runtime.file_locks import try_lock
 
 SIZE = 1000
 OVERHEAD = 10  # more than the mark of a folder
@@ -116,6 +119,54 @@ def test_what_is_being_read_stays(cache, monkeypatch):
     assert held(cache) == ["a.tar", "c.tar"]
     os.close(files[0])
     assert not list(cache.root.glob("*/.*.part"))
+
+
+@pytest.mark.usefixtures("shared_locks")
+class TestForkedProcesses:
+    """They share the locks that were held when they were forked, and do not keep what is unlocked afterwards."""
+
+    def test_leave_shards_to_be_fetched_read_and_deleted(self, cache, restarted, monkeypatch):
+        for module in (shard_cache, file_locks):
+            monkeypatch.setattr(module, "ROOM", 0.0)
+        lease = cache.open(cache.root / "data" / "a.tar", wanted("a.tar"), writes("a.tar"))
+        for name in ("b.tar", "c.tar"):  # two fit
+            cache.bring(cache.root / "data" / name, wanted(name), writes(name))
+        restarted("2")
+        cache.bring(cache.root / "data" / "c.tar", wanted("c.tar"), None)  # it is verified again
+        assert held(cache) == ["a.tar", "c.tar"]
+        with (cache.root / "data" / "c.tar").open("rb") as file:
+            assert try_lock(file.fileno(), fcntl.LOCK_EX)
+        os.close(lease)
+        with (cache.root / "data" / "a.tar").open("rb") as file:  # a forked process may read what was leased
+            assert not try_lock(file.fileno(), fcntl.LOCK_EX)
+
+    def test_leave_a_shard_that_is_not_taken_for_another(self, cache, monkeypatch):
+        path = cache.root / "data" / "a.tar"
+        cache.bring(path, wanted("a.tar"), writes("a.tar"))
+        with (path.parent / ".b.tar.part").open("wb") as part, monkeypatch.context() as patched:
+            patched.setattr(os, "rename", no_rename)
+            assert eviction.take_over((str(path), SIZE), Path(part.name), part.fileno(), 0) == 0
+        with path.open("rb") as file:
+            assert try_lock(file.fileno(), fcntl.LOCK_EX)
+
+    def test_leave_a_folder_whose_shards_are_in_use(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(file_locks, "ROOM", 0.0)
+        folder = tmp_path / "D"
+        folder.mkdir()
+        for name in (shard_cache.MARK, "a.tar", "train.fidx"):
+            (folder / name).touch()
+        assert eviction.free_oldest([], [(0, folder)], lambda shard: 0) == 0
+        assert sorted(path.name for path in folder.iterdir()) == ["a.tar", shard_cache.MARK]
+        os.close(file_locks.locked_mark(folder / shard_cache.MARK))
+
+
+def no_rename(*paths):
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+
+def writes(name):
+    """What writes a file as it is fetched."""
+    return lambda file: os.pwrite(file, content(name), 0)
 
 
 def test_what_has_no_remote_copy_is_never_deleted(cache):

@@ -1,10 +1,12 @@
 """URLs: their parts, those that are refused, and what a refusal does not repeat."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from fastimg.loaders import DataError, open_dataset
+from fastimg.loaders.remote import mirrors, origins, trees
 from fastimg.loaders.remote.mirrors import open_mirror, with_urls
 from fastimg.loaders.remote.urls import BadURLError, StoreURL, parsed, url_of, without_secrets
 from fastimg.loaders.remote.writable import WritableFolder
@@ -121,3 +123,45 @@ def test_a_backslash_in_a_url_stays(bucket, images, server, cache_dir):
     url = r"s3://bucket/a\d\1"
     mirror = open_mirror(url, cache_dir, options=server.options)
     assert with_urls(f"{mirror.folder}: not found") == f"{url}: not found"
+
+
+def test_places_are_looked_up_while_other_threads_open_some(monkeypatch):
+    """Each name is compared while another one is added, as by a thread that opens it."""
+
+    class Url(str):
+        def __eq__(self, other):
+            add()
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    class Place(type(Path())):
+        def is_relative_to(self, *other):
+            add()
+            return super().is_relative_to(*other)
+
+    class Sentence(str):
+        def replace(self, *words):
+            add()
+            return Sentence(super().replace(*words))
+
+    class Opened:
+        @property
+        def url(self):
+            add()
+            return "s3://bucket/D"
+
+    def add():
+        number = next(numbers)
+        for places in (mirrors._open, trees._open):
+            places[Path(f"/cache/{number}")] = Opened()
+        origins._urls[f"/cache/{number}"] = f"s3://bucket/{number}"
+
+    numbers = itertools.count()
+    for module, name in ((mirrors, "_open"), (trees, "_open"), (origins, "_urls")):
+        monkeypatch.setattr(module, name, {})
+    add(), add()
+    assert with_urls("/cache/0: gone") == "s3://bucket/D: gone"
+    assert trees.tree_of(Place("/elsewhere")) is None
+    assert origins.named_by_origins(Sentence("/cache/1: gone")) == "s3://bucket/1: gone"
+    assert origins.fetched_from(Url("s3://bucket/none")) is None
