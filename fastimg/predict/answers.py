@@ -107,7 +107,9 @@ def write_csv(answers: list[Answer], target: Path) -> None:
             ["file", "error", *(f"{kind}{i + 1}" for i in range(ranks) for kind in ("class", "probability"))]
         )
     for answer in answers:
-        pairs = [value for pair in zip(answer.classes, answer.probabilities, strict=True) for value in pair]
+        pairs = [
+            value for pair in zip(map(printable, answer.classes), answer.probabilities, strict=True) for value in pair
+        ]
         writer.writerow([printable(answer.file), answer.error or "", *pairs])
     if str(target) == "-":
         sys.stdout.write(buffer.getvalue())

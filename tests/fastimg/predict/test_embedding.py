@@ -171,6 +171,14 @@ def test_spoiled_images_are_left_out_and_named(embed, trained, tmp_path):
     assert "repair or remove it" in embed("--on-error", "fail", data=data, out=tmp_path / "fail", code=1).err
 
 
+def test_class_names_in_parquet_that_are_not_utf_8(embed, trained, tmp_path):
+    data = shutil.copytree(trained.images / "val", tmp_path / "latin")
+    (data / "red").rename(data / os.fsdecode(b"caf\xe9"))
+    embed("--format", "parquet", data=data)
+    classes = pq.read_table(tmp_path / "out" / "train.parquet")["class"].to_pylist()
+    assert set(classes) == {"blue", r"caf\udce9", "green"} and len(classes) == 12
+
+
 def test_nothing_to_embed_is_an_error(embed, tmp_path):
     for name in ("red", "blue"):
         (tmp_path / "bad" / name).mkdir(parents=True)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fastimg.predict.answers import Answer, write_csv
+
 
 @pytest.fixture
 def run(trained):
@@ -127,6 +129,13 @@ def test_csv(target, trained, run, tmp_path, monkeypatch, cli):
     assert {good["class1"], good["class2"]} < {"blue", "green", "red"}
     assert float(good["probability1"]) >= float(good["probability2"])
     assert bad["file"] == "text.jpg" and "not an image" in bad["error"] and not bad["class1"]
+
+
+def test_class_names_in_a_csv_that_are_not_utf_8(tmp_path):
+    """Of folders whose names are in Latin-1: their bytes are escaped, as those of files are."""
+    write_csv([Answer("a.jpg", [os.fsdecode(b"caf\xe9"), "eau"], [0.75, 0.25])], tmp_path / "out.csv")
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text(encoding="utf-8")))
+    assert (row["class1"], row["class2"], row["probability1"]) == (r"caf\udce9", "eau", "0.75")
 
 
 def test_a_csv_that_cannot_be_written(trained, run, tmp_path, cli):
