@@ -88,8 +88,13 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             say(err, f"loader: {loader.describe()}")
         file = checkpoint.find(config.checkpoint)
         with closing(loader), closing(dataset):
+            told = partial(stated, asked, file, selection, loader)
             if tasks is not None:
-                return evaluate_targets(config, file, engine, tasks, selection, loader, ranks, out, err)
+                if config.plot is not None:
+                    raise UsageError(
+                        "--plot has no effect: a confusion matrix shows one class, which all samples have; leave it out"
+                    )
+                return evaluate_targets(config, told, engine, tasks, selection, loader, ranks, out, err)
             found = _predictions(engine, loader, err)
             report_unreadable(config, dataset, loader, len(found.truth), err)
             plot = place.path or file.parent / f"confusion-{selection.split}.png"
@@ -98,7 +103,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             remarks = _draw(matrix, names, selection.origin, plot)
             mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent)
     sheet = None if mistakes.sheet is None else place.address(mistakes.sheet)
-    part = stated(asked, file, selection, loader, len(found.truth))
+    part = told(len(found.truth))
     part |= {"plot": place.address(plot), "mistakes": place.address(mistakes.table), "mistakes_sheet": sheet}
     result = _result(part, names, found, matrix)
     for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
