@@ -18,7 +18,8 @@ class StoredResults:
     """A folder in the store, and `folder` here, which shows it: files of `read` with their contents, others empty.
 
     What is written here replaces what is there, and what is deleted here is deleted there. Until `close` no other
-    process writes to the same URL with this cache. Raises DataError, and UserError where another one does.
+    process writes to the same URL with this cache. Raises DataError, and UserError where another one does, or where
+    the cache cannot be written.
     """
 
     def __init__(
@@ -28,7 +29,12 @@ class StoredResults:
         self._store = WritableFolder(url, options)
         key = hashlib.sha256(url.encode()).hexdigest()[:16]
         self.folder = (cache_dir or cache_folder()).absolute() / "staging" / f"embeddings-{key}-{rank}"
-        self._lock = hold(self.folder, url)
+        try:
+            self._lock = hold(self.folder, url)
+        except OSError as error:
+            raise UserError(
+                f"{self.folder.parent}: {error.strerror or error}; give another folder with --cache-dir"
+            ) from error
         self._there: dict[str, tuple[int, int, int]] = {}  # the file here that stands for one there
         try:
             for left in self.folder.iterdir():  # of a command that was killed
