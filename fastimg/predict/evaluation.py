@@ -25,6 +25,7 @@ from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource
+from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
@@ -101,7 +102,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             names = engine.card.classes
             matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
             remarks = _draw(matrix, names, selection.origin, plot)
-            mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent)
+            most = config.max_pixels or MAX_PIXELS
+            mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent, most)
     sheet = None if mistakes.sheet is None else place.address(mistakes.sheet)
     part = told(len(found.truth))
     part |= {"plot": place.address(plot), "mistakes": place.address(mistakes.table), "mistakes_sheet": sheet}
