@@ -94,6 +94,19 @@ def _csv_of_targets(answers: list[Answer]) -> list[list[str]]:
     return rows
 
 
+def check_csv(target: Path) -> None:
+    """Find out before anything is predicted whether the file can be written. Raises UserError."""
+    try:
+        there = target.exists()
+        if str(target) == "-" or (there and not target.is_file() and not target.is_dir()):
+            return  # a pipe has one reader, who would see it end
+        target.open("ab").close()  # permissions alone do not tell
+        if not there:
+            target.resolve().unlink()  # where the file is a link, it stays
+    except OSError as error:
+        raise _unwritable(target, error) from error
+
+
 def write_csv(answers: list[Answer], target: Path) -> None:
     """A row per file: file, error, then class and probability by rank, or what is predicted of each target."""
     ranks = max((len(answer.classes) for answer in answers), default=0)
@@ -117,4 +130,8 @@ def write_csv(answers: list[Answer], target: Path) -> None:
     try:
         target.write_text(buffer.getvalue(), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--csv {target}: {error.strerror}; choose a file that can be written") from error
+        raise _unwritable(target, error) from error
+
+
+def _unwritable(target: Path, error: OSError) -> UserError:
+    return UserError(f"--csv {target}: {error.strerror}; choose a file that can be written")
