@@ -102,8 +102,8 @@ class Predictor:
         topk: how many classes an answer has. threshold: of several labels, predict those of this probability or more.
 
         An answer's `file` is the path, or `sources[3]` for an image in memory; its `error` says why one could not be
-        read. Raises UsageError for what the checkpoint does not read, ValueError for arrays of other shapes or types,
-        and TypeError for what is no image.
+        read. Raises UsageError for what the checkpoint does not read, ValueError for arrays of other shapes or types
+        and for a module whose head was replaced by one of other outputs, and TypeError for what is no image.
         """
         asked = {"topk": topk, "threshold": threshold}
         given = {

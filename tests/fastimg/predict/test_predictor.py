@@ -190,6 +190,19 @@ def test_a_module_that_trains_is_refused(model, files):
     assert model.predict(files[0])[0].error is None
 
 
+@pytest.mark.parametrize("outputs", [2, 7])
+def test_a_module_with_other_outputs_is_refused(outputs, trained, files):
+    """Its answers would be other classes than it means, or a class that there is not."""
+    model = fastimg.load(trained.run, **FAST)
+    model.module.reset_classifier(outputs)
+    message = rf"the module gives outputs of shape \[12, {outputs}\], and the checkpoint states \[N, 3\]; give it as"
+    with pytest.raises(ValueError, match=message):
+        model.predict(files)
+    assert model.module(model.inputs(files)).shape == (12, outputs)
+    model.module.reset_classifier(3)
+    assert len(model.predict(files)) == 12
+
+
 def test_loading_in_threads_leaves_filters_and_random_numbers(trained):
     filters, state = list(warnings.filters), torch.get_rng_state()
     threads = [threading.Thread(target=fastimg.load, args=(trained.run,), kwargs=FAST) for _ in range(6)]
