@@ -97,15 +97,24 @@ def demo(config: Demo, console: Console) -> int:
 
 def _begin(folder: Path) -> None:
     """Make the demo's folder, or empty that of an earlier demo."""
-    if folder.exists():
-        if not folder.is_dir() or (any(folder.iterdir()) and not (folder / _MARK).exists()):
-            raise UsageError(f"--output {folder}: holds files that are not from a demo; give another folder")
-        shutil.rmtree(folder)
+    if folder.exists() and not (folder.is_dir() and ((folder / _MARK).exists() or not any(folder.iterdir()))):
+        raise UsageError(f"--output {folder}: holds files that are not from a demo; give another folder")
     try:
-        folder.mkdir(parents=True)
-        (folder / _MARK).touch()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _MARK).touch()  # first, and kept: what is interrupted here is a demo's still
+        for path in folder.iterdir():
+            if path.name != _MARK:
+                _delete(path)
     except OSError as error:
         raise UserError(f"--output {folder}: {error.strerror}; choose a folder that can be created") from error
+
+
+def _delete(path: Path) -> None:
+    """Delete a file, a link or a folder. (The demo's own folder may be a link or a mount, and stays.)"""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _held_out(images: Path, seed: int) -> list[Path]:

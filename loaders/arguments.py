@@ -11,7 +11,7 @@ from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.stores import url_of
 
 from .batch import FieldSelection
-from .crop import CenterCrop, CropRule, RandomResizedCrop, Size, View, pair
+from .crop import CenterCrop, CropRule, RandomResizedCrop, Size, View, check_room, pair
 from .decoder import Decoder
 from .epochs.config import LoaderConfig
 from .order import BLOCK, Order
@@ -124,7 +124,9 @@ def _decoder(
     kept = 3 if channels is None else channels
     bits = 8 if depth is None else depth
     if views is None:
-        return ImageDecoder(_crop(cast(CropRule | Size, crop), order), most, channels=kept, depth=bits)
+        images = ImageDecoder(_crop(cast(CropRule | Size, crop), order), most, channels=kept, depth=bits)
+        check_room(images.max_pixels, images.crop)
+        return images
     if crop is not None:
         raise TypeError("Loader: crop and views were given; each View has a crop of its own, so leave crop out")
     if not isinstance(views, Sequence):

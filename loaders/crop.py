@@ -228,6 +228,25 @@ class RandomCrop:
         return _covering(width, height, self.size)
 
 
+def check_room(max_pixels: int, crop: CropRule) -> None:
+    """Raises ValueError for fewer `max_pixels` than every image has once it is resized for `crop`.
+
+    What is resized for a canvas, or for a crop of your own, may be smaller than the crop.
+    """
+    if isinstance(crop, CenterCrop):
+        least = crop.resize
+    elif isinstance(crop, RandomResizedCrop | RandomCrop):
+        least = crop.size
+    else:
+        return
+    height, width = pair(least)
+    if height * width > max_pixels:
+        raise ValueError(
+            f"max_pixels={max_pixels}: no image could be decoded, as each is resized to {height} x {width} pixels or "
+            f"more for a crop of {describe_size(crop.size)}; give {height * width} or more, or a smaller crop"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """`n` crops of each image by one rule, each drawn for itself.

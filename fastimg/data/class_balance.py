@@ -114,7 +114,7 @@ def read_weights(file: Path, classes: Sequence[str], flag: str) -> Doubles:
 
 def _of_json(text: str, where: str) -> dict[str, object]:
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, where))
     except ValueError as error:
         raise UserError(f"{where}: is not json ({error}); give an object of class names and numbers") from error
     if not isinstance(content, dict):
@@ -130,10 +130,15 @@ def _of_csv(text: str, where: str) -> dict[str, object]:
         raise UserError(f"{where}: {found}; give lines of a class and a number, as cat,2.5")
     if rows[0][1].strip().lower() in ("weight", "share", "number", "value"):
         rows = rows[1:]
+    return _once([(name.strip(), number) for name, number in rows], where)
+
+
+def _once(rows: Sequence[tuple[str, object]], where: str) -> dict[str, object]:
+    """The rows by class. Raises UserError for a class that comes twice."""
     twice = next((name for name, count in Counter(name for name, _ in rows).items() if count > 1), None)
     if twice is not None:
-        raise UserError(f"{where}: has the class {printable(twice)!r} twice; leave one of the lines out")
-    return {name.strip(): number for name, number in rows}
+        raise UserError(f"{where}: has the class {printable(twice)!r} twice; leave one of them out")
+    return dict(rows)
 
 
 def _number(value: object, name: str, where: str) -> float:

@@ -1,6 +1,7 @@
 """Embeddings that go to an object store: written into a folder here, then uploaded, their description last."""
 
 import hashlib
+import os
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,11 +11,15 @@ from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.writable import WritableFolder
 from fastimg.loaders.runtime.cache import cache_folder
 
+from .held_folders import hold
+
 
 class StoredResults:
     """A folder in the store, and `folder` here, which shows it: files of `read` with their contents, others empty.
 
-    What is written here replaces what is there, and what is deleted here is deleted there. Raises DataError.
+    What is written here replaces what is there, and what is deleted here is deleted there. Until `close` no other
+    process writes to the same URL with this cache. Raises DataError, and UserError where another one does, or where
+    the cache cannot be written.
     """
 
     def __init__(
@@ -24,13 +29,23 @@ class StoredResults:
         self._store = WritableFolder(url, options)
         key = hashlib.sha256(url.encode()).hexdigest()[:16]
         self.folder = (cache_dir or cache_folder()).absolute() / "staging" / f"embeddings-{key}-{rank}"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        try:
+            self._lock = hold(self.folder, url)
+        except OSError as error:
+            raise UserError(
+                f"{self.folder.parent}: {error.strerror or error}; give another folder with --cache-dir"
+            ) from error
         self._there: dict[str, tuple[int, int, int]] = {}  # the file here that stands for one there
-        for each in self._store.contents():
-            file = self.folder / each.name
-            file.write_bytes(self._store.read(each.name) if each.name in read else b"")
-            self._there[each.name] = _state(file)
+        try:
+            for left in self.folder.iterdir():  # of a command that was killed
+                left.unlink()
+            for each in self._store.contents():
+                file = self.folder / each.name
+                file.write_bytes(self._store.read(each.name) if each.name in read else b"")
+                self._there[each.name] = _state(file)
+        except BaseException:
+            self.close()
+            raise
 
     def begin(self, mark: str, last: str) -> None:
         """Show in the store that what is there is not complete: the file `mark` is there, and `last` is not."""
@@ -54,8 +69,9 @@ class StoredResults:
             ) from error
 
     def close(self) -> None:
-        """Delete the folder here."""
+        """Delete the folder here, and let others have it."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
 
 
 def _state(file: Path) -> tuple[int, int, int]:

@@ -94,6 +94,19 @@ def _csv_of_targets(answers: list[Answer]) -> list[list[str]]:
     return rows
 
 
+def check_csv(target: Path) -> None:
+    """Find out before anything is predicted whether the file can be written. Raises UserError."""
+    try:
+        there = target.exists()
+        if str(target) == "-" or (there and not target.is_file() and not target.is_dir()):
+            return  # a pipe has one reader, who would see it end
+        target.open("ab").close()  # permissions alone do not tell
+        if not there:
+            target.resolve().unlink()  # where the file is a link, it stays
+    except OSError as error:
+        raise _unwritable(target, error) from error
+
+
 def write_csv(answers: list[Answer], target: Path) -> None:
     """A row per file: file, error, then class and probability by rank, or what is predicted of each target."""
     ranks = max((len(answer.classes) for answer in answers), default=0)
@@ -107,7 +120,9 @@ def write_csv(answers: list[Answer], target: Path) -> None:
             ["file", "error", *(f"{kind}{i + 1}" for i in range(ranks) for kind in ("class", "probability"))]
         )
     for answer in answers:
-        pairs = [value for pair in zip(answer.classes, answer.probabilities, strict=True) for value in pair]
+        pairs = [
+            value for pair in zip(map(printable, answer.classes), answer.probabilities, strict=True) for value in pair
+        ]
         writer.writerow([printable(answer.file), answer.error or "", *pairs])
     if str(target) == "-":
         sys.stdout.write(buffer.getvalue())
@@ -115,4 +130,8 @@ def write_csv(answers: list[Answer], target: Path) -> None:
     try:
         target.write_text(buffer.getvalue(), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--csv {target}: {error.strerror}; choose a file that can be written") from error
+        raise _unwritable(target, error) from error
+
+
+def _unwritable(target: Path, error: OSError) -> UserError:
+    return UserError(f"--csv {target}: {error.strerror}; choose a file that can be written")

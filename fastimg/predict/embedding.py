@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from fastimg.data.derived import cache_root
 from fastimg.data.elsewhere import local_folder, setting_of, sources, with_local_data
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import why_not
+from fastimg.embeddings.held_folders import held
 from fastimg.embeddings.nodes import EncodingNodes, OpenedEncoding
 from fastimg.embeddings.stored_results import StoredResults
 from fastimg.errors import UsageError, UserError
@@ -93,7 +94,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err, nodes)
         encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
         config, stored = stack.enter_context(_destination(config, ranks))
-        before = _before(config, encoding)
+        _before(config, encoding)  # what is refused is refused before anything is computed
         normalize = bool(model.text and model.text.settings.get("normalize"))
         for remark in (
             dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes) if ranks.first else ()
@@ -112,7 +113,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
                 raise DataError(f"{fault[0]}: {fault[1]}; repair or remove it, or use --on-error skip")
             all_vectors.append(Vectors(name, arrays, normalize))
         if ranks.first:
-            _write(config, encoding, all_vectors, made, before, stored, out, err)
+            _write(config, encoding, all_vectors, made, stored, out, err)
 
 
 @contextmanager
@@ -318,50 +319,65 @@ def _write(
     encoding: Encoding,
     all_vectors: list[Vectors],
     made: dict[str, int],
-    before: dict[str, Any],
     stored: StoredResults | None,
     out: Console,
     err: Console,
 ) -> None:
+    """Write everything, and print what was written. Raises UserError, and UsageError as `_before`."""
     folder = config.dst
-    splits = {name: split for name, split in before.items() if name not in made}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / _BEGUN, json.dumps({**_settings(config, encoding), "splits": splits}).encode())
-        if stored:
-            stored.begin(_BEGUN, DESCRIPTION)
-        _clear(folder, made, splits)
-        for vectors in all_vectors:
-            files = _WRITERS[config.format](folder, vectors)
-            for index, reason in list(vectors.left_out.items())[:5]:
-                say(err, f"left out {vectors.name_of(index)}: {reason}")
-            splits[vectors.split] = {
-                "samples": len(vectors),
-                "left out": len(vectors.left_out),
-                "made now": made[vectors.split],
-                "files": [file.name for file in files],
-            }
-        result: dict[str, Any] = {
-            **_settings(config, encoding),
-            "dtype": config.dtype,
-            "normalized": bool(encoding.model.text and encoding.model.text.settings.get("normalize")),
-            "classes": list(all_vectors[0].classes),
-            "splits": splits,
-        }
-        if not any(split["samples"] for split in splits.values()):
-            raise UserError(f"{config.data}: none of its samples could be decoded; see the reasons above")
-        if config.knn is not None:
-            result["knn"] = _knn(config.knn, all_vectors)
-        replace_file(folder / DESCRIPTION, (json.dumps(result, indent=1) + "\n").encode())
-        (folder / _BEGUN).unlink(missing_ok=True)
-        if stored:
-            stored.finish(_BEGUN, DESCRIPTION)
+        with nullcontext() if stored else held(folder):  # `stored` holds its folder from the start
+            result = _filled(config, encoding, all_vectors, made, stored, err)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror or error}; free some space, or give another folder") from error
     if config.json:
         print(json.dumps(result))
     else:
         _print(result, stored.url if stored else folder, out)
+
+
+def _filled(
+    config: Embed,
+    encoding: Encoding,
+    all_vectors: list[Vectors],
+    made: dict[str, int],
+    stored: StoredResults | None,
+    err: Console,
+) -> dict[str, Any]:
+    """The description of a folder that nobody else writes to, once its files are written."""
+    folder = config.dst
+    # Read only now: others may have written splits while these embeddings were computed.
+    splits = {name: split for name, split in _before(config, encoding).items() if name not in made}
+    replace_file(folder / _BEGUN, json.dumps({**_settings(config, encoding), "splits": splits}).encode())
+    if stored:
+        stored.begin(_BEGUN, DESCRIPTION)
+    _clear(folder, made, splits)
+    for vectors in all_vectors:
+        files = _WRITERS[config.format](folder, vectors)
+        for index, reason in list(vectors.left_out.items())[:5]:
+            say(err, f"left out {vectors.name_of(index)}: {reason}")
+        splits[vectors.split] = {
+            "samples": len(vectors),
+            "left out": len(vectors.left_out),
+            "made now": made[vectors.split],
+            "files": [file.name for file in files],
+        }
+    result: dict[str, Any] = {
+        **_settings(config, encoding),
+        "dtype": config.dtype,
+        "normalized": bool(encoding.model.text and encoding.model.text.settings.get("normalize")),
+        "classes": list(all_vectors[0].classes),
+        "splits": splits,
+    }
+    if not any(split["samples"] for split in splits.values()):
+        raise UserError(f"{config.data}: none of its samples could be decoded; see the reasons above")
+    if config.knn is not None:
+        result["knn"] = _knn(config.knn, all_vectors)
+    replace_file(folder / DESCRIPTION, (json.dumps(result, indent=1) + "\n").encode())
+    (folder / _BEGUN).unlink(missing_ok=True)
+    if stored:
+        stored.finish(_BEGUN, DESCRIPTION)
+    return result
 
 
 def _knn(k: int, all_vectors: list[Vectors]) -> dict[str, Any]:

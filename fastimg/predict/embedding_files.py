@@ -111,6 +111,7 @@ def write_parquet(folder: Path, vectors: Vectors) -> list[Path]:
     path = folder / f"{vectors.split}.parquet"
     writer = None
     rows: list[Vector] = []
+    classes = [printable(name) for name in vectors.classes]
 
     def flush() -> None:
         nonlocal writer
@@ -119,7 +120,7 @@ def write_parquet(folder: Path, vectors: Vectors) -> list[Path]:
             {
                 "key": [row.key for row in rows],
                 "label": pa.array([row.label for row in rows], pa.int64()),
-                "class": [vectors.classes[row.label] if row.label >= 0 else None for row in rows],
+                "class": [classes[row.label] if row.label >= 0 else None for row in rows],
                 "embedding": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1]),
             }
         )

@@ -25,6 +25,7 @@ from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource
+from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
@@ -88,17 +89,23 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             say(err, f"loader: {loader.describe()}")
         file = checkpoint.find(config.checkpoint)
         with closing(loader), closing(dataset):
+            told = partial(stated, asked, file, selection, loader)
             if tasks is not None:
-                return evaluate_targets(config, file, engine, tasks, selection, loader, ranks, out, err)
+                if config.plot is not None:
+                    raise UsageError(
+                        "--plot has no effect: a confusion matrix shows one class, which all samples have; leave it out"
+                    )
+                return evaluate_targets(config, told, engine, tasks, selection, loader, ranks, out, err)
             found = _predictions(engine, loader, err)
             report_unreadable(config, dataset, loader, len(found.truth), err)
             plot = place.path or file.parent / f"confusion-{selection.split}.png"
             names = engine.card.classes
             matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
             remarks = _draw(matrix, names, selection.origin, plot)
-            mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent)
+            most = config.max_pixels or MAX_PIXELS
+            mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent, most)
     sheet = None if mistakes.sheet is None else place.address(mistakes.sheet)
-    part = stated(asked, file, selection, loader, len(found.truth))
+    part = told(len(found.truth))
     part |= {"plot": place.address(plot), "mistakes": place.address(mistakes.table), "mistakes_sheet": sheet}
     result = _result(part, names, found, matrix)
     for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names

@@ -74,7 +74,8 @@ def export(config: Export, out: Console) -> int:
     url = None if config.output is None else url_of(config.output)
     if url is None:
         return _exported(config, config.output, out, None)
-    with FileDelivery(url, f".{config.chosen_format}", config.overwrite, options_of(config)) as delivery:
+    suffix = f".{config.chosen_format}"
+    with FileDelivery(url, suffix, config.overwrite, config.cache_dir, options_of(config)) as delivery:
         return _exported(config, delivery.file, out, delivery)
 
 

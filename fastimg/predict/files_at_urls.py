@@ -27,14 +27,15 @@ def url_of_file(source: Path) -> str | None:
 def files_at_urls(sources: Sequence[Path], options: Sequence[str]) -> Iterator[dict[Path, Path]]:
     """Those of the sources that are files at URLs -> where they are in the block. `options`: of --storage-option.
 
-    Each is verified as it arrives, by its ETag where that is a checksum. Raises DataError for one that cannot be had.
+    One that is given several times is fetched once. Each is verified as it arrives, by its ETag where that is a
+    checksum. Raises DataError for one that cannot be had.
     """
     stated = dict(option.split("=", 1) for option in options)
     with tempfile.TemporaryDirectory(prefix="fastimg-predict-") as name:
         found: dict[Path, Path] = {}
-        for source in sources:
+        for number, source in enumerate(dict.fromkeys(sources)):
             if (url := url_of_file(source)) is not None:
                 place, _, file = url.rpartition("/")
-                found[source] = Path(name) / f"{len(found):06d}{Path(file).suffix}"
+                found[source] = Path(name) / f"{number:06d}{Path(file).suffix}"
                 found[source].write_bytes(StoredFiles(place, stated).content(file))
         yield found

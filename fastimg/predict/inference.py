@@ -90,13 +90,21 @@ class Inference:
         )
 
     def logits(self, loader: BatchSource) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Yield (batch, logits [B, outputs] on the device) in order."""
+        """Yield (batch, logits [B, outputs] on the device) in order.
+
+        Raises ValueError for a module of other outputs.
+        """
         with torch.inference_mode():
             for batch in loader:
                 inputs = model_input(None, batch.inputs, self.policy, self.precision.input_dtype)
                 with self.precision.autocast():
                     beside = inputs_beside(batch, self.precision.input_dtype)
                     logits = answer(self.model.module, inputs, self.tta, beside)
+                if logits.shape[1:] != (self.card.num_classes,):  # somebody has replaced its head
+                    raise ValueError(
+                        f"the module gives outputs of shape {list(logits.shape)}, and the checkpoint states "
+                        f"[N, {self.card.num_classes}]; give it as many outputs, or call the module itself"
+                    )
                 yield batch, logits
 
     def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, torch.Tensor]]:

@@ -13,7 +13,7 @@ from PIL import Image
 from fastimg.errors import UserError, printable
 from fastimg.loaders import DataError, Dataset
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.reporting.lettering import LEFT_TO_RIGHT, Lettering, lettering
 from fastimg.train.reporting.tiles import Pixels, Tile, line_length, save_sheet
@@ -52,11 +52,18 @@ class MistakeFiles:
 
 
 def write_mistakes(
-    found: Predictions, dataset: Dataset, classes: Sequence[str], split: str, part: str, folder: Path
+    found: Predictions,
+    dataset: Dataset,
+    classes: Sequence[str],
+    split: str,
+    part: str,
+    folder: Path,
+    max_pixels: int = MAX_PIXELS,
 ) -> MistakeFiles:
     """Write mistakes-SPLIT.csv and, of images, mistakes-SPLIT.png to `folder`.
 
-    `part` says in words what of the split was evaluated. Raises UserError if they cannot be written.
+    `part` says in words what of the split was evaluated, and `max_pixels` which images the evaluation read. Raises
+    UserError if they cannot be written.
     """
     places = found.mistakes()
     texts = dataset.content == "text"
@@ -65,7 +72,7 @@ def write_mistakes(
         replace_file(table, _table(found, places, dataset, classes, texts).encode())
         if sheet is None:
             return MistakeFiles(table)
-        undecodable, note = _draw(found, places, dataset, classes, part, sheet)
+        undecodable, note = _draw(found, places, dataset, classes, part, sheet, max_pixels)
         return MistakeFiles(table, sheet, undecodable, note)
     except OSError as error:
         raise UserError(
@@ -90,7 +97,13 @@ def _table(found: Predictions, places: Iterable[int], dataset: Dataset, classes:
 
 
 def _draw(
-    found: Predictions, places: npt.NDArray[np.int64], dataset: Dataset, classes: Sequence[str], part: str, file: Path
+    found: Predictions,
+    places: npt.NDArray[np.int64],
+    dataset: Dataset,
+    classes: Sequence[str],
+    part: str,
+    file: Path,
+    max_pixels: int,
 ) -> tuple[int, str | None]:
     """Draw the most confident mistakes. Returns how many could not be decoded, and a note on names that no font has."""
     shown = places[:SHOWN]
@@ -106,7 +119,7 @@ def _draw(
     letters = lettering([*names.values(), *keys, title])
     tiles, broken = list[Tile](), 0
     for place, key in zip(shown, keys, strict=True):
-        pixels = _pixels(dataset, int(found.ids[place]))
+        pixels = _pixels(dataset, int(found.ids[place]), max_pixels)
         broken += pixels is None
         pixels = np.full((_SIDE, _SIDE, 3), 225, np.uint8) if pixels is None else pixels
         lines = _caption(found, int(place), names, key, letters)
@@ -130,12 +143,12 @@ def _caption(
     )
 
 
-def _pixels(dataset: Dataset, index: int) -> Pixels | None:
+def _pixels(dataset: Dataset, index: int, max_pixels: int) -> Pixels | None:
     """A whole image, shrunk; None if it cannot be decoded: another loader may have decoded it."""
     scratch = Scratch()
     try:
         data = dataset.read(index, scratch)
-        image = Image.fromarray(np.ascontiguousarray(decode(data, read_header(data), scratch)))
+        image = Image.fromarray(np.ascontiguousarray(decode(data, read_header(data, max_pixels), scratch)))
     except DataError:
         return None
     image.thumbnail((_SIDE, _SIDE))

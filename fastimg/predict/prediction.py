@@ -32,7 +32,7 @@ from . import inference
 from .answering.files import find_files
 from .answering.in_memory import GivenTexts
 from .answering.of_samples import Wanted, answers_of
-from .answers import Answer, print_answers, write_csv
+from .answers import Answer, check_csv, print_answers, write_csv
 from .files_at_urls import files_at_urls
 from .result_places import result_place
 
@@ -63,6 +63,8 @@ def predict(config: Predict, out: Console, err: Console) -> int:
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
     with result_place("--csv", config.csv, config) as place:
+        if place.path is not None:
+            check_csv(place.path)
         answers = classify(config, err)
         if place.path is not None:
             write_csv(answers, place.path)

@@ -47,7 +47,7 @@ def result_place(
     store = WritableFolder(folder, dict(option.split("=", 1) for option in config.storage_option))
     if store.tag(name) is not None and not overwrite:
         raise UsageError(f"{flag} {url}: exists already; add --overwrite, or give another file")
-    here = _made(config.cache_dir or cache_folder())
+    here = new_staging(config.cache_dir or cache_folder())
     try:
         yield ResultPlace(here if first is not None else here / name, folder)
     except BaseException as error:
@@ -63,11 +63,11 @@ def result_place(
     shutil.rmtree(here, ignore_errors=True)
 
 
-def _made(root: Path) -> Path:
-    """A new, empty folder for files on their way to a store."""
+def new_staging(root: Path, kind: str = "results") -> Path:
+    """A new, empty folder for files on their way to a store. Raises UserError where it cannot be made."""
     staging = root.absolute() / "staging"
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="results-", dir=staging))
+        return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=staging))
     except OSError as error:
         raise UserError(f"{staging}: {error.strerror}; give another folder with --cache-dir") from error

@@ -1,9 +1,9 @@
 """`fastimg eval` of a model of several targets, or of one that is not a class: the scores of each."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -25,7 +25,7 @@ from fastimg.train.tasks.score import AnyScore, TargetScores, shown
 from fastimg.wording import plural
 
 from . import inference
-from .evaluated_part import EvaluatedPart, report_unreadable, stated
+from .evaluated_part import EvaluatedPart, report_unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class TargetEvaluation(EvaluatedPart):
 
 def evaluate_targets(
     config: Eval,
-    file: Path,
+    told: Callable[[int], dict[str, Any]],
     engine: inference.Inference,
     tasks: Tasks,
     selection: Selection,
@@ -54,7 +54,10 @@ def evaluate_targets(
     out: Console,
     err: Console,
 ) -> TargetEvaluation:
-    """Evaluate and print. Raises UserError where the data lacks a target, or nothing could be read."""
+    """Evaluate and print. Raises UserError where the data lacks a target, or nothing could be read.
+
+    told: number of images -> the fields of `EvaluatedPart`.
+    """
     columns = columns_of(config, tasks, selection.dataset)
     lookup = TargetLookup([task.column(column) for task, column in zip(tasks.all, columns, strict=True)])
     meter = Meter(tasks, engine.device, whole=True)
@@ -69,7 +72,7 @@ def evaluate_targets(
     report_unreadable(config, selection.dataset, loader, score.samples, err)
     thresholds = score.thresholds if isinstance(score, TargetScores) else {}
     result = TargetEvaluation(
-        **stated(config, file, selection, loader, score.samples),
+        **told(score.samples),
         targets=_by_name(tasks, score),
         present=meter.present(),
         thresholds={name: list(values) for name, values in thresholds.items()},

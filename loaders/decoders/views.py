@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.crop import CropRule, Size, View, Window, fill_of, shape_of
+from fastimg.loaders.crop import CropRule, Size, View, Window, check_room, fill_of, shape_of
 from fastimg.loaders.decode import (
     MAX_PIXELS,
     Header,
@@ -46,8 +46,8 @@ class ViewDecoder(Decoder):
     the pixels, bit for bit, that an `ImageDecoder` with its crop alone makes of its draws, whatever the format. If a
     crop of an image cannot be decoded, the sample has weight 0, and all its views are zeros.
 
-    Raises ValueError for no views, for two of the same name, and as ImageDecoder for channels, a depth, max_pixels and
-    dct_scaling.
+    Raises ValueError for no views, for two of the same name, for fewer max_pixels than a crop has, and as ImageDecoder
+    for channels, a depth, max_pixels and dct_scaling.
     """
 
     views: tuple[View, ...]
@@ -77,6 +77,8 @@ class ViewDecoder(Decoder):
                 raise ValueError(f"views holds {view!r}; give Views, such as View(crop=224, n=2)")
         object.__setattr__(self, "views", views)
         object.__setattr__(self, "crops", tuple(view.rule() for view in views for _ in range(view.n)))
+        for view in views:
+            check_room(self.max_pixels, view.rule())
         ends = accumulate((crop.draws for crop in self.crops), initial=0)
         object.__setattr__(self, "parts", tuple(slice(begin, end) for begin, end in pairwise(ends)))
         names = self.names

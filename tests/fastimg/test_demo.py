@@ -49,6 +49,35 @@ def test_an_earlier_demo_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(folder.iterdir()) == begun
 
 
+def test_a_folder_by_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To an empty folder, and to that of an earlier demo. What is linked in there is not deleted."""
+
+    def end(images: Path) -> None:
+        raise UserError("no images today")
+
+    monkeypatch.setattr(demo, "write_digits", end)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/a.txt").touch()
+    link = tmp_path / "link"
+    link.symlink_to("there")
+    for _ in range(2):
+        assert cli.run(["demo", "--output", str(link)]) == 1
+        assert link.is_symlink() and [path.name for path in link.iterdir()] == [".fastimg-demo"]
+        (link / "images").symlink_to(tmp_path / "kept")
+        (link / "shards").mkdir()
+    assert (tmp_path / "kept/a.txt").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere/else")
+    (tmp_path / "file").touch()
+    for name in ("dangling", "file/demo"):
+        assert cli.run(["demo", "--output", str(tmp_path / name)]) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"--output {tmp_path / name}: " in said and "choose a folder that can be created" in said
+
+
 def test_a_foreign_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")

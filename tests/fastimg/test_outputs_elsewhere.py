@@ -156,6 +156,19 @@ class TestExport:
         assert ran.code == 0, ran.err
         assert (server.folder / "models" / "n.safetensors").stat().st_size > 0
 
+    def test_a_cache_that_cannot_be_written(self, cli, trained, server, tmp_path):
+        """A file in its place, as root may write anywhere."""
+        (tmp_path / "home").touch()
+        for command in (("export", trained.run, "-o"), ("embed", trained.shards, "--weights", trained.run)):
+            name = "m.safetensors" if command[0] == "export" else "E"
+            ran = cli(*command, f"s3://bucket/{name}")
+            said = " ".join(ran.err.split())
+            assert ran.code == 1 and f"{tmp_path}/home/fastimg/staging: Not a directory; give another folder" in said
+            assert "with --cache-dir" in said and "Traceback" not in said
+        ran = cli("export", trained.run, "-o", "s3://bucket/m.safetensors", "--cache-dir", tmp_path / "cache")
+        assert ran.code == 0, ran.err
+        assert (server.folder / "m.safetensors").exists() and not list((tmp_path / "cache/staging").iterdir())
+
     def test_goes_to_the_url(self, cli, trained, server, tmp_path):
         assert cli("export", trained.run, "-o", tmp_path / "m.safetensors").code == 0
         ran = cli("export", trained.run, "-o", "s3://bucket/models/m.safetensors", "--check", "--json")

@@ -118,6 +118,21 @@ def test_predict_reads_single_files(photos, trained, server, tmp_path, capsys):
     assert not list(tmp_path.rglob("fastimg-predict-*"))
 
 
+def test_predict_of_a_url_that_is_given_twice(photos, trained, capsys):
+    """Each row has the answer of its own file, as with files here."""
+    one, two = sorted(photos.rglob("*.jpg"))[1:3]
+
+    def predicted(*files: str) -> list[dict[str, object]]:
+        assert cli.run(["predict", str(trained), *files, "--workers", "1", "--json"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    files = [str(one), str(one), str(two)]
+    here = predicted(*files)
+    assert here[0] == here[1] and here[0]["probabilities"] != here[2]["probabilities"]
+    there = predicted(*(f"file://{file}" for file in files))
+    assert there == [answer | {"file": f"file://{answer['file']}"} for answer in here]
+
+
 def test_embed(photos, trained, cache, tmp_path):
     flags = ("--weights", str(trained), "--format", "npy", "--workers", "1", "--no-amp")
     for name, data, more in (("here", str(photos), ()), ("there", f"file://{photos}", cache)):

@@ -10,6 +10,7 @@ from torchvision.transforms import InterpolationMode
 
 from fastimg.loaders import (
     CenterCrop,
+    Crop,
     DataError,
     FilesDataset,
     ImageDecoder,
@@ -143,6 +144,40 @@ def test_views_have_the_same_limit_of_pixels(files):
         Loader(files, batch_size=4, views=[View(crop=8)], max_pixels=-1)
     with Loader(files, batch_size=4, views=[View(crop=8)], max_pixels=np.int64(10**6)) as loader:
         assert next(iter(loader)).views[0].shape == (4, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("crop", "order", "sentence"),
+    [
+        (20, "random", "each is resized to 20 x 20 pixels or more for a crop of 20; give 400 or more"),
+        (20, "sequential", "each is resized to 23 x 23 pixels or more for a crop of 20; give 529 or more"),
+        ((10, 40), "random", "each is resized to 10 x 40 pixels or more for a crop of 10 x 40; give 400 or more"),
+        (RandomCrop(size=20, padding=2), "random", "each is resized to 20 x 20 pixels or more"),
+        (
+            CenterCrop(size=8, resize=30),
+            "random",
+            "each is resized to 30 x 30 pixels or more for a crop of 8; give 900",
+        ),
+    ],
+)
+def test_a_limit_of_pixels_that_no_crop_fits_into(crop, order, sentence, files):
+    """Each image would be refused as too long and thin."""
+    with pytest.raises(ValueError, match=f"max_pixels=399: no image could be decoded, as {re.escape(sentence)}"):
+        Loader(files, batch_size=4, crop=crop, order=order, max_pixels=399)
+
+
+def test_a_limit_of_pixels_that_a_view_does_not_fit_into(files):
+    for views in ([View(crop=8), View(crop=20)], [View(crop=20, n=2)]):
+        with pytest.raises(ValueError, match=r"max_pixels=399: no image .* for a crop of 20; give 400 or more"):
+            Loader(files, batch_size=4, views=views, max_pixels=399)
+        with pytest.raises(ValueError, match="max_pixels=399: no image"):
+            ViewDecoder(tuple(views), max_pixels=399)
+
+
+def test_a_canvas_may_be_larger_than_the_limit_of_pixels(files):
+    """The image on it is not."""
+    with Loader(files, batch_size=4, crop=Crop.letterbox((40, 400)), max_pixels=4000) as loader:
+        assert next(iter(loader)).inputs.shape == (4, 3, 40, 400) and loader.unreadable == {}
 
 
 # Indices

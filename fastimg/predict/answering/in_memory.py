@@ -1,6 +1,8 @@
 """Samples that a caller has in memory, as datasets: texts, and images as arrays, tensors, Pillow's images or bytes."""
 
 import io
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from fastimg.wording import shortened
 
 _IN_TIFF = frozenset({"1", "LA", "P", "PA", "RGBA", "CMYK", "I", "F"})  # modes that TIFF keeps as they are
 _CHANNELS = (1, 3, 4)
-_LEVELS = "give uint8, levels from 0 to 255, or uint16 for a gray image of 16 bits"
+_LEVELS = "give uint8, levels from 0 to 255, or uint16, from 0 to 65535"
 
 
 class BinaryFile(Protocol):
@@ -128,8 +130,8 @@ class GivenImages(FilesDataset):
 def pictures_of(source: Source, bands: Preprocessing | None, max_pixels: int) -> list[Picture]:
     """What is in memory: one image, or those of a batch [N, ...].
 
-    Pixels are uint8: [H, W], or 1, 3 or 4 channels, last in arrays and first in tensors; uint16 only [H, W]. `bands`,
-    where the checkpoint reads them, says how many, and their type. What cannot be decoded becomes `Unreadable`.
+    Pixels are uint8 or uint16: [H, W], or 1, 3 or 4 channels, last in arrays and first in tensors. `bands`, where the
+    checkpoint reads them, says how many, and their type. What cannot be decoded becomes `Unreadable`.
 
     Raises ValueError for other shapes and types, and TypeError for a file that was not opened in binary mode.
     """
@@ -170,8 +172,7 @@ def _arrays(source: npt.NDArray[np.generic] | torch.Tensor, bands: Preprocessing
     layout = "[C, H, W] or [N, C, H, W]" if tensor else "[H, W, C] or [N, H, W, C]"
     if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] not in _CHANNELS):
         raise ValueError(f"an image of shape {list(source.shape)}; give {layout} with 1, 3 or 4 channels, or [H, W]")
-    gray = array.ndim == 2 or array.shape[2] == 1
-    if array.dtype != np.uint8 and not (array.dtype == np.uint16 and gray):
+    if array.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"an image of {array.dtype}; {_LEVELS}")
     return [array]
 
@@ -217,11 +218,27 @@ def _encoded(image: Image.Image) -> bytes:
 
 def _packed(array: npt.NDArray[np.generic]) -> bytes:
     """An image [H, W], or [H, W, C] with 1, 3 or 4 channels, as an uncompressed file; alpha is left out."""
-    if array.dtype == np.uint16:
-        buffer = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(array.reshape(array.shape[:2]))).save(buffer, "TIFF")
-        return buffer.getvalue()
     gray = array.ndim == 2 or array.shape[2] == 1
     height, width = array.shape[:2]
+    if array.dtype == np.uint16 and gray:
+        buffer = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(array.reshape(height, width))).save(buffer, "TIFF")
+        return buffer.getvalue()
     pixels = array if gray else array[:, :, :3]
+    if array.dtype == np.uint16:
+        return _deep_png(pixels)
     return b"P%d\n%d %d\n255\n" % (5 if gray else 6, width, height) + pixels.tobytes()
+
+
+def _deep_png(pixels: npt.NDArray[np.generic]) -> bytes:
+    """A PNG of RGB of 16 bits [H, W, 3], which Pillow reads and does not write (PNG, 3rd edition, 5 and 9)."""
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 6 * width), np.uint8)  # the first byte of a row: it is not filtered
+    rows[:, 1:] = pixels.astype(">u2").reshape(height, -1).view(np.uint8)
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.data, 0)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -95,15 +95,15 @@ class Predictor:
         """An answer for each image, in order, then for each text; a model of both takes a text for each image.
 
         sources: files, or folders to search; or images in memory: Pillow's, encoded bytes, files opened in binary mode,
-        uint8 arrays [H, W, C] in RGB or [H, W], uint8 tensors [C, H, W], and batches of either, [N, ...]. For a
-        checkpoint that reads bands: arrays or tensors [C, H, W] of their type. EXIF orientation is applied, to Pillow's
-        images too.
+        uint8 or uint16 arrays [H, W, C] in RGB or [H, W], tensors [C, H, W] of these types, and batches of either,
+        [N, ...]. For a checkpoint that reads bands: arrays or tensors [C, H, W] of their type. EXIF orientation is
+        applied, to Pillow's images too.
 
         topk: how many classes an answer has. threshold: of several labels, predict those of this probability or more.
 
         An answer's `file` is the path, or `sources[3]` for an image in memory; its `error` says why one could not be
-        read. Raises UsageError for what the checkpoint does not read, ValueError for arrays of other shapes or types,
-        and TypeError for what is no image.
+        read. Raises UsageError for what the checkpoint does not read, ValueError for arrays of other shapes or types
+        and for a module whose head was replaced by one of other outputs, and TypeError for what is no image.
         """
         asked = {"topk": topk, "threshold": threshold}
         given = {

@@ -1,6 +1,6 @@
 """An exported file for an object store: written into a folder here, then uploaded, behind what belongs to it."""
 
-import tempfile
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,15 +10,19 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders.remote.stores import DeniedError, NotThereError
 from fastimg.loaders.remote.writable import WritableFolder
 from fastimg.loaders.runtime.cache import cache_folder
+from fastimg.predict.result_places import new_staging
 
 
 class FileDelivery:
     """The file at `url`, and `file`, where it is made: in a folder that is deleted when the block ends.
 
-    Raises UsageError for a URL without the file's suffix, UserError for a file that is there already, and DataError.
+    The folder is in `cache_dir`, else in the user's cache. Raises UsageError for a URL without the file's suffix,
+    UserError for a file that is there already and for a cache that cannot be written, and DataError.
     """
 
-    def __init__(self, url: str, suffix: str, overwrite: bool, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, url: str, suffix: str, overwrite: bool, cache_dir: Path | None, options: Mapping[str, str]
+    ) -> None:
         folder, _, name = url.rpartition("/")
         if not name.endswith(suffix) or folder.endswith(("/", ":")):
             raise UsageError(f"--output {url}: give a URL that ends in a name with {suffix}, as in {url}/model{suffix}")
@@ -26,10 +30,7 @@ class FileDelivery:
         self._store = WritableFolder(folder, options)
         if not overwrite and self._has(name):
             raise UserError(f"{url}: exists already; give another --output, or replace it with --overwrite")
-        staging = cache_folder().absolute() / "staging"
-        staging.mkdir(parents=True, exist_ok=True)
-        self._folder = tempfile.TemporaryDirectory(prefix="export-", dir=staging)
-        self.file = Path(self._folder.name) / name
+        self.file = new_staging(cache_dir or cache_folder(), "export") / name
 
     def deliver(self, beside: Sequence[str]) -> list[str]:
         """Upload the files beside it, then the file. Returns the URLs of those beside it. Raises DataError."""
@@ -52,4 +53,4 @@ class FileDelivery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._folder.cleanup()
+        shutil.rmtree(self.file.parent, ignore_errors=True)

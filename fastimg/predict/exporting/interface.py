@@ -197,7 +197,7 @@ def _any_size(model: Model, card: Card) -> Subject:
         axes={"images": {0: "batch", 2: "height", 3: "width"}},
         feed=lambda images: (images,),
         metadata=_metadata(card, _steps(p, "inside")),
-        caller="decode to upright RGB",
+        caller=f"decode to upright {_colours(p)}",
         inside=f"resize to {p.val_resize} ({p.interpolation}, antialiased), centre crop to {p.val_size}, "
         + _normalisation(p),
     )
@@ -211,14 +211,22 @@ def _normalisation(p: Preprocessing) -> str:
 _DIFFERENCE = "at most 2 of 255, resized by ONNX Runtime, or by Pillow across first and then down"
 
 
+def _colours(p: Preprocessing) -> str:
+    return "gray" if p.channels == 1 else "RGB"
+
+
 def _decoding(p: Preprocessing) -> str:
     if p.field is not None:
         return f"an array of {p.channels} bands of {p.dtype} ({p.field}), as it is stored"
-    if p.is_deep:
-        return "EXIF orientation applied; levels of 16 bits, those of 8 bits times 257; alpha dropped; the first frame"
+    others = (
+        "the luma of a JPEG, as libjpeg's grayscale output; other colours by BT.601, as Pillow's convert('L')"
+        if p.channels == 1
+        else "gray repeated"
+    )
+    levels = "levels of 8 bits times 257" if p.is_deep else "of 16 bits the high byte"
     return (
-        "EXIF orientation applied; RGB of 8 bits: gray repeated, palettes looked up, alpha dropped, CMYK by Pillow, of "
-        "16 bits the high byte; the first frame"
+        f"EXIF orientation applied; {_colours(p)} of {p.depth} bits: {others}, palettes looked up, alpha dropped, CMYK "
+        f"by Pillow, {levels}; the first frame"
     )
 
 

@@ -61,6 +61,7 @@ def test_files_of_weights(tmp_path):
         ("cat,1\ndog,much\nyak,1\n", "dog has 'much'; give a number"),
         ("cat,0\ndog,0\nyak,0\n", "every class has 0"),
         ("cat,1\ncat,2\n", "'cat' twice"),
+        ("cat,1\n cat,2\n", "'cat' twice"),
         ("cat 1\n", "has the line 'cat 1'"),
         ("", "is empty"),
     ],
@@ -74,7 +75,12 @@ def test_invalid_files(tmp_path, text, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is not json"), ("[1]", "is not an object"), ('{"cat": true, "dog": 1, "yak": 1}', "cat has 'True'")],
+    [
+        ("{", "is not json"),
+        ('{"cat": 1, "cat": 2}', "has the class 'cat' twice; leave one of them out"),
+        ("[1]", "is not an object"),
+        ('{"cat": true, "dog": 1, "yak": 1}', "cat has 'True'"),
+    ],
 )
 def test_invalid_json(tmp_path, text, message):
     file = tmp_path / "weights.json"

@@ -42,3 +42,26 @@ def test_all_or_nothing(tmp_path, monkeypatch):
     monkeypatch.undo()
     write_digits(tmp_path / "d")  # over the remains
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_two_at_once(tmp_path, monkeypatch):
+    """As two trainings that are the first ones in a new cache: one ends while the other writes."""
+    draw = digits.Image.fromarray
+
+    def later(pixels):
+        monkeypatch.setattr(digits.Image, "fromarray", draw)
+        write_digits(tmp_path / "d")
+        return draw(pixels)
+
+    monkeypatch.setattr(digits.Image, "fromarray", later)
+    write_digits(tmp_path / "d")
+    assert len(list((tmp_path / "d").rglob("*.png"))) == COUNT
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_another_folder_is_not_replaced(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/mine.txt").touch()
+    with pytest.raises(OSError, match="not empty"):
+        write_digits(tmp_path / "d")
+    assert [path.name for path in tmp_path.rglob("*")] == ["d", "mine.txt"]

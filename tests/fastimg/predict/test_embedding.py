@@ -1,7 +1,9 @@
 """`fastimg embed`: its output can be read back, is computed once, and never overwrites foreign files."""
 
+import fcntl
 import io
 import json
+import os
 import shutil
 import tarfile
 
@@ -169,6 +171,14 @@ def test_spoiled_images_are_left_out_and_named(embed, trained, tmp_path):
     assert "repair or remove it" in embed("--on-error", "fail", data=data, out=tmp_path / "fail", code=1).err
 
 
+def test_class_names_in_parquet_that_are_not_utf_8(embed, trained, tmp_path):
+    data = shutil.copytree(trained.images / "val", tmp_path / "latin")
+    (data / "red").rename(data / os.fsdecode(b"caf\xe9"))
+    embed("--format", "parquet", data=data)
+    classes = pq.read_table(tmp_path / "out" / "train.parquet")["class"].to_pylist()
+    assert set(classes) == {"blue", r"caf\udce9", "green"} and len(classes) == 12
+
+
 def test_nothing_to_embed_is_an_error(embed, tmp_path):
     for name in ("red", "blue"):
         (tmp_path / "bad" / name).mkdir(parents=True)
@@ -216,6 +226,38 @@ def test_splits_one_after_the_other(embed, tmp_path, monkeypatch):
     embed("--split", "val")
     told = json.loads((tmp_path / "out" / "embeddings.json").read_text())
     assert sorted(told["splits"]) == ["train", "val"] and len(from_tars(tmp_path / "out", "train")[0]) == 24
+
+
+def test_two_at_once_keep_each_others_splits(embed, tmp_path, monkeypatch):
+    """One that ends while another computes is not forgotten."""
+    write, out = module._write, tmp_path / "out"
+
+    def later(*arguments):
+        monkeypatch.setattr(module, "_write", write)
+        embed("--split", "train")
+        write(*arguments)
+
+    monkeypatch.setattr(module, "_write", later)
+    embed("--split", "val")
+    told = json.loads((out / "embeddings.json").read_text())
+    assert sorted(told["splits"]) == ["train", "val"]
+    assert [len(from_tars(out, split)[0]) for split in ("train", "val")] == [24, 12]
+
+
+def test_one_at_a_time_writes(embed, encoded, tmp_path):
+    out = tmp_path / "out"
+    embed("--split", "val")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        ran = embed("--split", "train", code=1)
+    finally:
+        os.close(handle)
+    assert f"{out}: another embed is writing to it; wait until it ends, then run the same again" in ran.err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    embed("--split", "train")
+    assert encoded == [12, 24] and len(from_tars(out, "val")[0]) == 12  # nothing was computed anew
 
 
 def test_fewer_shards_than_before_leave_no_old_ones(embed, tmp_path, monkeypatch):

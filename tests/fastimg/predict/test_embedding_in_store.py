@@ -9,8 +9,10 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
+from fastimg.embeddings import stored_results
 from fastimg.loaders.containers import quick_sums
 from fastimg.loaders.remote import fetching
+from fastimg.predict import embedding
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -64,6 +66,34 @@ def test_splits_are_added_and_replaced(embed, server):
     assert f"{URL}: contains embeddings made with other settings" in " ".join(said.split())
     embed(URL, "--format", "npy", "--overwrite")
     assert not any(name.endswith(".tar") for name in contents(server.folder / "E"))
+
+
+def test_two_at_once_from_one_machine(embed, server, monkeypatch, tmp_path):
+    """The second one is refused before it touches what the first one has here or there."""
+    write, said = embedding._write, []
+
+    def later(*arguments):
+        said.append(embed(URL, "--split", "train", code=1).err)
+        write(*arguments)
+
+    monkeypatch.setattr(embedding, "_write", later)
+    embed(URL, "--split", "val")
+    assert f"{URL}: another embed is writing to it; wait until it ends" in " ".join(said[0].split())
+    assert json.loads(contents(server.folder / "E")["embeddings.json"])["splits"].keys() == {"val"}
+    assert not list((tmp_path / "cache").glob("staging/*"))
+    monkeypatch.setattr(embedding, "_write", write)
+    embed(URL, "--split", "train")
+    assert json.loads(contents(server.folder / "E")["embeddings.json"])["splits"].keys() == {"train", "val"}
+
+
+def test_what_a_killed_one_left_here_is_not_sent(embed, server, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_results.shutil, "rmtree", lambda *_, **__: None)
+        embed(URL, "--split", "val")
+    (kept,) = (tmp_path / "cache/staging").iterdir()
+    (kept / "left").touch()
+    embed(URL, "--split", "train")
+    assert "left" not in contents(server.folder / "E") and not list((tmp_path / "cache").glob("staging/*"))
 
 
 @pytest.mark.parametrize("fault", ["busy", "cut", "flip"])

@@ -2,12 +2,13 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fastimg.loaders import FilesDataset
+from fastimg.loaders import FilesDataset, decode
 from fastimg.predict import mistakes
 from fastimg.predict.mistakes import Predictions, write_mistakes
 
@@ -68,6 +69,25 @@ def test_an_image_that_cannot_be_decoded_is_grey(images, tmp_path, sheet):
     assert write_mistakes(found, images, ("a", "b"), "val", "val", tmp_path).undecodable == 1
     tiles = sheet[0][0][0]
     assert tiles[0].pixels.std() > 0 and tiles[1].pixels.std() == 0
+
+
+def test_the_limit_of_pixels_is_the_evaluations(trained, tmp_path, cli, monkeypatch):
+    """An image that a larger limit admits is on the sheet; without the flag it is the usual limit."""
+    limits = []
+
+    def read_header(content, max_pixels):
+        limits.append(max_pixels)
+        return decode.read_header(content, max_pixels)
+
+    monkeypatch.setattr(mistakes, "read_header", read_header)
+    data = shutil.copytree(trained.images / "val", tmp_path / "data")
+    (data / "red").rename(data / "other")
+    (data / "blue").rename(data / "red")
+    (data / "other").rename(data / "blue")  # so that there are mistakes
+    for flags in ((), ("--max-pixels", 200_000_000)):
+        ran = cli("eval", trained.run, data, *flags, "--plot", tmp_path / "plot.png", "--no-amp")
+        assert ran.code == 0 and "grey" not in ran.err, ran.err
+    assert set(limits) == {decode.MAX_PIXELS, 200_000_000}
 
 
 def test_the_size_of_a_sheet_is_limited(images, tmp_path, sheet, monkeypatch):

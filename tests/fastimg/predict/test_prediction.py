@@ -5,11 +5,15 @@ import io
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+from fastimg.predict import inference
+from fastimg.predict.answers import Answer, write_csv
 
 
 @pytest.fixture
@@ -129,9 +133,43 @@ def test_csv(target, trained, run, tmp_path, monkeypatch, cli):
     assert bad["file"] == "text.jpg" and "not an image" in bad["error"] and not bad["class1"]
 
 
-def test_a_csv_that_cannot_be_written(trained, run, tmp_path, cli):
-    ran = cli("predict", run, trained.images / "val", "--csv", tmp_path / "no" / "out.csv")
-    assert ran.code == 1 and "--csv" in ran.err and "Traceback" not in ran.err
+def test_class_names_in_a_csv_that_are_not_utf_8(tmp_path):
+    """Of folders whose names are in Latin-1: their bytes are escaped, as those of files are."""
+    write_csv([Answer("a.jpg", [os.fsdecode(b"caf\xe9"), "eau"], [0.75, 0.25])], tmp_path / "out.csv")
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text(encoding="utf-8")))
+    assert (row["class1"], row["class2"], row["probability1"]) == (r"caf\udce9", "eau", "0.75")
+
+
+@pytest.mark.parametrize("name", ["no/out.csv", "folder", "file/out.csv"])
+def test_a_csv_that_cannot_be_written(name, trained, run, tmp_path, cli, monkeypatch):
+    """Before anything is predicted."""
+    monkeypatch.setattr(inference, "load", None)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    ran = cli("predict", run, trained.images / "val", "--csv", tmp_path / name)
+    assert ran.code == 1 and f"--csv {tmp_path / name}: " in ran.err and "Traceback" not in ran.err
+    assert "; choose a file that can be written" in ran.err
+
+
+def test_a_csv_is_as_it_was_where_nothing_is_predicted(run, tmp_path, cli):
+    (tmp_path / "old.csv").write_text("an earlier table")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "new.csv")
+    (tmp_path / "images").mkdir()
+    for name in ("old.csv", "link.csv", "other.csv"):
+        ran = cli("predict", run, tmp_path / "images", "--csv", tmp_path / name)
+        assert ran.code == 1 and "no images in this folder" in ran.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "link.csv", "old.csv"]
+    assert (tmp_path / "old.csv").read_text() == "an earlier table"
+
+
+def test_a_csv_into_a_pipe(trained, run, tmp_path, cli):
+    """Which is opened once: its reader would take the first end for the last."""
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        content = pool.submit((tmp_path / "pipe").read_text)
+        ran = cli("predict", run, trained.images / "val", "--csv", tmp_path / "pipe")
+        assert ran.code == 0, ran.err
+        assert len(content.result().splitlines()) == 13
 
 
 @pytest.mark.parametrize(

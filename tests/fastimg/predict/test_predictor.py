@@ -15,6 +15,7 @@ import fastimg
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.decode import decode
 
+from ...loaders.test_depth import png
 from .text_models import save_text_run
 
 FAST = {"device": "cpu", "amp": False, "workers": 1}
@@ -72,6 +73,28 @@ def test_gray_images_in_memory(model, tmp_path):
     given = [high, high[:, :, None], torch.from_numpy(high), torch.from_numpy(high[None]), Image.fromarray(high)]
     given += [gray, gray[:, :, None], Image.open(tmp_path / "16.png")]
     assert unnamed(model.predict(given)) == [of_file] * len(given)
+
+
+@pytest.mark.parametrize("flags", [(), ("--in-chans", "1"), ("--depth", "16")])
+def test_colours_of_16_bits_in_memory(flags, trained, tmp_path, fast, cli):
+    """As a PNG file of 16 bits: by their higher byte, or with all levels for a checkpoint that reads them."""
+    run = trained.run
+    if flags:
+        ran = cli("train", trained.images, *fast, *flags, "--no-aug", "-o", tmp_path / "runs", "--name", "run")
+        assert ran.code == 0, ran.err
+        run = tmp_path / "runs/run"
+    model = fastimg.load(run, **FAST)
+    deep = np.random.default_rng(0).integers(0, 65536, (40, 50, 3), dtype=np.uint16)
+    (tmp_path / "16.png").write_bytes(png(deep, range(5)))
+    alpha = np.dstack([deep, np.full((40, 50), 9, np.uint16)])
+    tensor = torch.from_numpy(deep.transpose(2, 0, 1).copy())
+    given = [deep, np.asfortranarray(deep), deep[None], alpha, tensor, tensor[None], deep[::-1][::-1]]
+    expected = model.inputs(tmp_path / "16.png")
+    assert torch.equal(model.inputs(given), expected.expand(7, -1, -1, -1))
+    assert unnamed(model.predict(given)) == unnamed(model.predict(tmp_path / "16.png")) * 7
+    high = model.inputs((deep >> 8).astype(np.uint8))
+    assert torch.equal(high, expected) == ("--depth" not in flags)
+    assert "more than max_pixels=100" in fastimg.load(run, max_pixels=100, **FAST).predict(deep)[0].error
 
 
 def test_other_modes_of_pillow_are_answered_as_their_files(model, tmp_path, files):
@@ -190,6 +213,19 @@ def test_a_module_that_trains_is_refused(model, files):
     assert model.predict(files[0])[0].error is None
 
 
+@pytest.mark.parametrize("outputs", [2, 7])
+def test_a_module_with_other_outputs_is_refused(outputs, trained, files):
+    """Its answers would be other classes than it means, or a class that there is not."""
+    model = fastimg.load(trained.run, **FAST)
+    model.module.reset_classifier(outputs)
+    message = rf"the module gives outputs of shape \[12, {outputs}\], and the checkpoint states \[N, 3\]; give it as"
+    with pytest.raises(ValueError, match=message):
+        model.predict(files)
+    assert model.module(model.inputs(files)).shape == (12, outputs)
+    model.module.reset_classifier(3)
+    assert len(model.predict(files)) == 12
+
+
 def test_loading_in_threads_leaves_filters_and_random_numbers(trained):
     filters, state = list(warnings.filters), torch.get_rng_state()
     threads = [threading.Thread(target=fastimg.load, args=(trained.run,), kwargs=FAST) for _ in range(6)]
@@ -219,7 +255,7 @@ def test_refusals(model, trained, tmp_path):
         (None, TypeError, r"sources\[0\] is of type NoneType"),
         ("", UsageError, "'', which is no path"),
         ("a\0b.jpg", UsageError, "which is no path"),
-        (np.zeros((20, 20, 3), np.uint16), ValueError, "image of uint16; give uint8"),
+        (np.zeros((20, 20, 3), np.uint32), ValueError, "image of uint32; give uint8, levels from 0 to 255, or uint16"),
         (np.zeros((0, 20, 3), np.uint8), ValueError, "shape"),
         ([3], TypeError, r"sources\[0\] is of type int; give a path"),
         ([], UsageError, "no images given"),

@@ -294,7 +294,9 @@ def learned(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output / "run"
 
 
-def test_eval_tells_what_the_last_validation_told(learned: Path, trained: Any, declared: Any, cli: Any) -> None:
+def test_eval_tells_what_the_last_validation_told(
+    learned: Path, trained: Any, declared: Any, cli: Any, cache: Any
+) -> None:
     declared(columns)
     ran = cli("eval", learned, trained.images, "--split", "val", "--json", "-b", "5", "--workers", "1", "--no-amp")
     told = json.loads(ran.out)
@@ -306,6 +308,14 @@ def test_eval_tells_what_the_last_validation_told(learned: Path, trained: Any, d
     assert told["thresholds"]["tags"] == card(learned, "best")["targets"][1]["thresholds"]
     ran = cli("eval", learned, trained.images, "--split", "val", "--workers", "1", "--no-amp")
     assert "colour" in ran.out and "mae" in ran.out and "balanced_accuracy" in ran.out
+    ran = cli("eval", learned, trained.images, "--split", "val", "--plot", "plotted.png")
+    assert (
+        ran.code == 2 and "--plot has no effect: a confusion matrix shows one class, which all samples have" in ran.err
+    )
+    url = f"file://{trained.images}"
+    ran = cli("eval", learned, url, "--split", "val", "--json", "--workers", "1", "--no-amp", *cache)
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out) == told | {"data": url, "targets": json.loads(ran.out)["targets"]}
     declared(lambda dataset: columns(dataset)[1:])
     ran = cli("eval", learned, trained.images, "--split", "val")
     assert ran.code == 1 and "has no target colour, which" in ran.err

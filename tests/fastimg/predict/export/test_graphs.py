@@ -121,14 +121,23 @@ def whole(trained, tmp_path_factory):
     return folder
 
 
-def told_of(files, trained, cli):
+def told_of(files, run, cli):
     """The output of `predict`, and its input pixels."""
-    lines = cli("predict", trained.run, *files, "--json", "--no-amp").out.splitlines()
+    lines = cli("predict", run, *files, "--json", "--no-amp").out.splitlines()
     shares = [dict(zip(a["classes"], a["probabilities"], strict=True)) for a in map(json.loads, lines)]
-    crop = center_crop(read_card(find(trained.run)).preprocessing)
+    seen = read_card(find(run)).preprocessing
     data = FilesDataset(files[0].parent, [file.name for file in files])
-    with Loader(data, batch_size=len(files), crop=crop, order="sequential") as loader:
+    settings = {"batch_size": len(files), "order": "sequential", "channels": seen.channels}
+    with Loader(data, crop=center_crop(seen), **settings) as loader:
         return shares, next(iter(loader)).inputs.numpy().copy()
+
+
+def by_the_page(code, model, file):
+    """What the code of the page says of an image, and the pixels that it gives the model."""
+    names = {}
+    text = code.replace("model.onnx", str(model)).replace("image.jpg", str(file)).replace("print(", "said = (")
+    exec(compile(text, "export.md", "exec"), names)
+    return names["said"], names["pixels"][0]
 
 
 @pytest.mark.parametrize("kind", ["cut", "whole"])
@@ -137,15 +146,55 @@ def test_the_pages_code_answers_as_predict(kind, exported, whole, odd, trained, 
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)) == {"json", "numpy", "onnxruntime", "PIL"}
     files = sorted(odd.iterdir())
-    expected, seen = told_of(files, trained, cli)
+    expected, seen = told_of(files, trained.run, cli)
     for file, answer, pixels in zip(files, expected, seen, strict=True):
-        names = {}
-        model = (exported if kind == "cut" else whole) / "model.onnx"
-        text = code.replace("model.onnx", str(model)).replace("image.jpg", str(file)).replace("print(", "said = (")
-        exec(compile(text, "export.md", "exec"), names)
-        assert names["said"] == pytest.approx(answer, abs=0.02)
+        said, given = by_the_page(code, (exported if kind == "cut" else whole) / "model.onnx", file)
+        assert said == pytest.approx(answer, abs=0.02)
         if kind == "cut":
-            assert np.abs(names["pixels"][0].astype(int) - pixels).max() <= 2
+            assert np.abs(given.astype(int) - pixels).max() <= 2
+
+
+@pytest.mark.parametrize("kind", ["cut", "whole"])
+def test_gray_images(kind, odd, trained, tmp_path, fast, cli):
+    """A checkpoint of one channel: what is said about decoding, and the page's code, which does that."""
+    ran = cli("train", trained.images, *fast, "--in-chans", "1", "--no-aug", "-o", tmp_path / "runs", "--name", "gray")
+    assert ran.code == 0, ran.err
+    run, file = tmp_path / "runs/gray", tmp_path / "model.onnx"
+    ran = cli("export", run, "-o", file, "--json", *(["--with-preprocessing"] if kind == "whole" else []))
+    told = json.loads(ran.out)["preprocessing"]["decode"]
+    assert "gray of 8 bits: the luma of a JPEG" in told and "BT.601" in told and "RGB" not in told
+    out = cli("export", run, "--with-preprocessing", "--format", "pt2", "-o", tmp_path / "model.pt2").out
+    assert "images uint8 [batch, 1, height, width]; left to the caller: decode to upright gray" in " ".join(out.split())
+    files = sorted(odd.iterdir())
+    for number in (0, 7):
+        with Image.open(files[number]) as image:
+            image.save(tmp_path / f"{number}.jpg", quality=60, exif=image.getexif())
+            files.append(tmp_path / f"{number}.jpg")
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    for folder in (odd, tmp_path):
+        own = [each for each in files if each.parent == folder]
+        for each, answer, pixels in zip(own, *told_of(own, run, cli), strict=True):
+            said, given = by_the_page(code, file, each)
+            assert said == pytest.approx(answer, abs=0.02)
+            if kind == "cut":
+                assert np.abs(given.astype(int) - pixels).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "words"),
+    [
+        (3, "uint8", "RGB of 8 bits: gray repeated, palettes looked up"),
+        (1, "uint8", "gray of 8 bits: the luma of a JPEG, as libjpeg's grayscale output"),
+        (3, "uint16", "RGB of 16 bits: gray repeated, palettes looked up"),
+        (1, "uint16", "gray of 16 bits: the luma of a JPEG, as libjpeg's grayscale output"),
+    ],
+)
+def test_what_is_said_of_decoding(channels, dtype, words, trained):
+    model, card = load_model(trained.run)
+    seen = replace(card.preprocessing.of(channels), dtype=dtype)
+    stated = json.loads(subject.of(model, replace(card, preprocessing=seen)).metadata["preprocessing"])
+    assert stated["decode"].startswith(f"EXIF orientation applied; {words}")
+    assert ("times 257" in stated["decode"]) == (dtype == "uint16")
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own code
@@ -153,7 +202,7 @@ def test_the_pages_code_answers_as_predict(kind, exported, whole, odd, trained, 
 def test_images_of_any_size(kind, whole, odd, trained, cli):
     """Any number of images, with one size per batch."""
     files = sorted(odd.iterdir())
-    expected, _ = told_of(files, trained, cli)
+    expected, _ = told_of(files, trained.run, cli)
     run = opened(whole / f"model.{kind}")
     names = json.loads(stated_in(whole / f"model.{kind}")["classes"])
     for file, answer in zip(files, expected, strict=True):
