@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastimg.convert.sources.folders import FilesReader, file_size
+from fastimg.convert.sources.folders import FilesReader, file_size, split_folders
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import StoredField
@@ -147,18 +147,12 @@ def _places_of(file: Path, stated: Mapping[str, Any]) -> dict[str, list[Path]]:
 
 def _folders(src: Path) -> dict[str, list[Path]]:
     """The folders of images of each split, where no file names them. Raises DataError."""
-    above = {SPLIT_FOLDERS[at.name.lower()]: [at / _IMAGES] for at in _splits(src) if (at / _IMAGES).is_dir()}
-    below = {SPLIT_FOLDERS[at.name.lower()]: [at] for at in _splits(src / _IMAGES)}
+    above = {SPLIT_FOLDERS[at.name.lower()]: [at / _IMAGES] for at in split_folders(src) if (at / _IMAGES).is_dir()}
+    below = {SPLIT_FOLDERS[at.name.lower()]: [at] for at in split_folders(src / _IMAGES)}
     found = above or below or {"train": [src / _IMAGES]}
     if "train" not in found:
         raise DataError(f"{src}: has {', '.join(sorted(found))} but no train; add it")
     return found
-
-
-def _splits(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_FOLDERS)
 
 
 def _images(src: Path, split: str, places: Sequence[Path]) -> list[Path]:
@@ -170,8 +164,7 @@ def _images(src: Path, split: str, places: Sequence[Path]) -> list[Path]:
             below = (path for path in place.rglob("*") if path.suffix.lower() in extensions and path.is_file())
             found += [path for path in below if not any(p.startswith(".") for p in path.relative_to(place).parts)]
         else:
-            lines = place.read_text(encoding="utf-8").splitlines()
-            found += [place.parent / line.strip() for line in lines if line.strip()]
+            found += [place.parent / line.strip() for line in _text(place).splitlines() if line.strip()]
     if not found:
         raise DataError(f"{src}: no images of the split {split} in {', '.join(map(str, places))}; check the path")
     return sorted(set(found))
@@ -216,10 +209,13 @@ def _read_labels(file: Path, posed: bool) -> _LabelFile:
 
 def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
     """The words of each line that has any, with its number from 1. Raises DataError."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read ({error}); correct it") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(_text(file).splitlines(), start=1):
         if words := line.split():
             yield number, words
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read ({error}); correct it") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastimg.convert.stored.files import announced_files
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.folders.folder import Level, Mapped, list_folder
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level, Mapped, list_folder
 
 from .samples import NO_LABEL, Entries, Original, Source, SourceEntry, note
 
@@ -129,6 +129,13 @@ def read_folder(
 def _sizes(root: Path, paths: list[str]) -> list[int]:
     above = os.path.join(root, "")
     return [file_size(above + path) for path in paths]
+
+
+def split_folders(folder: Path) -> list[Path]:
+    """The folders in `folder` that are named as splits, sorted; none if it is no folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_FOLDERS)
 
 
 def file_size(file: Path | str) -> int:

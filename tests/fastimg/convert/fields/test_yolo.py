@@ -56,12 +56,16 @@ def test_yolo_without_a_description_and_as_roboflow_writes_it(write: Any, tmp_pa
         ({"labels/train/a.txt": "-1 0.5 0.5 0.5 0.5\n"}, r"line 1: not a class \(0, 1"),
         ({"labels/train/a.txt": "0 0.5 0.5 0.5 0.5 0.9\n"}, r"5 numbers are neither a box nor a polygon"),
         ({"labels/train/a.txt": "2 0.5 0.5 0.5 0.5\n"}, r"names 2 classes, and a box has the class 2"),
+        (
+            {"data.yaml": "train: train.txt\nnames: [a, b]\n", "train.txt": b"images/train/\xe9.jpg\n"},
+            r"train.txt: cannot be read \('utf-8' codec can't decode byte 0xe9 .*\); correct it",
+        ),
         ({"data.yaml": "train: nowhere\nnames: [a, b]\n"}, r"train: no such file or folder: nowhere"),
         ({"data.yaml": "train: images/train\nnames: [a, a]\n"}, r"no list of different names"),
         ({"data.yaml": "train: images/train\nnames: {1: a}\n"}, r"not numbered from 0 on"),
     ],
 )
-def test_what_yolo_has_wrong_is_named(files: dict[str, str], reason: str, write: Any, tmp_path: Path) -> None:
+def test_what_yolo_has_wrong_is_named(files: dict[str, Any], reason: str, write: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=reason):
         run(write({**YOLO, "data.yaml": DESCRIBED, **files}), tmp_path / "D")
 
