@@ -54,6 +54,7 @@ def read_mask_folders(src: Path) -> Source:
         splits,
         (FieldsReader(FilesReader(src), src, (schema,)),),
         ignored,
+        uncounted=(f"{src.name} holds images with masks; other files beside them are not counted",),
         fields=(schema.member,),
         columns=(f"{src.name}: masks from {_MASKS}/, by the names of the images",),
         stored_fields=(schema,),

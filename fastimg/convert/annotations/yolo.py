@@ -89,6 +89,7 @@ def read_yolo(src: Path, masks: bool = False) -> Source:
         (),
         splits,
         (reader,),
+        uncounted=(f"{src.name} holds images with labels; other files beside them are not counted",),
         remarks=tuple(remarks),
         fields=tuple(schema.member for schema in schemas),
         columns=(f"{src.name}: boxes of {plural(len(classes), 'class')} from YOLO's labels",),
