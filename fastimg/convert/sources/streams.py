@@ -115,7 +115,7 @@ def read_parquets(
                     if field_cells:
                         entry = _add_fields(reader, entry, sample, field_cells, path)
                     else:
-                        entry = reader.add(entry, sample.image, sample.extra, sample.fields)
+                        entry = reader.add(entry, sample.image, sample.extra, sample.fields, sample.fault)
                     splits.setdefault(sample.split or split, Entries()).append(entry)
                     if tick:
                         tick(1)
@@ -149,7 +149,7 @@ def _add_fields(
     """Store a sample of `file` with the files of its fields, whose other values go to its entry. Raises DataError."""
     given, inside = cells.read(sample.extra, sample.row, sample.cells, file if isinstance(file, Path) else None)
     members = {cells.member(name): content for name, content in inside.items()}
-    entry = reader.add(entry, sample.image, sample.extra, {**sample.fields, **members})
+    entry = reader.add(entry, sample.image, sample.extra, {**sample.fields, **members}, sample.fault)
     return entry._replace(extra={**(entry.extra or {}), GIVEN: given})
 
 
@@ -194,7 +194,7 @@ def _check_filled(src: Path | str, splits: Mapping[str, Entries], expected: Iter
 
 def _check_trained(splits: Mapping[str, Entries], classes: tuple[str, ...], readers: list[SpoolReader]) -> None:
     """Check that the training split has every class that another split has."""
-    trained = set(splits["train"].labels.tolist())
+    trained = {-1, *splits["train"].labels.tolist()}  # rows without a label are skipped later
     for split, entries in splits.items():
         lacking = np.flatnonzero(~np.isin(entries.labels, list(trained)))
         if len(lacking):
@@ -219,7 +219,8 @@ def _source(
     """Build the source. If classes lack training images, or images lack labels, it is treated as a stored dataset."""
     gaps = []
     for split, entries in splits.items():
-        if (missing := int((entries.labels < 0).sum())) and not targets:
+        missing = int(((entries.labels < 0) & (entries.sizes >= 0)).sum())  # the others are skipped
+        if missing and not targets:
             gaps.append(
                 f"{src}: {missing:,} of {plural(len(entries), 'image')} of {split} {agreeing(missing, 'has')} no label"
             )

@@ -65,18 +65,11 @@ class TextReader(SpoolReader):
     def add_text(self, entry: SourceEntry, value: Any, fault: str, extra: Row) -> SourceEntry:
         """Store a text. Returns `entry` with its size and place, or with its problem."""
         data, text_fault = _encoded(value)
-        fault = text_fault or fault
-        if fault:
-            return entry._replace(size=-1, extra={"fault": fault})
-        return self.add(entry, data, extra, {})
+        return self.add(entry, data, extra, {}, text_fault or fault)
 
     def name(self, entry: SourceEntry) -> str:
         """The file and the row."""
         return f"{self.where}: row {entry.row}"
-
-    def problem(self, entry: SourceEntry) -> str | None:
-        """See SourceReader."""
-        return (entry.extra or {}).get("fault")
 
 
 def holds_texts(src: Path, columns: Columns) -> bool:
