@@ -153,7 +153,7 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
     for number, row in rows:
         where = f"{src}: row {number}"
         label = -1
-        if label_cells is not None and chosen.label is not None and not is_empty(row[chosen.label]):
+        if label_cells is not None and chosen.label is not None and not _unlabelled(row[chosen.label], names):
             label = len(labels)
             labels.append(_label(where, chosen.label, label_cells.read(where, row[chosen.label]), names))
         splits.append("train" if chosen.split is None else split_of(where, row[chosen.split]))
@@ -172,6 +172,9 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         classes, numbers = _numbered(labels, names)
         listed.relabel(numbers)
     entries = split_up(src, listed, splits, chosen.split, classes)
+    if names is not None:
+        entries, left_out = _labelled(src, entries, chosen.label)
+        remarks += left_out
     columns_used = f"{src}: text from column {chosen.text!r}{labels_from(chosen.label, columns)}"
     columns_used += f", split from {chosen.split!r}" if chosen.split is not None else ""
     return Source(
@@ -186,6 +189,25 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         from_table=names is None and target_cells is None,
         targets=target_cells.targets if target_cells is not None else (),
     )
+
+
+def _unlabelled(value: Any, names: tuple[str, ...] | None) -> bool:
+    """Whether a cell has no label, which Hugging Face writes as -1 among the numbers of classes with `names`."""
+    return is_empty(value) or (names is not None and value == -1)
+
+
+def _labelled(src: Path, splits: dict[str, Entries], column: str | None) -> tuple[dict[str, Entries], list[str]]:
+    """The splits with labels, and remarks on those without: benchmarks keep the labels of their test splits to
+    themselves. Raises DataError if there are no labels at all.
+    """
+    bare = [split for split, entries in splits.items() if (entries.labels < 0).all()]
+    if len(bare) == len(splits):
+        raise DataError(f"{src}: every label in column {column!r} is empty; fill them in")
+    remarks = [
+        f"{src}: the split {split} is left out: its {plural(len(splits[split]), 'row', 'has')} no label"
+        for split in bare
+    ]
+    return {split: entries for split, entries in splits.items() if split not in bare}, remarks
 
 
 def _numbered(labels: list[str], names: tuple[str, ...] | None) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
