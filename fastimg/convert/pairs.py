@@ -19,7 +19,7 @@ from fastimg.convert.sources.columns import PATH_COLUMNS, Columns, find_column
 from fastimg.convert.sources.labels import is_empty
 from fastimg.convert.sources.manifests import NO_IMAGE, first_row, read_manifest
 from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader, WrappingReader, note
-from fastimg.convert.sources.tables import long_fields, readable, table_rows
+from fastimg.convert.sources.tables import later_names, long_fields, readable, table_rows
 from fastimg.errors import UsageError
 from fastimg.loaders.captions.positions import FIELD, MISSING, missing_counts, positions
 from fastimg.loaders.folders.formats import image_extensions
@@ -97,6 +97,7 @@ def read_pairs(src: Path, columns: Columns) -> Source:
     assert text is not None
     with long_fields(), readable(src):
         known, _ = first_row(src, table_rows(src, columns.delimiter or "", header=not columns.no_header))
+        known += later_names(src, known)
         find_column(src, known, text, (), "text")
         if text == columns.path:
             raise UsageError(f"{src}: --text-column and --path-column both name {text!r}; they are two columns")

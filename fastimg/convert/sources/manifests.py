@@ -35,7 +35,7 @@ from .columns import (
 from .folders import FilesReader, file_size
 from .labels import Labels, is_empty, number_classes
 from .samples import Entries, Row, Source, SourceEntry, SourceReader
-from .tables import Rows, readable, table_rows
+from .tables import Rows, later_names, readable, table_rows
 from .targets import TargetCells, check_targets, labels_from
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
@@ -62,9 +62,11 @@ def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
 
 def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) -> Source:
     known, rows = first_row(src, rows)
-    path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path")
-    label_column = _label_column(src, known, columns)
-    split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
+    later = later_names(src, known)
+    path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path", later)
+    label_column = _label_column(src, known, columns, later)
+    split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split", later)
+    known += later
     taken = [name for name in (path_column, label_column, split_column) if name is not None]
     if len(set(taken)) < len(taken):
         raise UsageError(f"{src}: path, label and split are three columns; {', '.join(taken)} names one of them twice")
@@ -89,15 +91,15 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     splits: list[str] = []
     for number, row in rows if field_cells is None else field_cells.rows_ahead(rows):
         where = f"{src}: row {number}"
-        path = row[path_column]
+        path: Any = row.get(path_column)
         absent = columns.text is not None and is_empty(path)  # a text may stand alone
         if not absent and (not isinstance(path, str) or not _is_path(path)):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
         label = -1
-        if label_cells is not None and label_column is not None and not is_empty(row[label_column]):
+        if label_cells is not None and label_column is not None and not is_empty(row.get(label_column)):
             label = len(labels)
             labels.append(label_cells.read(where, row[label_column]))
-        splits.append("train" if split_column is None else split_of(where, row[split_column]))
+        splits.append("train" if split_column is None else split_of(where, row.get(split_column)))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in read_apart}
         if target_cells is not None:
             label = target_cells.read_into(extra, number, row, splits[-1])
@@ -139,12 +141,12 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     )
 
 
-def _label_column(src: Path, known: list[str], columns: Columns) -> str | None:
+def _label_column(src: Path, known: list[str], columns: Columns, later: list[str]) -> str | None:
     """The column of labels; None if there are targets instead, or only fields."""
-    usual = any(name.strip().lower() in LABEL_COLUMNS for name in known)
+    usual = any(name.strip().lower() in LABEL_COLUMNS for name in (*known, *later))
     if columns.targets or (columns.fields and columns.label is None and not usual):
         return None
-    return find_column(src, known, columns.label, LABEL_COLUMNS, "label")
+    return find_column(src, known, columns.label, LABEL_COLUMNS, "label", later)
 
 
 class _Paths:
@@ -258,7 +260,8 @@ def split_of(where: str, value: Any) -> str:
     """Normalize the name of a split. Raises DataError."""
     split = SPLIT_FOLDERS.get(str(value).strip().lower())
     if split is None:
-        raise DataError(f"{where}: {value!r} is not a split; use one of {', '.join(SPLIT_FOLDERS)}")
+        shown = "has no split" if is_empty(value) else f"{value!r} is not a split"
+        raise DataError(f"{where}: {shown}; use one of {', '.join(SPLIT_FOLDERS)}")
     return split
 
 

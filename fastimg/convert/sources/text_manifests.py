@@ -37,6 +37,7 @@ from .spools import Spool, SpoolReader
 from .tables import (
     Rows,
     first_fields,
+    later_names,
     long_fields,
     own_delimiter,
     parquet_names,
@@ -141,9 +142,9 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         if src.suffix.lower() == ".parquet":
             names, rows = _parquet(src, chosen)
     known, rows = first_row(src, _readable_rows(src, rows))
-    check_targets(src, known, columns.targets, chosen[:3])
     target_cells = None
     if columns.targets:
+        check_targets(src, [*known, *later_names(src, known)], columns.targets, chosen[:3])
         target_cells = TargetCells(src, columns, _readable_rows(src, read_rows()), _schema_names(src, columns))
     listed = Entries()
     label_cells = None if chosen.label is None else Labels(src, chosen.label, columns)
@@ -153,10 +154,10 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
     for number, row in rows:
         where = f"{src}: row {number}"
         label = -1
-        if label_cells is not None and chosen.label is not None and not _unlabelled(row[chosen.label], names):
+        if label_cells is not None and chosen.label is not None and not _unlabelled(row.get(chosen.label), names):
             label = len(labels)
             labels.append(_label(where, chosen.label, label_cells.read(where, row[chosen.label]), names))
-        splits.append("train" if chosen.split is None else split_of(where, row[chosen.split]))
+        splits.append("train" if chosen.split is None else split_of(where, row.get(chosen.split)))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         fault = _fault_beside(extra) if separated else ""
         if target_cells is not None:
@@ -164,7 +165,7 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         elif label < 0:
             fault = NO_LABEL
         entry = SourceEntry(f"{src.name}:{number}", label, 0, number)
-        listed.append(reader.add_text(entry, row[chosen.text], fault, extra))
+        listed.append(reader.add_text(entry, row.get(chosen.text), fault, extra))
     if target_cells is not None:
         classes, judged = target_cells.classes, target_cells.judged()
     else:
@@ -261,9 +262,10 @@ def _on_quotes(src: Path, header: bool, quoted: bool) -> list[str]:
 def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
     if header:
         known = _columns(src, columns, quoted)
-        text = find_column(src, known, columns.text, TEXT_COLUMNS, "text")
-        label = None if columns.targets else find_column(src, known, columns.label, LABEL_COLUMNS, "label")
-        split = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
+        later = later_names(src, known)
+        text = find_column(src, known, columns.text, TEXT_COLUMNS, "text", later)
+        label = None if columns.targets else find_column(src, known, columns.label, LABEL_COLUMNS, "label", later)
+        split = find_column(src, known, columns.split, SPLIT_COLUMNS, "split", later)
         assert text is not None
         return _apart(src, _Chosen(text, label, split, []))
     width = len(first_fields(src, columns.delimiter or "", quoted))

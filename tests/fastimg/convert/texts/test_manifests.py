@@ -162,6 +162,19 @@ def test_values_that_are_not_texts(tmp_path, make):
     ]
 
 
+def test_columns_that_the_first_row_of_a_jsonl_lacks(tmp_path, make):
+    def rows(*rows):
+        return write(tmp_path / "set.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    first, second = {"text": "one", "label": "x"}, {"text": "two", "label": "x"}
+    with pytest.raises(DataError, match=r"set.jsonl: row 1: has no split; use one of train, training, val"):
+        make(rows(first, second | {"split": "val"}))
+    dst, report = make(rows({"text": "one"}, second), no_shuffle=True)
+    assert texts(dst) == [("two", "x")] and report.skipped == [("set.jsonl:1", "the label is empty")]
+    dst, report = make(rows(first, second | {"stars": 0.5}), target=("stars",))
+    assert report.targets == [{"name": "stars", "kind": "number", "missing": 1}]
+
+
 def test_parquet_with_class_names_and_invalid_text(tmp_path, make):
     info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["world", "business", "arts"]}}}}
     column = pa.array([b"one", b"\xff", None, b"two"], pa.binary()).view(pa.string())
