@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastimg.convert.sources.folders import FilesReader, file_size, split_folders
+from fastimg.convert.sources.folders import FilesReader, WrittenPaths, file_size, split_folders
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import StoredField
@@ -54,6 +54,7 @@ def read_yolo(src: Path, masks: bool = False) -> Source:
     names = _names(described, stated)
     places = _places_of(described, stated) if described else _folders(src)
     splits: dict[str, Entries] = {}
+    written, here = WrittenPaths(src), os.getcwd()
     highest = -1
     boxes = drawn = 0
     posed = "kpt_shape" in stated
@@ -63,7 +64,7 @@ def read_yolo(src: Path, masks: bool = False) -> Source:
             labels = _read_labels(_label_file(image), posed)
             highest = max([highest, *labels.classes])
             boxes, drawn = boxes + len(labels.boxes), drawn + len(labels.outlines)
-            path = os.path.relpath(image, src)
+            path = written.below(os.path.join(here, image))
             given: Given = {"boxes": labels.boxes, "box_labels": labels.classes}
             given |= {MASK: {OUTLINES: labels.outlines, RELATIVE: True}} if masks else {}
             splits[split].append(SourceEntry(path, -1, file_size(image), extra={GIVEN: given}))

@@ -32,7 +32,7 @@ from .columns import (
     image_columns,
     on_delimiter,
 )
-from .folders import FilesReader, file_size
+from .folders import FilesReader, WrittenPaths, file_size
 from .labels import Labels, is_empty, number_classes
 from .samples import Entries, Row, Source, SourceEntry, SourceReader
 from .tables import Rows, later_names, readable, table_rows
@@ -154,6 +154,7 @@ class _Paths:
 
     def __init__(self, src: Path) -> None:
         self._src = src
+        self._written = WrittenPaths(src.parent)
         self._hashes = array("q")
         self._missing = 0
         self._first_missing = ""
@@ -161,7 +162,7 @@ class _Paths:
         self._first_respelled = ""
 
     def find(self, path: str, row: int) -> tuple[str, int]:
-        """Return the path relative to the manifest's folder, and the size of its file or -1 if there is none.
+        """Return the path from the manifest's folder on, and the size of its file or -1 if there is none.
 
         If the path as written leads to no file, it is tried without the blanks around it and with backslashes as
         slashes.
@@ -178,7 +179,7 @@ class _Paths:
         if size < 0:
             self._missing += 1
             self._first_missing = self._first_missing or path
-        path = _relative(root, path)
+        path = self._written.below(path)
         self._hashes.append(hash(path))
         return path, size
 
@@ -270,10 +271,6 @@ def _is_path(text: str) -> bool:
         return bool(text) and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:  # JSON may contain half of a surrogate pair
         return False
-
-
-def _relative(root: Path, path: str) -> str:
-    return os.path.relpath(path, os.path.abspath(root)) if os.path.isabs(path) else os.path.normpath(path)
 
 
 def plain(where: str, name: str, value: Any) -> Any:

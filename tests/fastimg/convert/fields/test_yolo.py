@@ -47,6 +47,14 @@ def test_yolo_without_a_description_and_as_roboflow_writes_it(write: Any, tmp_pa
     assert of(tmp_path / "E")["train/images/a.jpg"]["boxes"] == [[10, 8, 30, 24]]
 
 
+def test_yolo_behind_a_symbolic_link(write: Any, tmp_path: Path) -> None:
+    root = write({**YOLO, "deep/er/data.yaml": DESCRIBED})
+    (root / "deep/er/data.yaml").write_text(DESCRIBED.replace("path: .", f"path: {root}"))
+    (tmp_path / "link").symlink_to(root / "deep/er")
+    run(tmp_path / "link", tmp_path / "D")
+    assert set(of(tmp_path / "D")) == {"../../images/train/a.jpg", "../../images/train/b.jpg"}
+
+
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
