@@ -111,7 +111,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     if target_cells is not None:
         classes, judged = target_cells.classes, target_cells.judged()
     else:
-        classes, numbers = number_classes(labels)
+        classes, numbers = number_classes(labels, None in columns.as_written)
         listed.relabel(numbers)
     remarks = (*header_remarks, *judged, *paths.remarks(listed, classes))
     entries = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
@@ -138,7 +138,13 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         targets=target_cells.targets if target_cells is not None else (),
         fields=tuple(schema.member for schema in schemas if schema.member),
         stored_fields=schemas,
+        respelled=respelled_in(label_cells, target_cells),
     )
+
+
+def respelled_in(labels: Labels | None, targets: TargetCells | None) -> frozenset[str | None]:
+    """See Source.respelled."""
+    return (labels.respelled() if labels else frozenset()) | (targets.respelled if targets else frozenset())
 
 
 def _label_column(src: Path, known: list[str], columns: Columns, later: list[str]) -> str | None:

@@ -248,6 +248,7 @@ class Source:  # more than 12 fields: each kind of source sets only a few
     targets: tuple[Target, ...] = ()  # if they were declared; the first class has the classes above
     stored_fields: tuple[StoredField, ...] = ()  # the schemas of what samples have; their members are among `fields`
     previewed: str | None = None  # the stored field that images are previews of
+    respelled: frozenset[str | None] = frozenset()  # targets, or None for labels, whose integers lost zeros
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""

@@ -31,7 +31,7 @@ from .columns import (
     on_delimiter,
 )
 from .labels import Labels, is_empty, number_classes
-from .manifests import first_row, plain, split_of, split_up
+from .manifests import first_row, plain, respelled_in, split_of, split_up
 from .samples import NO_LABEL, Entries, Row, Source, SourceEntry
 from .spools import Spool, SpoolReader
 from .tables import (
@@ -170,7 +170,7 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         classes, judged = target_cells.classes, target_cells.judged()
     else:
         judged = label_cells.judged() if label_cells is not None and names is None else ()
-        classes, numbers = _numbered(labels, names)
+        classes, numbers = _numbered(labels, names, None in columns.as_written)
         listed.relabel(numbers)
     entries = split_up(src, listed, splits, chosen.split, classes)
     if names is not None:
@@ -189,6 +189,7 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         columns=(columns_used + (on_delimiter(src, columns) if separated else ""),),
         from_table=names is None and target_cells is None,
         targets=target_cells.targets if target_cells is not None else (),
+        respelled=respelled_in(label_cells if names is None else None, target_cells),
     )
 
 
@@ -211,10 +212,12 @@ def _labelled(src: Path, splits: dict[str, Entries], column: str | None) -> tupl
     return {split: entries for split, entries in splits.items() if split not in bare}, remarks
 
 
-def _numbered(labels: list[str], names: tuple[str, ...] | None) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+def _numbered(
+    labels: list[str], names: tuple[str, ...] | None, as_written: bool
+) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
     """Class names, and the class index of each label; in the order of the schema, if it has names."""
     if names is None:
-        return number_classes(labels)
+        return number_classes(labels, as_written)
     used = set(labels)
     classes = tuple(name for name in names if name in used)
     places = {name: place for place, name in enumerate(classes)}
