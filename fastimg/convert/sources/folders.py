@@ -9,11 +9,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from fastimg.convert.stored.files import announced_files
+from fastimg.convert.stored.files import AnnouncedFiles, announced_files
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level, Mapped, list_folder
 
-from .samples import NO_LABEL, Entries, Original, Source, SourceEntry, note
+from .samples import NO_LABEL, Entries, Original, SamplePart, Source, SourceEntry, note
 
 _STATED = 1024  # files whose sizes are asked for at a time
 _PATIENCE = 0.05  # seconds of listing after which threads may be worth while
@@ -82,10 +82,27 @@ class FilesReader:
             return "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
         return "appeared after the source was listed" if regular else "not a file"
 
+    def parts(self, entry: SourceEntry) -> Iterable[SamplePart]:
+        """See SourceReader."""
+        yield file_part(self._root, self._stored, entry.path, entry.size)
+
     def close(self) -> None:
         """See SourceReader."""
         if self._stored is not None:
             self._stored.close()
+
+
+def file_part(root: Path, stored: AnnouncedFiles | None, path: str, size: int) -> SamplePart:
+    """A file below `root`, or of those `stored` elsewhere."""
+
+    def read(start: int, stop: int) -> bytes:
+        if stored is not None:
+            return stored.read(path)[:size] if stop - start == size else stored.read_range(path, start, stop)
+        with open(root / path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    return SamplePart(size, read)
 
 
 def waiting_mapped(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:

@@ -184,6 +184,10 @@ class SpoolReader:
         """See SourceReader."""
         return None if entry.size >= 0 else (entry.extra or {}).get("fault", "the image is empty")
 
+    def parts(self, entry: SourceEntry) -> tuple[()]:
+        """See SourceReader: the listing has a checksum."""
+        return ()
+
     def close(self) -> None:
         """See SourceReader."""
         self.spool.close()
