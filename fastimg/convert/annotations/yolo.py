@@ -149,9 +149,15 @@ def _places_of(file: Path, stated: Mapping[str, Any]) -> dict[str, list[Path]]:
 
 def _folders(src: Path) -> dict[str, list[Path]]:
     """The folders of images of each split, where no file names them. Raises DataError."""
-    above = {SPLIT_FOLDERS[at.name.lower()]: [at / _IMAGES] for at in split_folders(src) if (at / _IMAGES).is_dir()}
-    below = {SPLIT_FOLDERS[at.name.lower()]: [at] for at in split_folders(src / _IMAGES)}
-    found = above or below or {"train": [src / _IMAGES]}
+    above = [(at.name, at / _IMAGES) for at in split_folders(src) if (at / _IMAGES).is_dir()]
+    below = [(at.name, at) for at in split_folders(src / _IMAGES)]
+    found: dict[str, list[Path]] = {}
+    names: dict[str, str] = {}
+    for name, images in above or below or [("train", src / _IMAGES)]:
+        split = SPLIT_FOLDERS[name.lower()]
+        if split in found:
+            raise DataError(f"{src}: two folders are the split {split}: {names[split]} and {name}; keep one of them")
+        names[split], found[split] = name, [images]
     if "train" not in found:
         raise DataError(f"{src}: has {', '.join(sorted(found))} but no train; add it")
     return found

@@ -83,3 +83,10 @@ def test_yolos_boxes_are_for_the_upright_image(write: Any, encode: Any, tmp_path
     files = {"images/a.jpg": rotated(encode((120, 90, 60), SIZE)), "labels/a.txt": "0 0.5 0.25 1 0.5\n"}
     run(write(files), tmp_path / "D")
     assert of(tmp_path / "D")["images/a.jpg"]["boxes"] == [[0, 0, 32, 20]]
+
+
+@pytest.mark.parametrize("layout", ["images/{}/d.jpg", "{}/images/d.jpg"])
+def test_two_folders_of_one_split(layout: str, write: Any, tmp_path: Path) -> None:
+    images = {layout.format(split): None for split in ("train", "val", "valid")}
+    with pytest.raises(DataError, match="source: two folders are the split val: val and valid; keep one of them"):
+        run(write({**images, "labels/x.txt": "", "train/labels/d.txt": ""}), tmp_path / "D")
