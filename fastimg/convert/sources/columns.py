@@ -169,6 +169,18 @@ def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
     return chosen, [f"{numbered}; taken as path: {chosen.path}{label}; if that is wrong, give {flags}"]
 
 
+def check_apart(src: object, image: str, taken: Sequence[str], text: str | None) -> None:
+    """Raise UsageError if a column is two of those of images (called `image`), labels, splits and texts."""
+    if len(set(taken)) < len(taken):
+        raise UsageError(
+            f"{src}: {image}, label and split are three columns; {', '.join(taken)} names one of them twice"
+        )
+    if text in taken:
+        raise UsageError(
+            f"{src}: --text-column {text}: the column is already its {image}, label or split; name another one"
+        )
+
+
 def find_column(
     src: object, known: list[str], given: str | None, usual: Sequence[str], what: str, later: Sequence[str] = ()
 ) -> str | None:

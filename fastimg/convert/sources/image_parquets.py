@@ -18,14 +18,13 @@ import pyarrow.parquet as pq
 
 from fastimg.convert.annotations.cells import check_fields_of
 from fastimg.convert.hub.ranges import HubFile, RangeFile
-from fastimg.errors import UsageError
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.folders.formats import image_extensions
 from fastimg.loaders.remote.trees import tree_of
 from fastimg.wording import plural
 
-from .columns import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column
+from .columns import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, check_apart, find_column
 from .labels import Labels, is_empty
 from .manifests import plain, split_of
 from .samples import NO_LABEL, Row
@@ -128,11 +127,8 @@ def read_layout(file: ParquetPath, columns: Columns, stated: Mapping[str, Any] |
     label = None if columns.targets else _label_column(file, schema, features, columns)
     split = find_column(file, names, columns.split, SPLIT_COLUMNS, "split")
     taken = [name for name in (image, label, split) if name is not None]
-    if len(set(taken)) < len(taken):
-        raise UsageError(
-            f"{file}: image, label and split are three columns; {', '.join(taken)} names one of them twice"
-        )
-    check_targets(file, names, columns.targets, taken)
+    check_apart(file, "image", taken, columns.text)
+    check_targets(file, names, columns.targets, [*taken, columns.text])
     targets = frozenset(target.name for target in columns.targets)
     asked = frozenset(field.name for field in columns.fields)
     check_fields_of(file, names, columns.fields, [*taken, *targets])

@@ -16,7 +16,6 @@ import numpy as np
 
 from fastimg.convert.annotations.cells import FieldCells, check_fields_of
 from fastimg.convert.annotations.reader import FieldsReader
-from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
@@ -28,6 +27,7 @@ from .columns import (
     SEPARATED,
     SPLIT_COLUMNS,
     Columns,
+    check_apart,
     find_column,
     image_columns,
     on_delimiter,
@@ -68,10 +68,9 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split", later)
     known += later
     taken = [name for name in (path_column, label_column, split_column) if name is not None]
-    if len(set(taken)) < len(taken):
-        raise UsageError(f"{src}: path, label and split are three columns; {', '.join(taken)} names one of them twice")
+    check_apart(src, "path", taken, columns.text)
     assert path_column is not None
-    check_targets(src, known, columns.targets, taken)
+    check_targets(src, known, columns.targets, [*taken, columns.text])
     check_fields_of(src, known, columns.fields, [*taken, columns.text, *(target.name for target in columns.targets)])
     if "path" in known and "path" not in taken:
         raise DataError(

@@ -169,6 +169,8 @@ def test_a_column_of_other_paths_leaves_a_manifest_of_texts(posts, tmp_path):
     [
         (("image", "caption", "label"), {"text_column": "text"}, "no column 'text' .--text-column."),
         (("image", "caption", "label"), {"path_column": "caption"}, "both name 'caption'"),
+        (("image", "caption", "label"), {"text_column": "label"}, "label: the column is already its path"),
+        (("image", "caption", "label"), {"target": ("caption",)}, "caption: the column is already its path"),
         (("image", "caption", "missing"), {"label_column": "caption"}, "'missing'.* rename it"),
     ],
 )
