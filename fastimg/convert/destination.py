@@ -10,7 +10,7 @@ from fastimg.config.commands import Convert
 from fastimg.errors import UserError
 
 from .journal import DestinationState, Journal, clear, journal_options, shards_in, state_of
-from .shards.base import Base
+from .shards.base import CONTENTS, Base
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -69,11 +69,15 @@ def begin_journal(
 
 def check_same(folder: Path | str, there: dict[str, Any], here: dict[str, Any]) -> None:
     """Raise UserError if options differ from those that a conversion was started with."""
-    names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    compared = there.keys() | here.keys()
+    if CONTENTS not in there or there.get("listing") != here.get("listing"):  # not stated; or the listing says enough
+        compared -= {CONTENTS}
+    names = sorted(name for name in compared if there.get(name) != here.get(name))
     if not names:
         return
     descriptions = {
         "listing": "the source (its paths, labels or sizes)",
+        CONTENTS: "the source (what is in its files)",
         "classes": "the classes",
         "fastimg": "the version of fastimg",
         "source": "the kind of source",

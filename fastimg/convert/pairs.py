@@ -18,8 +18,16 @@ import simplejpeg
 from fastimg.convert.sources.columns import PATH_COLUMNS, Columns, find_column
 from fastimg.convert.sources.labels import is_empty
 from fastimg.convert.sources.manifests import NO_IMAGE, first_row, read_manifest
-from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader, WrappingReader, note
-from fastimg.convert.sources.tables import long_fields, readable, table_rows
+from fastimg.convert.sources.samples import (
+    Original,
+    SamplePart,
+    Source,
+    SourceEntry,
+    SourceReader,
+    WrappingReader,
+    note,
+)
+from fastimg.convert.sources.tables import later_names, long_fields, readable, table_rows
 from fastimg.errors import UsageError
 from fastimg.loaders.captions.positions import FIELD, MISSING, missing_counts, positions
 from fastimg.loaders.folders.formats import image_extensions
@@ -55,6 +63,10 @@ class PairReader(WrappingReader):
     def announce(self, entry: SourceEntry) -> int:
         """See FetchingReader."""
         return super().announce(entry) if entry.place != NO_IMAGE else 0
+
+    def parts(self, entry: SourceEntry) -> Iterable[SamplePart]:
+        """See SourceReader."""
+        return super().parts(entry) if entry.place != NO_IMAGE else ()
 
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
@@ -97,6 +109,7 @@ def read_pairs(src: Path, columns: Columns) -> Source:
     assert text is not None
     with long_fields(), readable(src):
         known, _ = first_row(src, table_rows(src, columns.delimiter or "", header=not columns.no_header))
+        known += later_names(src, known)
         find_column(src, known, text, (), "text")
         if text == columns.path:
             raise UsageError(f"{src}: --text-column and --path-column both name {text!r}; they are two columns")

@@ -23,7 +23,7 @@ from fastimg.config.commands import Convert
 from fastimg.convert.annotations.layouts import annotations_in, fetch_annotations
 from fastimg.convert.hub.reference import as_begun, is_hub
 from fastimg.convert.sources.columns import Columns
-from fastimg.convert.sources.combined import Side, combine, onto
+from fastimg.convert.sources.combined import Side, Written, onto, read_together
 from fastimg.convert.sources.containers.tars import TarReader
 from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import is_class_folder, read_source
@@ -175,22 +175,25 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
     masks = config.masks is not None
     sources = [_as_begun(src, request) for src in request.sources]
     asked = 1 if config.workers == "auto" else request.workers
+    side = Side.of_base(base.classes, base.named, base.targets, base.fields.values()) if base else None
     with listing(ray, sources, asked, partial(say, console)) as mapped:
-        listed = (
-            read_source(src, columns, request.dst, config.classes, config.images, masks, mapped) for src in sources
-        )
-        source = combine(list(listed))
+
+        def read(src: Path, as_written: Written) -> Source:
+            asked_for = replace(columns, as_written=as_written)
+            return read_source(src, asked_for, request.dst, config.classes, config.images, masks, mapped)
+
+        source = read_together(sources, read, side)
     if config.labels_are_classes and not source.from_table:
         source.close()
         raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")
-    if not base:
+    if base is None or side is None:
         return source
     if base.content != source.content:
         raise UsageError(
             f"{base.folder} holds {samples_of(base.content)} and {source.src} {samples_of(source.content)}: a "
             "dataset holds only one kind; convert them separately"
         )
-    matched = onto(source, Side.of_base(base.classes, base.named, base.targets, base.fields.values()))
+    matched = onto(source, side)
     base.refuse_columns(matched.targets, matched.stored_fields)
     return matched
 

@@ -23,7 +23,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 
 from .image_preparation import Treatment
 from .plan import parse_size
-from .shards.base import Base
+from .shards.base import CONTENTS, Base
 
 _OF_IMAGES = (
     *("tile", "max_size", "quality", "jpeg", "recompress", "raw_fraction", "originals", "compare", "max_pixels"),
@@ -59,6 +59,7 @@ class Request:
             "format": treatment.pop("container"),
             "source": source.kind,
             "listing": source.fingerprint(),
+            CONTENTS: source.contents(),
             "classes": hashlib.sha256("\0".join(source.classes).encode("utf-8", "surrogatepass")).hexdigest(),
             "shard_size": self.shard_size,
             "val_fraction": self.flags.val_fraction,

@@ -8,7 +8,6 @@ decides its shape.
 
 import json
 import math
-import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 
 from fastimg.convert.sources.columns import AskedField, FieldWriting
+from fastimg.convert.sources.folders import WrittenPaths
 from fastimg.convert.sources.labels import is_empty
 from fastimg.convert.sources.samples import Row
 from fastimg.convert.stored.heads import AnnouncedHeads, Parse, head_of
@@ -113,6 +113,7 @@ class FieldCells:
         self._asked = asked
         self._named = named or {}
         self._file = src  # that has the row which is being read
+        self._written = WrittenPaths(src.parent)
         self._inside: dict[str, bytes] = {}  # files that stand in this row, by field
         self._tallies = {field.name: _CellTally() for field in asked}
         self._heads: AnnouncedHeads | None = None
@@ -282,8 +283,10 @@ class FieldCells:
 
     def _path(self, cell: str) -> Given:
         root = self._file.parent
+        if root != self._written.root:
+            self._written = WrittenPaths(root)
         tried = dict.fromkeys((cell, cell.strip(), cell.strip().replace("\\", "/")))
-        values = [file_value(root, os.path.normpath(path)) for path in tried]
+        values = [file_value(root, self._written.plain(path)) for path in tried]
         return next((value for value in values if value["bytes"] >= 0), values[0])
 
     def _bands(self, cell: Any, tally: _CellTally) -> dict[str, Any]:

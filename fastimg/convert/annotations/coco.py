@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastimg.convert.sources.folders import FilesReader, file_size
+from fastimg.convert.sources.folders import FilesReader, WrittenPaths, file_size
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import StoredField
@@ -128,7 +128,7 @@ def _read(src: Path, files: Mapping[str, Path], images: Path | None, masks: bool
     for split, file in files.items():
         content = contents.pop(split)
         folder = images if images is not None else _images_beside(file, content["images"])
-        splits[split] = _entries(file, content, index, os.path.relpath(folder, root), root, count)
+        splits[split] = _entries(file, content, index, folder, WrittenPaths(root), count)
         if masks:
             splits[split] = _with_masks(splits[split], content["annotations"], index)
         remarks += _not_stored(file, content["annotations"], masks)
@@ -219,7 +219,7 @@ def _points(file: Path, annotations: list[Any]) -> set[int]:
 
 
 def _entries(
-    file: Path, content: dict[str, Any], index: Mapping[int, int], folder: str, root: Path, points: int
+    file: Path, content: dict[str, Any], index: Mapping[int, int], folder: Path, written: WrittenPaths, points: int
 ) -> Entries:
     """The images of a file, sorted by their paths, with their annotations. Raises DataError."""
     images: dict[int, dict[str, Any]] = {}
@@ -249,12 +249,17 @@ def _entries(
         if points:
             _add_points(file, what, annotation, points, given[image_id])
     entries = Entries()
-    for path, number in sorted((os.path.normpath(os.path.join(folder, images[n]["file_name"])), n) for n in images):
+    above = os.path.join(os.getcwd(), folder)
+    for path, number in sorted((_written(written, above, images[n]["file_name"]), n) for n in images):
         width, height = images[number].get("width"), images[number].get("height")
         stated = {SIZE: [width, height]} if type(width) is int and type(height) is int else {}
         extra = {"image_id": number, GIVEN: given[number] | stated}
-        entries.append(SourceEntry(path, -1, file_size(root / path), extra=extra))
+        entries.append(SourceEntry(path, -1, file_size(written.root / path), extra=extra))
     return entries
+
+
+def _written(written: WrittenPaths, folder: str, name: str) -> str:
+    return written.plain(name) if os.path.isabs(name) else written.below(os.path.join(folder, name))
 
 
 def _add(file: Path, what: str, annotation: dict[str, Any], label: int, given: dict[str, list[Any]]) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
-from fastimg.convert.sources.folders import FilesReader, file_size
+from fastimg.convert.sources.folders import FilesReader, file_size, split_folders
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
@@ -25,7 +25,7 @@ _ALONE = "a mask without an image of its name"
 
 def holds_masks(src: Path) -> bool:
     """Whether a folder, or a split in it, has images/ and masks/."""
-    return any((at / _IMAGES).is_dir() and (at / _MASKS).is_dir() for at in (src, *_splits(src)))
+    return any((at / _IMAGES).is_dir() and (at / _MASKS).is_dir() for at in (src, *split_folders(src)))
 
 
 def read_mask_folders(src: Path) -> Source:
@@ -54,22 +54,17 @@ def read_mask_folders(src: Path) -> Source:
         splits,
         (FieldsReader(FilesReader(src), src, (schema,)),),
         ignored,
+        uncounted=(f"{src.name} holds images with masks; other files beside them are not counted",),
         fields=(schema.member,),
         columns=(f"{src.name}: masks from {_MASKS}/, by the names of the images",),
         stored_fields=(schema,),
     )
 
 
-def _splits(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_FOLDERS)
-
-
 def _places(src: Path) -> dict[str, tuple[Path, Path]]:
     """The folders of images and of masks of each split. Raises DataError."""
-    above = [(at.name, (at / _IMAGES, at / _MASKS)) for at in _splits(src) if (at / _IMAGES).is_dir()]
-    below = [(at.name, (at, src / _MASKS / at.name)) for at in _splits(src / _IMAGES)]
+    above = [(at.name, (at / _IMAGES, at / _MASKS)) for at in split_folders(src) if (at / _IMAGES).is_dir()]
+    below = [(at.name, (at, src / _MASKS / at.name)) for at in split_folders(src / _IMAGES)]
     found = above or below
     if not found:
         return {"train": (src / _IMAGES, src / _MASKS)}

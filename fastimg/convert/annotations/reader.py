@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fastimg.convert.sources.folders import file_size
-from fastimg.convert.sources.samples import Original, SourceEntry, SourceReader, WrappingReader
+from fastimg.convert.sources.folders import file_part, file_size
+from fastimg.convert.sources.samples import Original, SamplePart, SourceEntry, SourceReader, WrappingReader
 from fastimg.convert.stored.files import announced_files
 from fastimg.loaders.containers.fields import StoredField, packed_npy
 from fastimg.loaders.decode import Header, read_header
@@ -99,12 +99,18 @@ class FieldsReader(WrappingReader):
         return size
 
     def _files_of(self, entry: SourceEntry) -> Iterator[Given]:
-        """The values that are files in a store."""
+        """The values that are files of their own."""
         given: Given = (entry.extra or {}).get(GIVEN, {})
         for schema in self._schemas:
             value = given.get(schema.name)
             if isinstance(value, dict) and INSIDE not in value and value.get("bytes", -1) >= 0:
                 yield value
+
+    def parts(self, entry: SourceEntry) -> Iterator[SamplePart]:
+        """See SourceReader: the image, and the files of its fields."""
+        yield from super().parts(entry)
+        for value in self._files_of(entry):
+            yield file_part(self._root, self._stored, value["path"], value["bytes"])
 
     def close(self) -> None:
         """See SourceReader."""

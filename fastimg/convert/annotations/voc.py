@@ -31,8 +31,7 @@ def is_voc(src: Path) -> bool:
 
 def read_voc(src: Path) -> Source:
     """List the images, boxes and masks of a folder. Raises DataError."""
-    extensions = image_extensions()
-    images = {path.stem: path for path in sorted((src / _IMAGES).iterdir()) if path.suffix.lower() in extensions}
+    images = _images(src / _IMAGES)
     found: dict[str, list[tuple[str, Given, list[str]]]] = {}
     for split, stems in _splits(src, images).items():
         found[split] = []
@@ -61,10 +60,23 @@ def read_voc(src: Path) -> Source:
         (),
         splits,
         (FieldsReader(FilesReader(src), src, schemas),),
+        uncounted=(f"{src.name} holds images with annotations; other files beside them are not counted",),
         fields=tuple(schema.member for schema in schemas),
         columns=(f"{src.name}: boxes of {plural(len(names), 'class')} from VOC's annotations",),
         stored_fields=schemas,
     )
+
+
+def _images(folder: Path) -> dict[str, Path]:
+    """The images in a folder by their stems, sorted. Raises DataError for two of one stem, by which lists name them."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() not in image_extensions():
+            continue
+        if path.stem in found:
+            raise DataError(f"{path} and {found[path.stem].name}: two files of one name; keep one of them")
+        found[path.stem] = path
+    return found
 
 
 def voc_fields(classes: tuple[str, ...], masked: bool) -> tuple[StoredField, ...]:

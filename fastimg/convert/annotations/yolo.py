@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastimg.convert.sources.folders import FilesReader, file_size
+from fastimg.convert.sources.folders import FilesReader, WrittenPaths, file_size, split_folders
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import StoredField
@@ -54,6 +54,7 @@ def read_yolo(src: Path, masks: bool = False) -> Source:
     names = _names(described, stated)
     places = _places_of(described, stated) if described else _folders(src)
     splits: dict[str, Entries] = {}
+    written, here = WrittenPaths(src), os.getcwd()
     highest = -1
     boxes = drawn = 0
     posed = "kpt_shape" in stated
@@ -63,7 +64,7 @@ def read_yolo(src: Path, masks: bool = False) -> Source:
             labels = _read_labels(_label_file(image), posed)
             highest = max([highest, *labels.classes])
             boxes, drawn = boxes + len(labels.boxes), drawn + len(labels.outlines)
-            path = os.path.relpath(image, src)
+            path = written.below(os.path.join(here, image))
             given: Given = {"boxes": labels.boxes, "box_labels": labels.classes}
             given |= {MASK: {OUTLINES: labels.outlines, RELATIVE: True}} if masks else {}
             splits[split].append(SourceEntry(path, -1, file_size(image), extra={GIVEN: given}))
@@ -89,6 +90,7 @@ def read_yolo(src: Path, masks: bool = False) -> Source:
         (),
         splits,
         (reader,),
+        uncounted=(f"{src.name} holds images with labels; other files beside them are not counted",),
         remarks=tuple(remarks),
         fields=tuple(schema.member for schema in schemas),
         columns=(f"{src.name}: boxes of {plural(len(classes), 'class')} from YOLO's labels",),
@@ -147,18 +149,18 @@ def _places_of(file: Path, stated: Mapping[str, Any]) -> dict[str, list[Path]]:
 
 def _folders(src: Path) -> dict[str, list[Path]]:
     """The folders of images of each split, where no file names them. Raises DataError."""
-    above = {SPLIT_FOLDERS[at.name.lower()]: [at / _IMAGES] for at in _splits(src) if (at / _IMAGES).is_dir()}
-    below = {SPLIT_FOLDERS[at.name.lower()]: [at] for at in _splits(src / _IMAGES)}
-    found = above or below or {"train": [src / _IMAGES]}
+    above = [(at.name, at / _IMAGES) for at in split_folders(src) if (at / _IMAGES).is_dir()]
+    below = [(at.name, at) for at in split_folders(src / _IMAGES)]
+    found: dict[str, list[Path]] = {}
+    names: dict[str, str] = {}
+    for name, images in above or below or [("train", src / _IMAGES)]:
+        split = SPLIT_FOLDERS[name.lower()]
+        if split in found:
+            raise DataError(f"{src}: two folders are the split {split}: {names[split]} and {name}; keep one of them")
+        names[split], found[split] = name, [images]
     if "train" not in found:
         raise DataError(f"{src}: has {', '.join(sorted(found))} but no train; add it")
     return found
-
-
-def _splits(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_FOLDERS)
 
 
 def _images(src: Path, split: str, places: Sequence[Path]) -> list[Path]:
@@ -170,8 +172,7 @@ def _images(src: Path, split: str, places: Sequence[Path]) -> list[Path]:
             below = (path for path in place.rglob("*") if path.suffix.lower() in extensions and path.is_file())
             found += [path for path in below if not any(p.startswith(".") for p in path.relative_to(place).parts)]
         else:
-            lines = place.read_text(encoding="utf-8").splitlines()
-            found += [place.parent / line.strip() for line in lines if line.strip()]
+            found += [place.parent / line.strip() for line in _text(place).splitlines() if line.strip()]
     if not found:
         raise DataError(f"{src}: no images of the split {split} in {', '.join(map(str, places))}; check the path")
     return sorted(set(found))
@@ -216,10 +217,13 @@ def _read_labels(file: Path, posed: bool) -> _LabelFile:
 
 def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
     """The words of each line that has any, with its number from 1. Raises DataError."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read ({error}); correct it") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(_text(file).splitlines(), start=1):
         if words := line.split():
             yield number, words
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read ({error}); correct it") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastimg.convert.pairs import INPUTS
-from fastimg.convert.sources.columns import SPLIT_COLUMNS, TEXT_COLUMNS, Columns, lower
+from fastimg.convert.sources.columns import SPLIT_COLUMNS, TEXT_COLUMNS, Columns, find_column, lower
 from fastimg.convert.sources.labels import is_empty
 from fastimg.convert.sources.samples import Original, Source, SourceEntry, SourceReader, WrappingReader
 from fastimg.convert.sources.streams import read_parquets
@@ -32,15 +32,17 @@ def read_hub(src: Path, columns: Columns, spool: Path) -> Source:
     kind is the reference with the commit. Raises UsageError, UserError, DataError, and OSError if that folder is full.
     """
     dataset = open_repository(parse_reference(src))
-    names = lower(_schema(next(file for files in dataset.splits.values() for file in files)).names)
-    of_texts = columns.path is None and (columns.text is not None or bool(names & set(TEXT_COLUMNS)))
+    names = list(_schema(next(file for files in dataset.splits.values() for file in files)).names)
+    of_texts = columns.path is None and (columns.text is not None or bool(lower(names) & set(TEXT_COLUMNS)))
     if of_texts and not _has_image(dataset, columns):
         source = _texts(dataset, columns, spool)
     else:
         src = Path(str(dataset.reference))
+        if columns.text is not None:
+            find_column(src, names, columns.text, (), "text")
         source = read_parquets(src, dataset.splits, columns, spool, features=dataset.features)
         if columns.text is not None:
-            source = _with_texts(source, columns.text, names)
+            source = _with_texts(source, columns.text)
     return replace(source, kind=str(dataset.reference), remarks=(*dataset.remarks, *source.remarks))
 
 
@@ -60,11 +62,8 @@ class TextBesideReader(WrappingReader):
         return original._replace(note=json.dumps(note).encode(), fields=fields)
 
 
-def _with_texts(source: Source, column: str, known: set[str]) -> Source:
-    """Images with the texts of a column beside them. Raises DataError if there is no such column."""
-    if column.lower() not in known:
-        source.close()
-        raise DataError(f"{source.src}: no column {column!r} (--text-column); it has {', '.join(sorted(known))}")
+def _with_texts(source: Source, column: str) -> Source:
+    """Images with the texts of a column beside them."""
     readers = tuple(TextBesideReader(reader, column) for reader in source.readers)
     said = f"{source.src}: text from column {column!r}"
     return replace(source, readers=readers, fields=(*source.fields, FIELD), inputs=INPUTS, columns=(said,))

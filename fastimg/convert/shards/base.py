@@ -32,6 +32,8 @@ from fastimg.loaders.remote.mirrors import mirror_at, wanted_indexes, wanted_sha
 from fastimg.loaders.remote.present_shards import PresentShards
 from fastimg.wording import plural
 
+CONTENTS = "contents"  # among the options: digest of some samples; earlier versions have stated none
+
 
 class _Shard(msgspec.Struct):
     name: Annotated[str, msgspec.Meta(pattern=rf"^{SPLIT}(-\d{{5,18}})?\.(tar|beton)\Z")]
@@ -60,6 +62,7 @@ class _Ignored(msgspec.Struct):
 
 class _Options(msgspec.Struct):
     listing: str
+    contents: str | None = None
     recompress: str | None = None
 
 
@@ -192,9 +195,10 @@ class Base:
         return begun
 
     def holds(self, options: dict[str, Any]) -> bool:
-        """Whether samples with this listing have been added already."""
+        """Whether samples with this listing, and as far as is known with these contents, have been added already."""
         made = [self.description["options"], *self.description.get("appended", ())]
-        return any(other["listing"] == options["listing"] for other in made)
+        same = (other for other in made if other["listing"] == options["listing"])
+        return any(other.get(CONTENTS, options[CONTENTS]) == options[CONTENTS] for other in same)
 
     def refuse_columns(self, targets: tuple[Target, ...], fields: tuple[StoredField, ...] = ()) -> None:
         """Raise UserError if its samples already have columns, which are no targets, under the names of new targets.

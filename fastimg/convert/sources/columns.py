@@ -1,7 +1,7 @@
 """Columns of tables: their usual names, the flags that select them, and whether a CSV or TSV has a header."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -75,6 +75,7 @@ class Columns:  # more than 12 fields: a flag each
     known_targets: tuple[Target, ...] = ()  # of the dataset being appended to
     fields: tuple[AskedField, ...] = ()  # columns that become fields
     image_field: str | None = None  # what the files themselves become: arrays in place of images
+    as_written: frozenset[str | None] = frozenset()  # targets, or None for labels, whose integers keep their zeros
 
     def given(self) -> list[str]:
         """The flags that were given, except --labels-are-classes, which is checked once all sources are read."""
@@ -168,26 +169,43 @@ def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
     return chosen, [f"{numbered}; taken as path: {chosen.path}{label}; if that is wrong, give {flags}"]
 
 
-def find_column(src: object, known: list[str], given: str | None, usual: Iterable[str], what: str) -> str | None:
+def check_apart(src: object, image: str, taken: Sequence[str], text: str | None) -> None:
+    """Raise UsageError if a column is two of those of images (called `image`), labels, splits and texts."""
+    if len(set(taken)) < len(taken):
+        raise UsageError(
+            f"{src}: {image}, label and split are three columns; {', '.join(taken)} names one of them twice"
+        )
+    if text in taken:
+        raise UsageError(
+            f"{src}: --text-column {text}: the column is already its {image}, label or split; name another one"
+        )
+
+
+def find_column(
+    src: object, known: list[str], given: str | None, usual: Sequence[str], what: str, later: Sequence[str] = ()
+) -> str | None:
     """Return the column to use: the `given` one, or else the first of the `usual` names that the file has.
 
-    Raises DataError if there is none; a split column is optional.
+    `later`: columns that the first row lacks; one with a usual name is used if no other has one. Raises DataError if
+    there is none; a split column is optional.
     """
+    names = [*known, *later]
     if given is not None:
-        if given not in known:
+        if given not in names:
             raise DataError(
-                f"{src}: no column {given!r} (--{what}-column); it has {', '.join(known)}{nearest(given, known)}"
+                f"{src}: no column {given!r} (--{what}-column); it has {', '.join(names)}{nearest(given, names)}"
             )
         return given
-    for name in usual:
-        for column in known:
-            if column.strip().lower() == name:
-                return column
+    for some in (known, later):
+        for name in usual:
+            for column in some:
+                if column.strip().lower() == name:
+                    return column
     if what == "split":
         return None
-    hint = next((hint for name in usual if (hint := nearest(name, known, n=1))), "")
+    hint = next((hint for name in usual if (hint := nearest(name, names, n=1))), "")
     other = ", or a column of texts with --text-column" if what == "path" else ""
     raise DataError(
-        f"{src}: no {what} column ({', '.join(usual)}); it has {', '.join(known)}{hint or ';'} "
+        f"{src}: no {what} column ({', '.join(usual)}); it has {', '.join(names)}{hint or ';'} "
         f"name it with --{what}-column{other}"
     )

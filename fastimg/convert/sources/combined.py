@@ -1,6 +1,6 @@
 """Combine several sources into one, and map the classes of one dataset onto those of another."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from fastimg.loaders.containers.targets import LABEL, Target, first_class
 from fastimg.loaders.errors import DataError
 from fastimg.wording import plural, shortened
 
+from .labels import beside_names
 from .samples import Entries, Source
 
 
@@ -32,6 +33,45 @@ def combine(sources: Sequence[Source]) -> Source:
         side = Side.of_base(first.classes, first.named, first.targets, first.stored_fields)
         first = _joined(first, onto(other, side))
     return replace(first, src=Path(" + ".join(str(source.src) for source in sources)))
+
+
+Written = frozenset[str | None]  # targets, or None for labels, whose integers keep their zeros
+
+
+def read_together(srcs: Sequence[Path], read: "Callable[[Path, Written], Source]", base: "Side | None") -> Source:
+    """Read sources and combine them, to be added to a `base` if there is one.
+
+    Whether 007 is the class 7 is decided by the classes of all, so that a table of integers may have to be read again.
+    Raises what `read` and `combine` raise.
+    """
+    added = _beside(base.classes, base.targets) if base else frozenset()
+    sources = [read(src, added) for src in srcs]
+    for place, source in enumerate(sources):
+        written = frozenset(name for name in source.respelled if beside_names(_classes_beside(source, name, sources)))
+        if written:
+            source.close()
+            sources[place] = replace(read(srcs[place], written), respelled=source.respelled)
+    return combine(sources)
+
+
+def _beside(classes: Iterable[str], targets: Iterable[Target]) -> Written:
+    """The targets, and None for the labels, whose integers are written as names are."""
+    names = {target.name for target in targets if beside_names(target.classes)}
+    return frozenset((*names, None)) if beside_names(classes) else frozenset(names)
+
+
+def _classes_beside(source: Source, name: str | None, sources: Iterable[Source]) -> list[str]:
+    """The classes of a target, or of the labels, in other sources, except those that are integers of a table, too."""
+    own = first_class(source.targets)
+    found: list[str] = []
+    for other in sources:
+        theirs = first_class(other.targets)
+        if name is None or (own is not None and name == own.name):
+            if not other.respelled & {None, theirs.name if theirs else None}:
+                found += other.classes
+        elif name not in other.respelled:
+            found += (label for target in other.targets if target.name == name for label in target.classes)
+    return found
 
 
 class Side(NamedTuple):

@@ -5,19 +5,20 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from fastimg.convert.stored.files import announced_files
+from fastimg.convert.stored.files import AnnouncedFiles, announced_files
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.folders.folder import Level, Mapped, list_folder
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level, Mapped, list_folder
 
-from .samples import NO_LABEL, Entries, Original, Source, SourceEntry, note
+from .samples import NO_LABEL, Entries, Original, SamplePart, Source, SourceEntry, note
 
 _STATED = 1024  # files whose sizes are asked for at a time
 _PATIENCE = 0.05  # seconds of listing after which threads may be worth while
 _THREADS = 32  # which wait for a file system
+_FOLDERS = 4096  # that are remembered
 _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
 
 
@@ -81,10 +82,27 @@ class FilesReader:
             return "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
         return "appeared after the source was listed" if regular else "not a file"
 
+    def parts(self, entry: SourceEntry) -> Iterable[SamplePart]:
+        """See SourceReader."""
+        yield file_part(self._root, self._stored, entry.path, entry.size)
+
     def close(self) -> None:
         """See SourceReader."""
         if self._stored is not None:
             self._stored.close()
+
+
+def file_part(root: Path, stored: AnnouncedFiles | None, path: str, size: int) -> SamplePart:
+    """A file below `root`, or of those `stored` elsewhere."""
+
+    def read(start: int, stop: int) -> bytes:
+        if stored is not None:
+            return stored.read(path)[:size] if stop - start == size else stored.read_range(path, start, stop)
+        with open(root / path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    return SamplePart(size, read)
 
 
 def waiting_mapped(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -129,6 +147,58 @@ def read_folder(
 def _sizes(root: Path, paths: list[str]) -> list[int]:
     above = os.path.join(root, "")
     return [file_size(above + path) for path in paths]
+
+
+class WrittenPaths:
+    """How the paths of files are kept: without `..`, and relative to `root`, where that leads to the same file.
+
+    Behind a symbolic link `..` leads elsewhere than it reads. Folders are compared, and not files, of which a manifest
+    may name millions.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._bases = dict.fromkeys((os.path.abspath(root), os.path.realpath(root)))
+        self._plain_folder = lru_cache(_FOLDERS)(self._without_dots)
+        self._folder_below = lru_cache(_FOLDERS)(self._relative)
+
+    def plain(self, path: str) -> str:
+        """A path without `..`, or as it is."""
+        return self._kept(path, self._plain_folder) if os.pardir in path else os.path.normpath(path)
+
+    def below(self, path: str) -> str:
+        """A path relative to `root`, from which a relative one starts, or as it is."""
+        return self._kept(path, self._folder_below) if os.path.isabs(path) else self.plain(path)
+
+    def _kept(self, path: str, find: Callable[[str], str | None]) -> str:
+        folder, name = os.path.split(path)
+        if name in ("", os.curdir, os.pardir):
+            folder, name = path, ""
+        found = find(folder)
+        return path if found is None else os.path.normpath(os.path.join(found, name))
+
+    def _without_dots(self, folder: str) -> str | None:
+        plain = os.path.normpath(folder)
+        return plain if self._same(folder, plain) else None
+
+    def _relative(self, folder: str) -> str | None:
+        relative = (os.path.relpath(folder, base) for base in self._bases)
+        return next((other for other in relative if self._same(folder, other)), None)
+
+    def _same(self, folder: str, other: str) -> bool:
+        """Whether both lead to the same folder, or to none."""
+        first, second = self.root / folder, self.root / other
+        try:
+            return os.path.samefile(first, second)
+        except (OSError, ValueError):
+            return not (os.path.exists(first) or os.path.exists(second))
+
+
+def split_folders(folder: Path) -> list[Path]:
+    """The folders in `folder` that are named as splits, sorted; none if it is no folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_FOLDERS)
 
 
 def file_size(file: Path | str) -> int:

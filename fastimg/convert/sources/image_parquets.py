@@ -18,17 +18,16 @@ import pyarrow.parquet as pq
 
 from fastimg.convert.annotations.cells import check_fields_of
 from fastimg.convert.hub.ranges import HubFile, RangeFile
-from fastimg.errors import UsageError
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.folders.formats import image_extensions
 from fastimg.loaders.remote.trees import tree_of
 from fastimg.wording import plural
 
-from .columns import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column
-from .labels import Labels
+from .columns import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, check_apart, find_column
+from .labels import Labels, is_empty
 from .manifests import plain, split_of
-from .samples import Row
+from .samples import NO_LABEL, Row
 from .tables import Rows, readable
 from .targets import check_targets
 
@@ -69,6 +68,7 @@ class ImageRow(NamedTuple):
     fields: dict[str, bytes]
     targets: Row  # the columns that --target names, as they are
     cells: Row  # those that --field names
+    fault: str  # why it is skipped; empty if it is not
 
 
 def holds_images(file: Path, columns: Columns) -> bool:
@@ -127,11 +127,8 @@ def read_layout(file: ParquetPath, columns: Columns, stated: Mapping[str, Any] |
     label = None if columns.targets else _label_column(file, schema, features, columns)
     split = find_column(file, names, columns.split, SPLIT_COLUMNS, "split")
     taken = [name for name in (image, label, split) if name is not None]
-    if len(set(taken)) < len(taken):
-        raise UsageError(
-            f"{file}: image, label and split are three columns; {', '.join(taken)} names one of them twice"
-        )
-    check_targets(file, names, columns.targets, taken)
+    check_apart(file, "image", taken, columns.text)
+    check_targets(file, names, columns.targets, [*taken, columns.text])
     targets = frozenset(target.name for target in columns.targets)
     asked = frozenset(field.name for field in columns.fields)
     check_fields_of(file, names, columns.fields, [*taken, *targets])
@@ -277,9 +274,15 @@ def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: La
             extra[f"{layout.image}.path"] = key
         key = given
     label: int | str = -1
+    fault = ""
     if layout.label is not None:
         value = row.pop(layout.label)
-        label = labels.read(where, value) if labels else _label(where, layout, value)
+        if labels is None:
+            label = _label(where, layout, value)
+        elif is_empty(value):
+            fault = NO_LABEL
+        else:
+            label = labels.read(where, value)
     split = None if layout.split is None else split_of(where, row.pop(layout.split))
     cells = {name: row.pop(name) for name in layout.asked}
     fields: dict[str, bytes] = {}
@@ -293,7 +296,7 @@ def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: La
                 fields[_field_name(name, content, path) if isinstance(value, dict) else name] = content
     noted = {name: plain(where, name, value) for name, value in extra.items()}
     targets = {name: extra[name] for name in layout.targets}
-    return ImageRow(number, key or None, image, label, split, noted, fields, targets, cells)
+    return ImageRow(number, key or None, image, label, split, noted, fields, targets, cells, fault)
 
 
 def _picture(name: str, value: Any) -> tuple[bytes, str, Row]:

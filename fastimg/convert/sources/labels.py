@@ -49,6 +49,7 @@ class Labels:
         self._column = column
         self._accepted = columns.labels_are_classes
         self._known = columns.known_classes
+        self._as_written = None in columns.as_written
         self._counts: Counter[str] = Counter()
         self._trimmed = 0
         self._first_trimmed = ""
@@ -84,11 +85,13 @@ class Labels:
             remarks.append(
                 f"{what} lose the blanks around them in {plural(self._trimmed, 'row')}, as in {self._first_trimmed!r}"
             )
-        if all(map(_INTEGER.fullmatch, self._counts)):
-            changed = sorted(label for label in self._counts if str(int(label)) != label)
-            if changed:
-                remarks.append(f"{what} are all integers and named as such: {changed[0]!r} is class {int(changed[0])}")
+        if changed := respelled(self._counts, self._as_written):
+            remarks.append(f"{what} are all integers and named as such: {changed[0]!r} is class {int(changed[0])}")
         return tuple(remarks)
+
+    def respelled(self) -> frozenset[None]:
+        """What Source.respelled says of the labels."""
+        return frozenset((None,)) if respelled(self._counts, self._as_written) else frozenset()
 
     def _text(self, where: str, value: Any) -> str:
         if isinstance(value, float) and value.is_integer():  # pandas turns integers into floats if one is missing
@@ -114,19 +117,45 @@ def is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip()
 
 
-def number_classes(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Class names, and the class index of each label. Names are sorted, as integers if all labels are integers."""
-    names = set(labels)
-    if all(_INTEGER.fullmatch(name) for name in names):
-        values = {name: int(name) for name in names}
-        ordered = sorted(set(values.values()))
-        places = {value: place for place, value in enumerate(ordered)}
-        index = {name: places[value] for name, value in values.items()}
-        classes = tuple(map(str, ordered))
+def number_classes(labels: Sequence[str], as_written: bool = False) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """Class names, and the class index of each label. Names are sorted, as integers if all labels are integers.
+
+    These are named as numbers, 007 as 7, unless they are classes `as_written`.
+    """
+    names = {name: name for name in set(labels)}
+    if _are_integers(names):
+        names = names if as_written else {name: str(int(name)) for name in names}
+        classes = tuple(sorted(set(names.values()), key=lambda name: (int(name), name)))
     else:
         classes = tuple(sorted(names))
-        index = {name: place for place, name in enumerate(classes)}
+    places = {name: place for place, name in enumerate(classes)}
+    index = {label: places[name] for label, name in names.items()}
     return classes, np.array([index[label] for label in labels], np.int64)
+
+
+def respelled(labels: Iterable[str], as_written: bool = False) -> list[str]:
+    """The labels that `number_classes` names otherwise than they are written, sorted."""
+    names = set(labels)
+    return sorted(filter(_has_zeros, names)) if not as_written and _are_integers(names) else []
+
+
+def beside_names(classes: Iterable[str]) -> bool:
+    """Whether integers that are added to these classes are classes as they are written, 007 apart from 7.
+
+    They are numbers if these have integers, too, that are written as numbers are named.
+    """
+    names = set(classes)
+    integers = set(filter(_INTEGER.fullmatch, names))
+    return any(map(_has_zeros, integers)) or bool(names and not integers)
+
+
+def _are_integers(names: Iterable[str]) -> bool:
+    return all(map(_INTEGER.fullmatch, names))
+
+
+def _has_zeros(integer: str) -> bool:
+    """Whether an integer is written otherwise than it is named as a number: with zeros before it, or a plus sign."""
+    return str(int(integer)) != integer
 
 
 def class_remarks(source: Source) -> list[str]:

@@ -16,7 +16,6 @@ import numpy as np
 
 from fastimg.convert.annotations.cells import FieldCells, check_fields_of
 from fastimg.convert.annotations.reader import FieldsReader
-from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
@@ -28,14 +27,15 @@ from .columns import (
     SEPARATED,
     SPLIT_COLUMNS,
     Columns,
+    check_apart,
     find_column,
     image_columns,
     on_delimiter,
 )
-from .folders import FilesReader, file_size
+from .folders import FilesReader, WrittenPaths, file_size
 from .labels import Labels, is_empty, number_classes
 from .samples import Entries, Row, Source, SourceEntry, SourceReader
-from .tables import Rows, readable, table_rows
+from .tables import Rows, later_names, readable, table_rows
 from .targets import TargetCells, check_targets, labels_from
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
@@ -62,14 +62,15 @@ def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
 
 def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) -> Source:
     known, rows = first_row(src, rows)
-    path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path")
-    label_column = _label_column(src, known, columns)
-    split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
+    later = later_names(src, known)
+    path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path", later)
+    label_column = _label_column(src, known, columns, later)
+    split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split", later)
+    known += later
     taken = [name for name in (path_column, label_column, split_column) if name is not None]
-    if len(set(taken)) < len(taken):
-        raise UsageError(f"{src}: path, label and split are three columns; {', '.join(taken)} names one of them twice")
+    check_apart(src, "path", taken, columns.text)
     assert path_column is not None
-    check_targets(src, known, columns.targets, taken)
+    check_targets(src, known, columns.targets, [*taken, columns.text])
     check_fields_of(src, known, columns.fields, [*taken, columns.text, *(target.name for target in columns.targets)])
     if "path" in known and "path" not in taken:
         raise DataError(
@@ -89,15 +90,15 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     splits: list[str] = []
     for number, row in rows if field_cells is None else field_cells.rows_ahead(rows):
         where = f"{src}: row {number}"
-        path = row[path_column]
+        path: Any = row.get(path_column)
         absent = columns.text is not None and is_empty(path)  # a text may stand alone
         if not absent and (not isinstance(path, str) or not _is_path(path)):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
         label = -1
-        if label_cells is not None and label_column is not None and not is_empty(row[label_column]):
+        if label_cells is not None and label_column is not None and not is_empty(row.get(label_column)):
             label = len(labels)
             labels.append(label_cells.read(where, row[label_column]))
-        splits.append("train" if split_column is None else split_of(where, row[split_column]))
+        splits.append("train" if split_column is None else split_of(where, row.get(split_column)))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in read_apart}
         if target_cells is not None:
             label = target_cells.read_into(extra, number, row, splits[-1])
@@ -109,7 +110,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     if target_cells is not None:
         classes, judged = target_cells.classes, target_cells.judged()
     else:
-        classes, numbers = number_classes(labels)
+        classes, numbers = number_classes(labels, None in columns.as_written)
         listed.relabel(numbers)
     remarks = (*header_remarks, *judged, *paths.remarks(listed, classes))
     entries = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
@@ -136,15 +137,21 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         targets=target_cells.targets if target_cells is not None else (),
         fields=tuple(schema.member for schema in schemas if schema.member),
         stored_fields=schemas,
+        respelled=respelled_in(label_cells, target_cells),
     )
 
 
-def _label_column(src: Path, known: list[str], columns: Columns) -> str | None:
+def respelled_in(labels: Labels | None, targets: TargetCells | None) -> frozenset[str | None]:
+    """See Source.respelled."""
+    return (labels.respelled() if labels else frozenset()) | (targets.respelled if targets else frozenset())
+
+
+def _label_column(src: Path, known: list[str], columns: Columns, later: list[str]) -> str | None:
     """The column of labels; None if there are targets instead, or only fields."""
-    usual = any(name.strip().lower() in LABEL_COLUMNS for name in known)
+    usual = any(name.strip().lower() in LABEL_COLUMNS for name in (*known, *later))
     if columns.targets or (columns.fields and columns.label is None and not usual):
         return None
-    return find_column(src, known, columns.label, LABEL_COLUMNS, "label")
+    return find_column(src, known, columns.label, LABEL_COLUMNS, "label", later)
 
 
 class _Paths:
@@ -152,6 +159,7 @@ class _Paths:
 
     def __init__(self, src: Path) -> None:
         self._src = src
+        self._written = WrittenPaths(src.parent)
         self._hashes = array("q")
         self._missing = 0
         self._first_missing = ""
@@ -159,7 +167,7 @@ class _Paths:
         self._first_respelled = ""
 
     def find(self, path: str, row: int) -> tuple[str, int]:
-        """Return the path relative to the manifest's folder, and the size of its file or -1 if there is none.
+        """Return the path from the manifest's folder on, and the size of its file or -1 if there is none.
 
         If the path as written leads to no file, it is tried without the blanks around it and with backslashes as
         slashes.
@@ -176,7 +184,7 @@ class _Paths:
         if size < 0:
             self._missing += 1
             self._first_missing = self._first_missing or path
-        path = _relative(root, path)
+        path = self._written.below(path)
         self._hashes.append(hash(path))
         return path, size
 
@@ -258,7 +266,8 @@ def split_of(where: str, value: Any) -> str:
     """Normalize the name of a split. Raises DataError."""
     split = SPLIT_FOLDERS.get(str(value).strip().lower())
     if split is None:
-        raise DataError(f"{where}: {value!r} is not a split; use one of {', '.join(SPLIT_FOLDERS)}")
+        shown = "has no split" if is_empty(value) else f"{value!r} is not a split"
+        raise DataError(f"{where}: {shown}; use one of {', '.join(SPLIT_FOLDERS)}")
     return split
 
 
@@ -267,10 +276,6 @@ def _is_path(text: str) -> bool:
         return bool(text) and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:  # JSON may contain half of a surrogate pair
         return False
-
-
-def _relative(root: Path, path: str) -> str:
-    return os.path.relpath(path, os.path.abspath(root)) if os.path.isabs(path) else os.path.normpath(path)
 
 
 def plain(where: str, name: str, value: Any) -> Any:

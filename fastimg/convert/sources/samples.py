@@ -1,10 +1,12 @@
 """What every source provides: entries, listed before anything is read, and samples, read one by one."""
 
+import contextlib
 import hashlib
 import json
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
@@ -22,6 +24,11 @@ Row = dict[str, Any]
 
 ANNOUNCED = 64  # samples of a store that are on their way before they are read, at most
 ANNOUNCED_BYTES = 64 << 20  # of them together, if there are several
+
+_PROBES = 16  # samples, spread over a split, whose content tells a source from another with the same listing
+_PROBED_BYTES = 1 << 20  # of a file, so many times: a larger one is not read as a whole
+_PROBED_TIMES = 8
+_AT_ONCE = 8  # probes, which may be requests to an object store
 
 NO_LABEL = "the label is empty"  # reason for skipping a row of a manifest
 
@@ -47,6 +54,22 @@ class Original(NamedTuple):
     fields: dict[str, bytes]  # all other data, keyed by extension in a tar: txt, npy, meta.json
 
 
+class SamplePart(NamedTuple):
+    """A file, or a member of a file, that a sample is made of. `read(start, stop)` gives bytes of it as they are."""
+
+    size: int
+    read: Callable[[int, int], bytes]
+
+    def digest(self) -> bytes:
+        """SHA-256 of it; where it is large, of blocks spread over it. Raises OSError and DataError."""
+        whole = self.size <= _PROBED_TIMES * _PROBED_BYTES
+        block = self.size if whole else _PROBED_BYTES
+        digest = hashlib.sha256()
+        for start in np.linspace(0, self.size - block, 1 if whole else _PROBED_TIMES).astype(np.int64).tolist():
+            digest.update(self.read(start, start + block))
+        return digest.digest()
+
+
 class SourceReader(Protocol):
     """Reads the samples of a source. Every method is thread-safe."""
 
@@ -58,6 +81,9 @@ class SourceReader(Protocol):
 
     def problem(self, entry: SourceEntry) -> str | None:
         """Return why the listing already shows that the sample cannot be read, or None."""
+
+    def parts(self, entry: SourceEntry) -> Iterable[SamplePart]:
+        """What the sample is made of, as far as the listing does not tell what is in it."""
 
     def close(self) -> None:
         """Release open files."""
@@ -99,6 +125,10 @@ class WrappingReader:
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
         return self.reader.problem(entry)
+
+    def parts(self, entry: SourceEntry) -> Iterable[SamplePart]:
+        """See SourceReader."""
+        return self.reader.parts(entry)
 
     def close(self) -> None:
         """See SourceReader."""
@@ -248,6 +278,7 @@ class Source:  # more than 12 fields: each kind of source sets only a few
     targets: tuple[Target, ...] = ()  # if they were declared; the first class has the classes above
     stored_fields: tuple[StoredField, ...] = ()  # the schemas of what samples have; their members are among `fields`
     previewed: str | None = None  # the stored field that images are previews of
+    respelled: frozenset[str | None] = frozenset()  # targets, or None for labels, whose integers lost zeros
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
@@ -295,3 +326,24 @@ class Source:  # more than 12 fields: each kind of source sets only a few
                 content = (split, entry.path, names[entry.label], entry.size, entry.extra)
                 digest.update(json.dumps(content).encode())
         return digest.hexdigest()
+
+    def contents(self) -> str:
+        """SHA-256 of some samples of each split, as the source holds them: sources may have the same listing.
+
+        Raises DataError where an object store does not give one.
+        """
+        digest = hashlib.sha256()
+        with ThreadPoolExecutor(_AT_ONCE, "fastimg-probe") as pool:
+            for _, entries in sorted(self.splits.items()):
+                indices = np.unique(np.linspace(0, len(entries) - 1, min(_PROBES, len(entries))).astype(np.int64))
+                for found in pool.map(self._digest, [entries[index] for index in indices.tolist()]):
+                    digest.update(found)
+        return digest.hexdigest()
+
+    def _digest(self, entry: SourceEntry) -> bytes:
+        """Of a sample; one that is not there, or cannot be read, has that of no bytes."""
+        digest = hashlib.sha256()
+        with contextlib.suppress(OSError):
+            for part in self.readers[entry.reader].parts(entry) if entry.size >= 0 else ():
+                digest.update(part.digest())
+        return digest.digest()

@@ -146,8 +146,15 @@ class SpoolReader:
         self.where = where
         self._extensions = image_extensions()
 
-    def add(self, entry: SourceEntry, image: bytes, extra: Row, fields: Mapping[str, bytes]) -> SourceEntry:
-        """Store the record of `entry` and return it with its size and place. An empty image is not stored."""
+    def add(
+        self, entry: SourceEntry, image: bytes, extra: Row, fields: Mapping[str, bytes], fault: str = ""
+    ) -> SourceEntry:
+        """Store the record of `entry` and return it with its size and place.
+
+        An empty image is not stored, and neither is a sample with a `fault`, which is its problem.
+        """
+        if fault:
+            return entry._replace(size=-1, extra={"fault": fault})
         if not image:
             return entry._replace(size=-1)
         self.fields.update(fields)
@@ -175,7 +182,11 @@ class SpoolReader:
 
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
-        return None if entry.size >= 0 else "the image is empty"
+        return None if entry.size >= 0 else (entry.extra or {}).get("fault", "the image is empty")
+
+    def parts(self, entry: SourceEntry) -> tuple[()]:
+        """See SourceReader: the listing has a checksum."""
+        return ()
 
     def close(self) -> None:
         """See SourceReader."""

@@ -21,6 +21,7 @@ from fastimg.wording import agreeing, plural
 
 from .columns import Columns
 from .labels import Labels, number_classes
+from .manifests import respelled_in
 from .named_sets import SETS, open_set
 from .samples import Entries, Source, SourceEntry
 from .spools import Spool, SpoolReader
@@ -112,18 +113,18 @@ def read_parquets(
                         within = sample.split or split
                         label = target_cells.read_into(sample.extra, sample.row, sample.targets, within)
                     entry = SourceEntry(key, label, 0, sample.row, reader=len(readers))
-                    if field_cells:
-                        entry = _add_fields(reader, entry, sample, field_cells, path)
-                    else:
-                        entry = reader.add(entry, sample.image, sample.extra, sample.fields)
-                    splits.setdefault(sample.split or split, Entries()).append(entry)
+                    splits.setdefault(sample.split or split, Entries()).append(
+                        _added(reader, entry, sample, field_cells, path)
+                    )
                     if tick:
                         tick(1)
                 readers.append(reader)
         file.flush()
         _check_filled(src, splits, () if layout.split else files)
         remarks = list(label_cells.judged()) if label_cells else []
-        classes, numbers = number_classes(list(labels)) if layout.classes is None else (layout.classes, None)
+        classes, numbers = layout.classes or (), None
+        if layout.classes is None:
+            classes, numbers = number_classes(list(labels), None in columns.as_written)
         if target_cells:
             classes, numbers = target_cells.classes, None
             remarks += target_cells.judged()
@@ -137,19 +138,22 @@ def read_parquets(
         named = layout.label is not None or target_cells is not None
         targets = target_cells.targets if target_cells else ()
         source = _source(src, "parquet", classes, splits, tuple(readers), named=named, remarks=remarks, targets=targets)
-        source = replace(source, from_table=label_cells is not None)
+        respelled = respelled_in(label_cells, target_cells)
+        source = replace(source, from_table=label_cells is not None, respelled=respelled)
         source = _with_fields(source, field_cells, columns, readers) if field_cells else source
         stack.pop_all()
     return source
 
 
-def _add_fields(
-    reader: SpoolReader, entry: SourceEntry, sample: "ImageRow", cells: FieldCells, file: "ParquetPath"
+def _added(
+    reader: SpoolReader, entry: SourceEntry, sample: "ImageRow", cells: FieldCells | None, file: "ParquetPath"
 ) -> SourceEntry:
     """Store a sample of `file` with the files of its fields, whose other values go to its entry. Raises DataError."""
+    if cells is None:
+        return reader.add(entry, sample.image, sample.extra, sample.fields, sample.fault)
     given, inside = cells.read(sample.extra, sample.row, sample.cells, file if isinstance(file, Path) else None)
     members = {cells.member(name): content for name, content in inside.items()}
-    entry = reader.add(entry, sample.image, sample.extra, {**sample.fields, **members})
+    entry = reader.add(entry, sample.image, sample.extra, {**sample.fields, **members}, sample.fault)
     return entry._replace(extra={**(entry.extra or {}), GIVEN: given})
 
 
@@ -194,7 +198,7 @@ def _check_filled(src: Path | str, splits: Mapping[str, Entries], expected: Iter
 
 def _check_trained(splits: Mapping[str, Entries], classes: tuple[str, ...], readers: list[SpoolReader]) -> None:
     """Check that the training split has every class that another split has."""
-    trained = set(splits["train"].labels.tolist())
+    trained = {-1, *splits["train"].labels.tolist()}  # rows without a label are skipped later
     for split, entries in splits.items():
         lacking = np.flatnonzero(~np.isin(entries.labels, list(trained)))
         if len(lacking):
@@ -219,7 +223,8 @@ def _source(
     """Build the source. If classes lack training images, or images lack labels, it is treated as a stored dataset."""
     gaps = []
     for split, entries in splits.items():
-        if (missing := int((entries.labels < 0).sum())) and not targets:
+        missing = int(((entries.labels < 0) & (entries.sizes >= 0)).sum())  # the others are skipped
+        if missing and not targets:
             gaps.append(
                 f"{src}: {missing:,} of {plural(len(entries), 'image')} of {split} {agreeing(missing, 'has')} no label"
             )

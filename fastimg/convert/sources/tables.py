@@ -13,7 +13,7 @@ import mmap
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -226,6 +226,20 @@ def _jsonl_rows(src: Path, strict: bool) -> Rows:
             if not isinstance(row, dict):
                 raise DataError(f"{src}: row {number}: not a JSON object; write one object per line")
             yield number, row
+
+
+def later_names(src: Path, known: Iterable[str]) -> list[str]:
+    """The columns that other rows of a JSONL file have and its first row, whose columns are `known`, lacks.
+
+    None in other formats, whose rows have the same columns. Raises DataError.
+    """
+    found = dict.fromkeys(known)
+    first = len(found)
+    if src.suffix.lower() == ".jsonl":
+        with readable(src):
+            for _, row in _jsonl_rows(src, strict=False):
+                found |= row
+    return list(found)[first:]
 
 
 def parquet_names(src: Path) -> list[str]:

@@ -19,7 +19,7 @@ from fastimg.loaders.errors import DataError
 from fastimg.wording import plural, shortened
 
 from .columns import AskedTarget, Columns
-from .labels import is_empty, look_like_lists, look_unique, number_classes
+from .labels import is_empty, look_like_lists, look_unique, number_classes, respelled
 from .samples import Row
 from .tables import Rows
 
@@ -179,8 +179,12 @@ class TargetCells:
         self._remarks: list[str] = []
         self._delimiters: dict[str, str] = {}
         self._written: dict[str, dict[str, str]] = {}  # the name of each class by how it is written
+        self._zeros: dict[str, str] = {}  # of targets whose integers lost them, how one was written
+        self._as_written = columns.as_written
         existing = {target.name: target for target in columns.known_targets}
-        self.targets = tuple(self._decided(target, existing.get(target.name)) for target in asked)
+        self.targets: tuple[Target, ...] = ()
+        for target in asked:
+            self.targets += (self._decided(target, existing.get(target.name)),)
         self._own = first_class(self.targets)
         self._index = {name: index for index, name in enumerate(self._own.classes if self._own else ())}
         self._trained: dict[str, set[str]] = {target.name: set() for target in self.targets if target.classes}
@@ -190,6 +194,11 @@ class TargetCells:
     def classes(self) -> tuple[str, ...]:
         """The classes of the first class target."""
         return self._own.classes if self._own else ()
+
+    @property
+    def respelled(self) -> frozenset[str]:
+        """See Source."""
+        return frozenset(self._zeros)
 
     def read_into(self, note: Row, number: int, row: Row, split: str) -> int:
         """Put the targets of a row into its note. Returns its label, -1 if it has none.
@@ -264,6 +273,8 @@ class TargetCells:
             parts.append(f"guessed: {why}{overruled}")
         if missing:
             parts.append(f"missing in {missing:,} of {plural(tally.rows, 'row')}")
+        if zeros := self._zeros.get(asked.name):
+            parts.append(f"all integers and named as such: {zeros!r} is {of[kind]} {int(zeros)}")
         if len(tally.counts) == 1 and not tally.lists:
             parts.append(f"the same in every row ({next(iter(tally.counts))}), so there is nothing to learn")
         return "; ".join(parts)
@@ -284,7 +295,11 @@ class TargetCells:
                 for text in cells:
                     written.update(_parts(text, self._delimiters[name]))
             ordered = sorted(written)
-            classes, numbers = number_classes(ordered)
+            labels = kind == "class" and first_class(self.targets) is None
+            as_written = name in self._as_written or (labels and None in self._as_written)
+            if changed := respelled(ordered, as_written):
+                self._zeros[name] = changed[0]
+            classes, numbers = number_classes(ordered, as_written)
             self._written[name] = {text: classes[place] for text, place in zip(ordered, numbers.tolist(), strict=True)}
         if not classes:
             raise DataError(f"{self._src}: target {name!r}: no row has a label; fill it in, or leave it out")

@@ -31,12 +31,13 @@ from .columns import (
     on_delimiter,
 )
 from .labels import Labels, is_empty, number_classes
-from .manifests import first_row, plain, split_of, split_up
+from .manifests import first_row, plain, respelled_in, split_of, split_up
 from .samples import NO_LABEL, Entries, Row, Source, SourceEntry
 from .spools import Spool, SpoolReader
 from .tables import (
     Rows,
     first_fields,
+    later_names,
     long_fields,
     own_delimiter,
     parquet_names,
@@ -65,18 +66,11 @@ class TextReader(SpoolReader):
     def add_text(self, entry: SourceEntry, value: Any, fault: str, extra: Row) -> SourceEntry:
         """Store a text. Returns `entry` with its size and place, or with its problem."""
         data, text_fault = _encoded(value)
-        fault = text_fault or fault
-        if fault:
-            return entry._replace(size=-1, extra={"fault": fault})
-        return self.add(entry, data, extra, {})
+        return self.add(entry, data, extra, {}, text_fault or fault)
 
     def name(self, entry: SourceEntry) -> str:
         """The file and the row."""
         return f"{self.where}: row {entry.row}"
-
-    def problem(self, entry: SourceEntry) -> str | None:
-        """See SourceReader."""
-        return (entry.extra or {}).get("fault")
 
 
 def holds_texts(src: Path, columns: Columns) -> bool:
@@ -148,9 +142,9 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         if src.suffix.lower() == ".parquet":
             names, rows = _parquet(src, chosen)
     known, rows = first_row(src, _readable_rows(src, rows))
-    check_targets(src, known, columns.targets, chosen[:3])
     target_cells = None
     if columns.targets:
+        check_targets(src, [*known, *later_names(src, known)], columns.targets, chosen[:3])
         target_cells = TargetCells(src, columns, _readable_rows(src, read_rows()), _schema_names(src, columns))
     listed = Entries()
     label_cells = None if chosen.label is None else Labels(src, chosen.label, columns)
@@ -160,10 +154,10 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
     for number, row in rows:
         where = f"{src}: row {number}"
         label = -1
-        if label_cells is not None and chosen.label is not None and not is_empty(row[chosen.label]):
+        if label_cells is not None and chosen.label is not None and not _unlabelled(row.get(chosen.label), names):
             label = len(labels)
             labels.append(_label(where, chosen.label, label_cells.read(where, row[chosen.label]), names))
-        splits.append("train" if chosen.split is None else split_of(where, row[chosen.split]))
+        splits.append("train" if chosen.split is None else split_of(where, row.get(chosen.split)))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         fault = _fault_beside(extra) if separated else ""
         if target_cells is not None:
@@ -171,14 +165,17 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         elif label < 0:
             fault = NO_LABEL
         entry = SourceEntry(f"{src.name}:{number}", label, 0, number)
-        listed.append(reader.add_text(entry, row[chosen.text], fault, extra))
+        listed.append(reader.add_text(entry, row.get(chosen.text), fault, extra))
     if target_cells is not None:
         classes, judged = target_cells.classes, target_cells.judged()
     else:
         judged = label_cells.judged() if label_cells is not None and names is None else ()
-        classes, numbers = _numbered(labels, names)
+        classes, numbers = _numbered(labels, names, None in columns.as_written)
         listed.relabel(numbers)
     entries = split_up(src, listed, splits, chosen.split, classes)
+    if names is not None:
+        entries, left_out = _labelled(src, entries, chosen.label)
+        remarks += left_out
     columns_used = f"{src}: text from column {chosen.text!r}{labels_from(chosen.label, columns)}"
     columns_used += f", split from {chosen.split!r}" if chosen.split is not None else ""
     return Source(
@@ -192,13 +189,35 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         columns=(columns_used + (on_delimiter(src, columns) if separated else ""),),
         from_table=names is None and target_cells is None,
         targets=target_cells.targets if target_cells is not None else (),
+        respelled=respelled_in(label_cells if names is None else None, target_cells),
     )
 
 
-def _numbered(labels: list[str], names: tuple[str, ...] | None) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+def _unlabelled(value: Any, names: tuple[str, ...] | None) -> bool:
+    """Whether a cell has no label, which Hugging Face writes as -1 among the numbers of classes with `names`."""
+    return is_empty(value) or (names is not None and value == -1)
+
+
+def _labelled(src: Path, splits: dict[str, Entries], column: str | None) -> tuple[dict[str, Entries], list[str]]:
+    """The splits with labels, and remarks on those without: benchmarks keep the labels of their test splits to
+    themselves. Raises DataError if there are no labels at all.
+    """
+    bare = [split for split, entries in splits.items() if (entries.labels < 0).all()]
+    if len(bare) == len(splits):
+        raise DataError(f"{src}: every label in column {column!r} is empty; fill them in")
+    remarks = [
+        f"{src}: the split {split} is left out: its {plural(len(splits[split]), 'row', 'has')} no label"
+        for split in bare
+    ]
+    return {split: entries for split, entries in splits.items() if split not in bare}, remarks
+
+
+def _numbered(
+    labels: list[str], names: tuple[str, ...] | None, as_written: bool
+) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
     """Class names, and the class index of each label; in the order of the schema, if it has names."""
     if names is None:
-        return number_classes(labels)
+        return number_classes(labels, as_written)
     used = set(labels)
     classes = tuple(name for name in names if name in used)
     places = {name: place for place, name in enumerate(classes)}
@@ -246,9 +265,10 @@ def _on_quotes(src: Path, header: bool, quoted: bool) -> list[str]:
 def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
     if header:
         known = _columns(src, columns, quoted)
-        text = find_column(src, known, columns.text, TEXT_COLUMNS, "text")
-        label = None if columns.targets else find_column(src, known, columns.label, LABEL_COLUMNS, "label")
-        split = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
+        later = later_names(src, known)
+        text = find_column(src, known, columns.text, TEXT_COLUMNS, "text", later)
+        label = None if columns.targets else find_column(src, known, columns.label, LABEL_COLUMNS, "label", later)
+        split = find_column(src, known, columns.split, SPLIT_COLUMNS, "split", later)
         assert text is not None
         return _apart(src, _Chosen(text, label, split, []))
     width = len(first_fields(src, columns.delimiter or "", quoted))

@@ -5,6 +5,7 @@ import os
 import posixpath
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,13 +51,21 @@ class AnnouncedFiles:
                 del self._coming[path]
         return self._fetch(path) if future is None else future.result()
 
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """The bytes of a file from `start` to before `stop`. Raises as `read` does."""
+        return self._found(path, lambda name: bytes(self._files.read_range(name, start, stop)))
+
     def _fetch(self, path: str) -> bytes:
+        return self._found(path, self._files.content)
+
+    def _found(self, path: str, read: Callable[[str], bytes]) -> bytes:
+        """What `read` gives for the name of a file, from the URL on."""
         name = posixpath.normpath(posixpath.join(self._below, path))
         if name.startswith(("../", "/")):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._files.address(name))
         with losing():
             try:
-                return self._files.content(name)
+                return read(name)
             except DeniedError:
                 raise
             except NotThereError as error:

@@ -39,6 +39,11 @@ class StoredShards:
         with losing():
             return self._mirror.open(self._shards[self._numbers[path.name]])
 
+    def peek(self, path: Path, offset: int, size: int) -> bytes:
+        """Bytes of a shard, which is not fetched for a few of them. Raises DataError."""
+        with losing():
+            return self._files.peek(self._numbers[path.name], size, offset)
+
     def lease(self, path: Path) -> Lease:
         """Keep a shard in the cache. Raises DataError."""
         return self._mirror.lease(self._shards[self._numbers[path.name]])

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 import fastimg.convert.writers
@@ -100,6 +102,54 @@ def test_repeated_appends(container: Any, config: Convert, more: Path, tmp_path:
     with pytest.raises(UserError, match="already converted or appended"):
         convert(appending(config, config.src), QUIET)
     assert convert(appending(config, tmp_path / "third", resume=True), QUIET).images == 48  # complete already
+
+
+def uncompressed(root: Path, kind: str, seed: int) -> Path:
+    """A source of images of one size, and so with the same listing as one of another seed."""
+    rng = np.random.default_rng(seed)
+    lines = ["path,label"]
+    for number in range(20):
+        file = root / "images" / "ab"[number % 2] / (f"{number}.npy" if kind == "npy" else f"{number}.bmp")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (9, 7, 3), np.uint8)
+        if kind == "npy":
+            np.save(file, pixels.transpose(2, 0, 1))
+        else:
+            Image.fromarray(pixels).save(file)
+        lines.append(f"{file.relative_to(root)},{file.parent.name}")
+    (root / "list.csv").write_text("\n".join(lines) + "\n")
+    if kind in ("tar", "beton"):
+        convert(Convert(src=root / "images", dst=root / kind, format=kind, workers="1"), QUIET)
+    return root / {"csv": "list.csv", "tar": "tar", "beton": "beton"}.get(kind, "images")
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv", "npy", "tar", "beton"])
+def test_other_images_of_the_same_names_and_sizes(kind: str, tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"dst": tmp_path / "D", "workers": "1", "image_field": "x" if kind == "npy" else None}
+    one, other = (uncompressed(tmp_path / str(seed), kind, seed) for seed in range(2))
+    convert(Convert(src=one, **flags), QUIET)
+    assert convert(Convert(src=other, append=True, resume=True, **flags), QUIET).added == 20
+    for src in (one, other):
+        with pytest.raises(UserError, match="the same samples were already converted or appended"):
+            convert(Convert(src=src, append=True, **flags), QUIET)
+    again = convert(Convert(src=other, append=True, resume=True, **flags), QUIET)
+    assert (again.images, len(set(samples(tmp_path / "D")))) == (40, 40)
+
+
+def test_a_dataset_that_does_not_state_what_is_in_its_files(tmp_path: Path) -> None:
+    """As earlier versions made it: names and sizes tell alone."""
+    one, other = (uncompressed(tmp_path / str(seed), "folder", seed) for seed in range(2))
+    config = Convert(src=one, dst=tmp_path / "D", workers="1")
+    convert(config, QUIET)
+    with pytest.raises(UserError, match=r"started with something else: the source \(what is in its files\);"):
+        convert(replace(config, src=other, resume=True), QUIET)
+    file = tmp_path / "D/dataset.json"
+    description = json.loads(file.read_text())
+    del description["options"]["contents"]
+    file.write_text(json.dumps(description))
+    assert convert(replace(config, resume=True), QUIET).images == 20
+    with pytest.raises(UserError, match="the same samples were already converted or appended"):
+        convert(replace(config, src=other, append=True), QUIET)
 
 
 @FORMATS

@@ -1,6 +1,7 @@
 """Which classes a conversion finds: of labels, of nested folders, and of several sources."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,38 @@ def test_a_table_and_a_folder_merge_with_any_labels(image_folder, tmp_path, cli)
     src = write_table(image_folder, ["blue|red", "red", "blue"])
     ran = cli("convert", src, image_folder, tmp_path / "out", "--merge", "--labels-are-classes")
     assert ran.code == 0 and read_description(tmp_path / "out")["classes"] == ["blue", "blue|red", "red", "green"]
+
+
+@pytest.mark.parametrize("target", [(), ("label",)])
+def test_zeros_before_integers_are_kept_where_classes_have_them(target, image_folder, tmp_path, cli):
+    """A table of integers alone is added to classes that are no numbers."""
+    flags = [flag for name in target for flag in ("--target", name)]
+
+    def table(name, *labels):
+        write_table(image_folder, labels).rename(image_folder / name)
+        return image_folder / name
+
+    def classes(*arguments):
+        ran = cli("convert", *arguments, *(flags if "folder" not in str(arguments[0]) else ()))
+        assert ran.code == 0, ran.err
+        (dst,) = (path for path in arguments if path in tmp_path.iterdir())
+        return read_description(dst)["classes"], ran.err
+
+    shutil.copytree(image_folder / "red", tmp_path / "a" / "folder" / "007")
+    shutil.copytree(image_folder / "red", tmp_path / "a" / "folder" / "x12")
+    names, integers = table("names.csv", "007", "x12"), table("integers.csv", "007", "008", "007", "10", "9")
+    wanted = ["007", "x12", "008", "9", "10"]
+    assert classes(tmp_path / "a" / "folder", tmp_path / "D")[0] == wanted[:2]
+    assert classes(integers, tmp_path / "D", "--append")[0] == wanted
+    assert classes(names, tmp_path / "E")[0] == wanted[:2]
+    assert classes(integers, tmp_path / "E", "--append")[0] == wanted
+    assert classes(names, integers, tmp_path / "F", "--merge")[0] == wanted
+    assert classes(integers, names, tmp_path / "G", "--merge")[0] == ["007", "008", "9", "10", "x12"]
+    found, said = classes(integers, tmp_path / "H")
+    assert found == ["7", "8", "9", "10"] and "all integers and named as such: '007' is class 7" in said
+    more = table("more.csv", "009", "7", "7")
+    assert classes(more, tmp_path / "H", "--append")[0] == ["7", "8", "9", "10"]
+    assert classes(more, integers, tmp_path / "I", "--merge")[0] == ["7", "9", "8", "10"]
 
 
 def test_a_single_class_is_reported(image_folder, tmp_path, cli):

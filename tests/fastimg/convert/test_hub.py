@@ -201,6 +201,10 @@ def test_texts_beside_images(hub: Any, jpegs: list[bytes], read: Callable[..., A
     originals = [source.read(entry) for entry in source.splits["train"]]
     assert [original.fields for original in originals] == [{"txt": b"a cat"}, {}]
     assert "caption" not in json.loads(originals[0].note)
+    with pytest.raises(DataError, match=r"no column 'Caption' \(--text-column\); it has image, caption, label;"):
+        read("hf://datasets/me/pets", text="Caption")
+    with pytest.raises(UsageError, match="--text-column label: the column is already its image, label or split"):
+        read("hf://datasets/me/pets", text="label")
 
 
 def test_converted_and_resumed_at_its_commit(

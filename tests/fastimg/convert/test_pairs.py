@@ -87,6 +87,16 @@ def test_a_manifest_becomes_images_with_texts_beside_them(posts, tmp_path, conta
     assert "text from 'caption'" in report.columns[0]
 
 
+def test_a_jsonl_whose_first_row_lacks_the_image_or_the_text(posts, tmp_path):
+    posts()
+    whole = {"image": "0.jpg", "caption": "a fine film", "label": "pos"}
+    for lacking in ("image", "caption"):
+        rows = [{name: value for name, value in whole.items() if name != lacking}, whole]
+        (tmp_path / "posts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        report = make(tmp_path / "posts.jsonl", tmp_path / lacking, path_column="image")
+        assert report.missing == {"image": 0, "text": 0} | {"text" if lacking == "caption" else lacking: 1}
+
+
 @pytest.mark.parametrize("container", ["tar", "beton"])
 def test_texts_survive_appending_merging_and_the_other_container(posts, tmp_path, container):
     first, more = tmp_path / "first", [("4.jpg", "new", "pos"), ("5.jpg", "", "neg")]
@@ -159,6 +169,8 @@ def test_a_column_of_other_paths_leaves_a_manifest_of_texts(posts, tmp_path):
     [
         (("image", "caption", "label"), {"text_column": "text"}, "no column 'text' .--text-column."),
         (("image", "caption", "label"), {"path_column": "caption"}, "both name 'caption'"),
+        (("image", "caption", "label"), {"text_column": "label"}, "label: the column is already its path"),
+        (("image", "caption", "label"), {"target": ("caption",)}, "caption: the column is already its path"),
         (("image", "caption", "missing"), {"label_column": "caption"}, "'missing'.* rename it"),
     ],
 )

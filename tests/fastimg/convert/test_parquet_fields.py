@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastimg.config.commands import Verify
+from fastimg.convert.report import Skipped
 from fastimg.convert.verify import verify
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.datasets import open_dataset
@@ -116,3 +117,13 @@ def test_bytes_of_masks_beside_paths_of_images_are_named(tmp_path: Path, encode:
     pq.write_table(pa.table({"path": ["a.jpg"], "label": ["x"], "mask": struct}), tmp_path / "t.parquet")
     run(tmp_path / "t.parquet", tmp_path / "D", "mask:mask", on_error="fail")
     assert of(tmp_path / "D")["a.jpg"]["mask"] == MASKS[0].tolist()
+
+
+def test_a_row_without_a_label_is_skipped_with_its_fields(table: Path, tmp_path: Path) -> None:
+    rows = pq.read_table(table).append_column("label", pa.array(["x", "", "x"]))
+    pq.write_table(rows, table)
+    report = run(table, tmp_path / "D", *ASKED)
+    assert report.skipped == [Skipped("b.jpg", "the label is empty")]
+    assert set(of(tmp_path / "D")) == {"a.jpg", "c.jpg"}
+    with pytest.raises(DataError, match=r"t.parquet: row 2: b.jpg: the label is empty"):
+        run(table, tmp_path / "E", *ASKED, on_error="fail")

@@ -14,6 +14,7 @@ from fastimg.loaders.decode import decode
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .conversions import samples
+from .field_samples import mask_of, png, run
 
 
 def test_report(console):
@@ -115,6 +116,20 @@ def test_ignored_files_add_up_over_appending_and_merging(config, loose, encode, 
     for report in (appended, convert(merged, console)):
         assert (report.images, len(report.skipped), report.ignored) == (37, 1, 20)
         assert report.ignored_reasons["outside any class folder"] == 16
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        ({"JPEGImages/a.jpg": None, "Annotations/a.xml": "<annotation/>"}, "annotations"),
+        ({"images/a.jpg": None, "labels/a.txt": "0 0.5 0.5 0.5 0.5\n"}, "labels"),
+        ({"images/a.jpg": None, "masks/a.png": png(mask_of(3))}, "masks"),
+    ],
+)
+def test_layouts_of_annotations_say_that_other_files_are_not_counted(files, what, write, tmp_path):
+    report = run(write({**files, "other.txt": "x"}), tmp_path / "D")
+    assert (report.images, report.skipped, report.ignored) == (1, [], 0)
+    assert report.uncounted == [f"source holds images with {what}; other files beside them are not counted"]
 
 
 def test_appending_to_a_dataset_without_counts_of_ignored_files(config, tmp_path, encode, console):

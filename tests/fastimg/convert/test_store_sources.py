@@ -214,7 +214,7 @@ class TestReaders:
                 told.append(entry.path)
                 return entry.size
 
-            read = name = problem = close = lambda *_: None
+            read = name = problem = parts = close = lambda *_: None
 
         entries = Entries(SourceEntry(str(number), 0, 1) for number in range(3 * ANNOUNCED))
         source = Source(Path("x"), "folder", (), {}, (Reader(),))

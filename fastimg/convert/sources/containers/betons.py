@@ -8,16 +8,17 @@ the image field cannot. Other arrays become the field `name.npy` (numbers as arr
 import io
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from fastimg.convert.sources.samples import Original, SourceEntry
+from fastimg.convert.sources.samples import Original, SamplePart, SourceEntry
 from fastimg.loaders.containers.betons.dataset import BetonDataset
-from fastimg.loaders.containers.betons.kinds import RAW
+from fastimg.loaders.containers.betons.kinds import RAW, SCALARS
 from fastimg.loaders.containers.fields import ABSENT, StoredField, packed_npy, unpacked_items
 from fastimg.loaders.errors import DataError
 
@@ -98,6 +99,13 @@ class BetonSourceReader:
         """Always None: opening the file has checked every pointer."""
         return None
 
+    def parts(self, entry: SourceEntry) -> Iterator[SamplePart]:
+        """See SourceReader."""
+        for name, field in self._reader.fields.items():
+            if field.kind not in (*SCALARS, "custom"):
+                data = self._reader.raw(name, entry.place)
+                yield SamplePart(len(data), partial(_slice, data))
+
     def close(self) -> None:
         """See SourceReader."""
         self.dataset.close()
@@ -141,6 +149,10 @@ class BetonSourceReader:
                 buffer, np.float64(value) if kind == "float" else np.int64(value) if kind == "int" else value, False
             )
         return buffer.getvalue()
+
+
+def _slice(data: bytes, start: int, stop: int) -> bytes:
+    return data[start:stop]
 
 
 def _opened(

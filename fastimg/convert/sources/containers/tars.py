@@ -11,9 +11,10 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Set
+from functools import partial
 from pathlib import Path
 
-from fastimg.convert.sources.samples import Original, SourceEntry, note
+from fastimg.convert.sources.samples import Original, SamplePart, SourceEntry, note
 from fastimg.convert.stored.shards import StoredShards, open_shard
 from fastimg.errors import printable
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
@@ -115,6 +116,20 @@ class TarReader:
             if not _EXTENSION.fullmatch(ext):
                 return f"its member .{ext} has an extension with characters other than A-Z a-z 0-9 _ -; rename it"
         return None
+
+    def parts(self, entry: SourceEntry) -> Iterator[SamplePart]:
+        """See SourceReader."""
+        tar = self._tars[self._tar[entry.place]]
+        for ext, offset, size in self._members(entry):
+            if ext.lower() != "cls":
+                yield SamplePart(size, partial(self._bytes, tar, offset))
+
+    def _bytes(self, tar: Path, offset: int, start: int, stop: int) -> bytes:
+        """Bytes of a member that begins at `offset`."""
+        if self._stored is not None:
+            return self._stored.peek(tar, offset + start, stop - start)
+        with self._opened(tar) as file:
+            return os.pread(file, stop - start, offset + start)
 
     def close(self) -> None:
         """See SourceReader."""

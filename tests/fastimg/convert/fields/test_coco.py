@@ -65,6 +65,16 @@ def test_coco(container: Any, write: Any, tmp_path: Path) -> None:
     dataset.close()
 
 
+def test_annotations_behind_a_symbolic_link(write: Any, tmp_path: Path) -> None:
+    files = {**{f"photos/{name}.jpg": None for name in "abc"}, "lists/deep/x.json": COCO}
+    root = write(files)
+    (tmp_path / "link").symlink_to(root / "lists/deep")
+    for number, folder in enumerate((root / "lists/deep", tmp_path / "link")):
+        report = run(folder / "x.json", tmp_path / f"D{number}", images=root / "photos")
+        assert (report.images, report.skipped) == (3, [])
+        assert sorted(of(tmp_path / f"D{number}")) == [f"../../photos/{name}.jpg" for name in "abc"]
+
+
 def test_a_folder_laid_out_as_coco_is_has_its_splits(write: Any, tmp_path: Path) -> None:
     files = {f"{split}2017/{name}.jpg": None for split in ("train", "val") for name in "abc"}
     lists = {f"annotations/instances_{split}2017.json": COCO for split in ("train", "val")}

@@ -15,7 +15,7 @@ from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.errors import DataError
 
-from ..field_samples import FORMATS, QUIET, jsonl, of, run
+from ..field_samples import FORMATS, QUIET, jsonl, mask_of, of, png, run
 from .field_rows import ASKED, check_rows
 
 
@@ -53,6 +53,16 @@ def test_every_kind_comes_back_from_a_manifest(container: Any, table: Path, tmp_
         "pairs": 1,
     }
     dataset.close()
+
+
+def test_dots_behind_a_symbolic_link_in_the_path_of_a_mask(write: Any, tmp_path: Path) -> None:
+    masks = [mask_of(0), mask_of(1)]
+    row = {"path": "a.jpg", "mask": "in/link/../m.png"}
+    files = {"in/m.png": png(masks[0]), "else/m.png": png(masks[1]), "else/deep/x": ""}
+    folder = write({"a.jpg": None, **files, "t.jsonl": jsonl([row])})
+    (folder / "in/link").symlink_to(folder / "else/deep")
+    run(folder / "t.jsonl", tmp_path / "D", "mask:mask")
+    assert of(tmp_path / "D")["a.jpg"]["mask"] == masks[1].tolist()
 
 
 def test_a_csv_has_lists_as_json_and_arrays_as_npy(write: Any, tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ def test_voc(write: Any, tmp_path: Path) -> None:
     assert of(tmp_path / "D", "val")["JPEGImages/c.jpg"]["boxes"] is None  # nobody has annotated it
 
 
+def test_two_images_of_one_name(write: Any, tmp_path: Path) -> None:
+    folder = write({"JPEGImages/x.jpg": None, "JPEGImages/x.png": None, "Annotations/x.xml": voc_xml()})
+    with pytest.raises(DataError, match=r"JPEGImages/x.png and x.jpg: two files of one name; keep one of them"):
+        run(folder, tmp_path / "D")
+
+
 @pytest.mark.parametrize(
     ("xml", "reason"),
     [

@@ -47,6 +47,14 @@ def test_yolo_without_a_description_and_as_roboflow_writes_it(write: Any, tmp_pa
     assert of(tmp_path / "E")["train/images/a.jpg"]["boxes"] == [[10, 8, 30, 24]]
 
 
+def test_yolo_behind_a_symbolic_link(write: Any, tmp_path: Path) -> None:
+    root = write({**YOLO, "deep/er/data.yaml": DESCRIBED})
+    (root / "deep/er/data.yaml").write_text(DESCRIBED.replace("path: .", f"path: {root}"))
+    (tmp_path / "link").symlink_to(root / "deep/er")
+    run(tmp_path / "link", tmp_path / "D")
+    assert set(of(tmp_path / "D")) == {"../../images/train/a.jpg", "../../images/train/b.jpg"}
+
+
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
@@ -56,12 +64,16 @@ def test_yolo_without_a_description_and_as_roboflow_writes_it(write: Any, tmp_pa
         ({"labels/train/a.txt": "-1 0.5 0.5 0.5 0.5\n"}, r"line 1: not a class \(0, 1"),
         ({"labels/train/a.txt": "0 0.5 0.5 0.5 0.5 0.9\n"}, r"5 numbers are neither a box nor a polygon"),
         ({"labels/train/a.txt": "2 0.5 0.5 0.5 0.5\n"}, r"names 2 classes, and a box has the class 2"),
+        (
+            {"data.yaml": "train: train.txt\nnames: [a, b]\n", "train.txt": b"images/train/\xe9.jpg\n"},
+            r"train.txt: cannot be read \('utf-8' codec can't decode byte 0xe9 .*\); correct it",
+        ),
         ({"data.yaml": "train: nowhere\nnames: [a, b]\n"}, r"train: no such file or folder: nowhere"),
         ({"data.yaml": "train: images/train\nnames: [a, a]\n"}, r"no list of different names"),
         ({"data.yaml": "train: images/train\nnames: {1: a}\n"}, r"not numbered from 0 on"),
     ],
 )
-def test_what_yolo_has_wrong_is_named(files: dict[str, str], reason: str, write: Any, tmp_path: Path) -> None:
+def test_what_yolo_has_wrong_is_named(files: dict[str, Any], reason: str, write: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=reason):
         run(write({**YOLO, "data.yaml": DESCRIBED, **files}), tmp_path / "D")
 
@@ -71,3 +83,10 @@ def test_yolos_boxes_are_for_the_upright_image(write: Any, encode: Any, tmp_path
     files = {"images/a.jpg": rotated(encode((120, 90, 60), SIZE)), "labels/a.txt": "0 0.5 0.25 1 0.5\n"}
     run(write(files), tmp_path / "D")
     assert of(tmp_path / "D")["images/a.jpg"]["boxes"] == [[0, 0, 32, 20]]
+
+
+@pytest.mark.parametrize("layout", ["images/{}/d.jpg", "{}/images/d.jpg"])
+def test_two_folders_of_one_split(layout: str, write: Any, tmp_path: Path) -> None:
+    images = {layout.format(split): None for split in ("train", "val", "valid")}
+    with pytest.raises(DataError, match="source: two folders are the split val: val and valid; keep one of them"):
+        run(write({**images, "labels/x.txt": "", "train/labels/d.txt": ""}), tmp_path / "D")

@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from fastimg.convert.sources.columns import AskedTarget, Columns
+from fastimg.convert.sources.columns import AskedField, AskedTarget, Columns
 from fastimg.convert.sources.samples import Entries
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
@@ -205,3 +205,54 @@ def test_files_in_several_rows(files):
             .remarks[-1]
             .endswith("0 of them with different labels; 'a/1.jpg' is in rows 2 (y), 5 (y)")
         )
+
+
+def test_columns_that_the_first_row_of_a_jsonl_lacks(files):
+    """A key that only some rows have is a column; the others have an empty cell there."""
+
+    def read(*rows, **columns):
+        return read_source(write_manifest(files, "jsonl", list(rows)), Columns(**columns))
+
+    first, second = {"path": "a/1.jpg", "label": "x"}, {"path": "a/2.jpg", "label": "x"}
+    with pytest.raises(DataError, match=r"set.jsonl: row 1: has no split; use one of train, training, val"):
+        read(first, second | {"split": "val"})
+    with pytest.raises(DataError, match=r"set.jsonl: row 1: has no split"):
+        read(first, second | {"fold": "val"}, split="fold")
+    source = read({"path": "a/1.jpg"}, second)
+    assert [source.problem(entry) for entry in source.splits["train"]] == ["the label is empty", None]
+    source = read(first, second | {"age": 3}, targets=(AskedTarget("age", "number"),))
+    assert [json.loads(source.read(entry).note).get("age") for entry in source.splits["train"]] == [None, 3]
+    source = read(first, second | {"age": 3}, fields=(AskedField("age", "number"),))
+    assert [entry.extra["age"] for entry in source.splits["train"]] == [None, 3]
+    source = read({"path": "a/1.jpg", "age": 3}, second | {"age": 3}, fields=(AskedField("age", "number"),))
+    assert [entry.label for entry in source.splits["train"]] == [-1, 0]
+    with pytest.raises(DataError, match=r"the column 'path' beside --path-column image would hide"):
+        read({"image": "a/1.jpg", "label": "x"}, {"image": "a/2.jpg", "path": "b", "label": "x"})
+    # The columns of the first row come first.
+    source = read({"path": "a/1.jpg", "class": "x"}, {"path": "a/2.jpg", "class": "y", "label": "z"})
+    assert source.classes == ("x", "y") and source.splits["train"][1].extra == {"label": "z"}
+
+
+def test_dots_behind_a_symbolic_link(files, encode):
+    """`link/..` is the folder above the one that it leads to, as for the operating system."""
+    (files / "elsewhere/deep").mkdir(parents=True)
+    (files / "elsewhere/1.jpg").write_bytes(encode(seed=7))
+    (files / "a/link").symlink_to(files / "elsewhere/deep")
+    rows = ("a/link/../1.jpg,x", "a/../a/2.jpg,x", "a/link/../../a/1.jpg,x")
+    source = read_source(write_csv(files, "path,label", *rows), Columns())
+    entries = sorted(source.splits["train"], key=lambda entry: entry.row)
+    assert [entry.path for entry in entries] == ["a/link/../1.jpg", "a/2.jpg", "a/1.jpg"]
+    wanted = [encode(seed=7), *((files / name).read_bytes() for name in ("a/2.jpg", "a/1.jpg"))]
+    assert [source.read(entry).image for entry in entries] == wanted
+
+
+def test_absolute_paths_in_a_manifest_behind_a_symbolic_link(files):
+    (files / "lists/deep").mkdir(parents=True)
+    write_csv(files / "lists/deep", "path,label", f"{files}/a/1.jpg,x", f"{files}/lists/deep/../../b/1.jpg,x")
+    (files / "here").symlink_to(files / "lists/deep")
+    sources = [read_source(files / folder / "set.csv", Columns()) for folder in ("lists/deep", "here")]
+    for source in sources:
+        entries = source.splits["train"]
+        assert [entry.path for entry in entries] == ["../../a/1.jpg", "../../b/1.jpg"]
+        assert source.read(entries[0]).image == (files / "a/1.jpg").read_bytes()
+    assert sources[0].fingerprint() == sources[1].fingerprint()

@@ -143,6 +143,18 @@ def test_empty_images(tmp_path, jpegs, read):
     assert source.read(entries[3]).image == jpegs[0]
 
 
+@pytest.mark.parametrize("empty", [None, " ", float("nan")])
+def test_rows_without_a_label_are_skipped(tmp_path, jpegs, read, empty):
+    labels = ["x", "y", "x", empty] if isinstance(empty, str) else [1, 2, 1, empty]
+    columns = {"image": pictures([*jpegs, jpegs[0]]), "label": labels, "split": ["train", "train", "val", "val"]}
+    source = read(write(tmp_path / "set.parquet", columns))
+    assert (len(source.classes), source.stored, source.remarks) == (2, False, ())
+    entries = [*source.splits["train"], *source.splits["val"]]
+    assert [source.problem(entry) for entry in entries] == [None, None, None, "the label is empty"]
+    with pytest.raises(DataError, match="every label in column 'label' is empty; fill them in"):
+        read(write(tmp_path / "set.parquet", {"image": pictures(jpegs[:1]), "label": [None]}))
+
+
 def test_further_columns(tmp_path, jpegs, encode, read):
     mask = encode(kind="PNG")
     columns = {
@@ -212,8 +224,6 @@ def test_wrong_columns(tmp_path, jpegs, read):
         read(src, label="x")
     with pytest.raises(UsageError, match="image, label and split are three columns"):
         read(src, label="image")
-    with pytest.raises(DataError, match="row 2: the label in column 'label' is empty"):
-        read(write(tmp_path / "n.parquet", {"image": pictures(jpegs), "label": [1, None, 2]}))
 
 
 def test_files_that_differ(tmp_path, jpegs, read):

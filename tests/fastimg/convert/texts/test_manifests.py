@@ -162,6 +162,19 @@ def test_values_that_are_not_texts(tmp_path, make):
     ]
 
 
+def test_columns_that_the_first_row_of_a_jsonl_lacks(tmp_path, make):
+    def rows(*rows):
+        return write(tmp_path / "set.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    first, second = {"text": "one", "label": "x"}, {"text": "two", "label": "x"}
+    with pytest.raises(DataError, match=r"set.jsonl: row 1: has no split; use one of train, training, val"):
+        make(rows(first, second | {"split": "val"}))
+    dst, report = make(rows({"text": "one"}, second), no_shuffle=True)
+    assert texts(dst) == [("two", "x")] and report.skipped == [("set.jsonl:1", "the label is empty")]
+    dst, report = make(rows(first, second | {"stars": 0.5}), target=("stars",))
+    assert report.targets == [{"name": "stars", "kind": "number", "missing": 1}]
+
+
 def test_parquet_with_class_names_and_invalid_text(tmp_path, make):
     info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["world", "business", "arts"]}}}}
     column = pa.array([b"one", b"\xff", None, b"two"], pa.binary()).view(pa.string())
@@ -174,3 +187,23 @@ def test_parquet_with_class_names_and_invalid_text(tmp_path, make):
     pq.write_table(pa.table({"text": [1, 2], "label": [1, 0]}), tmp_path / "numbers.parquet")
     with pytest.raises(DataError, match=r"the column 'text' is of type int64, not of strings"):
         make(tmp_path / "numbers.parquet")
+
+
+def test_the_class_label_that_says_that_there_is_none(tmp_path, make, console):
+    """Hugging Face's -1, as in the test splits of GLUE."""
+
+    def table(**columns):
+        info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["bad", "good"]}}}}
+        metadata = {"huggingface": json.dumps(info)}
+        pq.write_table(pa.table(columns).replace_schema_metadata(metadata), tmp_path / "set.parquet")
+        return tmp_path / "set.parquet"
+
+    rows = {"text": ["one", "two", "three", "four", "five"], "label": [1, 0, -1, -1, -1]}
+    dst, report = make(table(**rows, split=["train", "train", "train", "test", "test"]), no_shuffle=True)
+    assert texts(dst) == [("one", "good"), ("two", "bad")] and report.splits == {"train": 2}
+    assert report.skipped == [("set.parquet:3", "the label is empty")]
+    assert "set.parquet: the split test is left out: its 2 rows have no label" in said(console)
+    with pytest.raises(DataError, match=r"set\.parquet: every label in column 'label' is empty; fill them in"):
+        make(table(text=["one", "two"], label=[-1, -1]))
+    with pytest.raises(DataError, match=r"row 2: the label -2 in column 'label' is not one of the 2 classes"):
+        make(table(text=["one", "two"], label=[1, -2]))
