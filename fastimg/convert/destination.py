@@ -94,7 +94,8 @@ def undo(folder: Path, options: dict[str, Any], base: Base | None) -> None:
 
 def plain_error(folder: Path, error: OSError) -> UserError:
     """An error of the file system as a sentence."""
+    goes_on = ", then continue with the same command and --resume" if journal_options(folder) else ""
     if error.errno in FULL:
-        goes_on = " continue with the same command and --resume" if journal_options(folder) else " convert again"
-        return UserError(f"{folder}: no space left on the disk; free some space, then{goes_on}")
-    return UserError(f"{error.filename or folder}: {error.strerror or error}; check the path and its permissions")
+        return UserError(f"{folder}: no space left on the disk; free some space{goes_on or ', then convert again'}")
+    what = f"{error.filename or folder}: {error.strerror or error}"
+    return UserError(f"{what}; check the path and its permissions{goes_on}")

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,11 @@ def in_folder(job: ConversionJob, console: Console) -> tuple[dict[str, Any], int
                 return _already(folder, job, console), 0
             resumed = state is DestinationState.UNFINISHED and config.resume
             try:
-                return _run(job, resumed, console)
-            except Exception as error:
-                full = isinstance(error, OSError) and error.errno in FULL
-                kept = full or isinstance(error, ClusterLost | NotDelivered | SourceLostError)
-                if not resumed and not (kept and journal_options(folder)):
-                    if job.store:
-                        job.store.close()  # uploads delete files, too
-                    undo(folder, job.options, job.base)
-                    if job.store:
-                        job.store.undo()
-                raise
+                with contextlib.nullcontext() if resumed else _undoing(job):
+                    journal = _begin_journal(job, resumed)
+                    description, total = _write_shards(job, journal, console)
+                _complete(job, journal, description)  # an error leaves everything: --resume makes what is missing
+                return description, total
             finally:
                 if job.store:
                     job.store.close()
@@ -61,6 +55,24 @@ def in_folder(job: ConversionJob, console: Console) -> tuple[dict[str, Any], int
         for path in made:  # still empty: nothing was written, or everything was undone
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+@contextlib.contextmanager
+def _undoing(job: ConversionJob) -> Iterator[None]:
+    """Delete what the block has written if it fails, unless --resume can go on from there."""
+    folder = job.request.dst
+    try:
+        yield
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in FULL
+        kept = full or isinstance(error, ClusterLost | NotDelivered | SourceLostError)
+        if not (kept and journal_options(folder)):
+            if job.store:
+                job.store.close()  # uploads delete files, too
+            undo(folder, job.options, job.base)
+            if job.store:
+                job.store.undo()
+        raise
 
 
 def _state(job: ConversionJob) -> DestinationState:
@@ -83,28 +95,28 @@ def _begin_journal(job: ConversionJob, resumed: bool) -> Journal:
     return journal
 
 
-def _run(job: ConversionJob, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
-    """Write shards and dataset.json. Returns the description and how many images were read."""
-    folder = job.request.dst
-    journal = _begin_journal(job, resumed)
+def _write_shards(job: ConversionJob, journal: Journal, console: Console) -> tuple[dict[str, Any], int]:
+    """Write all shards. Returns what dataset.json will be, and how many images were read."""
     todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleSpeed(), TimeRemainingColumn())
     write = write_on_cluster if job.ray else write_here
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         schema = write(job, todo, journal, progress, console)
-    description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
-    total = sum(len(shard.entries) for shard in todo)
-    if job.store and description["container"] == "tar":
-        job.store.finish(description)
-        return description, total
-    replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
-    _open_once(folder, _splits_here(job, description))
+    description = describe(job.request.dst, job.source, job.plan, journal, job.options, schema, job.base)
+    return description, sum(len(shard.entries) for shard in todo)
+
+
+def _complete(job: ConversionJob, journal: Journal, description: dict[str, Any]) -> None:
+    """Write dataset.json and what is derived of the shards, and delete the journal."""
+    folder = job.request.dst
+    if not job.store or description["container"] == "beton":
+        replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
+        _open_once(folder, _splits_here(job, description))
     if job.store:
         job.store.finish(description)
-        return description, total
+        return
     _tidy(folder, description)
     journal.remove()
-    return description, total
 
 
 def _splits_here(job: ConversionJob, description: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.delivery.shard_delivery import NotDelivered
+from fastimg.convert.delivery.store_destination import StoreDestination
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UserError
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
@@ -106,6 +107,20 @@ class TestAppend:
         assert contents(server.folder / "D")["dataset.json"] == before["dataset.json"]
         with pytest.raises(UserError, match="holds an unfinished conversion; continue it with --resume"):
             run(parts[1], append=True)
+        run(parts[1], append=True, resume=True)
+
+    @pytest.mark.parametrize("container", ["tar", "beton"])
+    def test_loses_nothing_by_an_error_once_dataset_json_is_there(self, run, parts, server, monkeypatch, container):
+        run(parts[0], format=container)
+
+        def fail(*_: Any) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patched, pytest.raises(MemoryError):
+            patched.setattr(StoreDestination, "tidy", fail)
+            run(parts[1], append=True)
+        there = contents(server.folder / "D")
+        assert f"train-00001.{container}" in there and b"train-00001" in there["dataset.json"]
         run(parts[1], append=True, resume=True)
 
     @pytest.mark.parametrize("fault", ["busy", "cut", "flip"])
