@@ -13,7 +13,7 @@ from fastimg.cluster.head import ClusterLost
 from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.description import describe
 from fastimg.convert.destination import FULL, admit, begin_journal, check_same, missing_folders, undo
-from fastimg.convert.journal import DestinationState, Journal, clear, journal_options, locked
+from fastimg.convert.journal import DestinationState, Journal, clear, held_in, journal_options, locked
 from fastimg.convert.shards.base import Base, read_made
 from fastimg.convert.stored.losses import SourceLostError
 from fastimg.loaders.captions.captions import captions_of
@@ -36,7 +36,7 @@ def in_folder(job: ConversionJob, console: Console) -> tuple[dict[str, Any], int
             state = _state(job)
             if state is DestinationState.DATASET and config.resume:
                 return _already(folder, job, console), 0
-            resumed = state is DestinationState.UNFINISHED and config.resume
+            resumed = config.resume and state is not DestinationState.EMPTY
             try:
                 with contextlib.nullcontext() if resumed else _undoing(job):
                     journal = _begin_journal(job, resumed)
@@ -79,7 +79,8 @@ def _state(job: ConversionJob) -> DestinationState:
     """What the destination holds. Raises UserError unless the conversion is allowed."""
     if job.store:
         return job.store.admit(job.request.flags, job.options)
-    return admit(job.request.dst, job.request.flags, job.options, job.base)
+    folder = job.request.dst
+    return admit(held_in(folder), folder, job.request.flags, job.options, job.base)
 
 
 def _begin_journal(job: ConversionJob, resumed: bool) -> Journal:
@@ -138,19 +139,18 @@ def _open_once(folder: Path, splits: Iterable[str]) -> None:
 
 def _already(folder: Path, job: ConversionJob, console: Console) -> dict[str, Any]:
     """The description of a dataset that an earlier run completed; its journal may still exist."""
-    if job.store:
-        described = job.store.description()
-        job.store.tidy(described)
-        say(console, f"{job.store.url}: already complete; nothing to do")
-        return described
-    description = read_made(folder)
+    where = job.store.url if job.store else folder
+    description = job.store.description() if job.store else read_made(folder)
     if not job.base:
-        check_same(folder, description.get("options", {}), job.options)
-    _open_once(folder, description["splits"])
-    if journal_options(folder) is not None:  # otherwise nothing can be left over
-        _tidy(folder, description)
-        (folder / "convert.json").unlink()
-    say(console, f"{folder}: already complete; nothing to do")
+        check_same(where, description.get("options", {}), job.options)
+    if job.store:
+        job.store.tidy(description)
+    else:
+        _open_once(folder, description["splits"])
+        if journal_options(folder) is not None:  # otherwise nothing can be left over
+            _tidy(folder, description)
+            (folder / "convert.json").unlink()
+    say(console, f"{where}: already complete; nothing to do")
     return description
 
 

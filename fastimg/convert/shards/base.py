@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fastimg.convert.journal import SPLIT
+from fastimg.convert.journal import SPLIT, holds
 from fastimg.convert.plan import Begun
 from fastimg.convert.recompression.facts import StatedRecompression
 from fastimg.convert.sources.containers.betons import ORIGINAL
@@ -193,8 +193,7 @@ class Base:
 
     def holds(self, options: dict[str, Any]) -> bool:
         """Whether samples with this listing have been added already."""
-        made = [self.description["options"], *self.description.get("appended", ())]
-        return any(other["listing"] == options["listing"] for other in made)
+        return holds(self.description, options)
 
     def refuse_columns(self, targets: tuple[Target, ...], fields: tuple[StoredField, ...] = ()) -> None:
         """Raise UserError if its samples already have columns, which are no targets, under the names of new targets.

@@ -122,7 +122,7 @@ def test_interrupted_and_resumed(
         patched.setattr(store, "add", stop)
         convert(append, QUIET)
     assert samples(config.dst) == before  # still a dataset, unchanged
-    with pytest.raises(UserError, match="unfinished conversion"):
+    with pytest.raises(UserError, match="unfinished append; continue it with"):
         convert(append, QUIET)
     convert(replace(append, resume=True), QUIET)
     assert contents(config.dst) == contents(tmp_path / "whole")

@@ -16,6 +16,7 @@ from rich.console import Console
 from fastimg.config.commands import Convert
 from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.delivery.store_destination import StoreDestination
+from fastimg.convert.journal import JOURNAL_FORMAT
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UserError
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
@@ -105,9 +106,35 @@ class TestAppend:
         with pytest.raises(NotDelivered, match="go on with resume=True"):
             run(parts[1], append=True)
         assert contents(server.folder / "D")["dataset.json"] == before["dataset.json"]
-        with pytest.raises(UserError, match="holds an unfinished conversion; continue it with --resume"):
+        with pytest.raises(
+            UserError, match="holds an unfinished append; continue it with its own source, --append and"
+        ):
             run(parts[1], append=True)
         run(parts[1], append=True, resume=True)
+
+    def test_is_not_deleted_where_the_first_source_goes_on(self, run, parts, server):
+        run(parts[0])
+        server.faults = [("PUT D/dataset.json", "denied")]
+        with pytest.raises(NotDelivered):
+            run(parts[1], append=True)
+        before = contents(server.folder / "D")
+        sentence = r"^s3://bucket/D: holds an unfinished append; .*--resume$|: an append was started with something"
+        for flags in ({}, {"append": True}):
+            with pytest.raises(UserError, match=sentence):
+                run(parts[0], resume=True, **flags)
+        assert contents(server.folder / "D") == before
+        run(parts[1], append=True, resume=True)
+
+    def test_that_is_complete_but_for_its_mark_is_added_to(self, run, parts, server, tmp_path, encode):
+        run(parts[0])
+        run(parts[1], append=True)
+        options = json.loads((server.folder / "D/dataset.json").read_text())["appended"][-1]
+        mark = json.dumps({"format": JOURNAL_FORMAT, "options": options}) + "\n"
+        (server.folder / "D/convert.json").write_text(mark)
+        (server.folder / "D/train-00099.tar").write_bytes(b"replaced")
+        (tmp_path / "third/red").mkdir(parents=True)
+        (tmp_path / "third/red/1.jpg").write_bytes(encode(seed=77))
+        run(tmp_path / "third", append=True)
 
     @pytest.mark.parametrize("container", ["tar", "beton"])
     def test_loses_nothing_by_an_error_once_dataset_json_is_there(self, run, parts, server, monkeypatch, container):
@@ -227,7 +254,9 @@ class TestAppendToBetons:
             run(parts[1], append=True)
         now = contents(server.folder / "D")
         assert {name: now[name] for name in before} == before
-        with pytest.raises(UserError, match="holds an unfinished conversion; continue it with --resume"):
+        with pytest.raises(
+            UserError, match="holds an unfinished append; continue it with its own source, --append and"
+        ):
             run(parts[1], append=True)
         run(parts[1], append=True, resume=True)
         assert server.writes.written.count("D/train-00001.beton") == 1

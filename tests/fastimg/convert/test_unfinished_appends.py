@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from fastimg.config.commands import Convert
+from fastimg.convert.journal import Journal
 from fastimg.convert.pipeline import convert
+from fastimg.convert.shards.base import read_base
 from fastimg.errors import UserError
 
 from .conversions import contents
@@ -104,3 +106,85 @@ def fail_once_written(monkeypatch: pytest.MonkeyPatch, folder: Path, moment: str
         return function(*arguments, **more)
 
     monkeypatch.setattr(f"fastimg.{place}.{moment}", fail)
+
+
+class TestAnUnfinishedAppend:
+    @pytest.fixture
+    def whole(self, config: Convert, append: Convert) -> dict[str, bytes]:
+        """What D becomes in the end."""
+        return whole_of(config, append)
+
+    @pytest.fixture(autouse=True)
+    def stopped(
+        self, config: Convert, append: Convert, whole: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> dict[str, bytes]:
+        """D, to which the first shard has been added; the journal is there."""
+        convert(config, QUIET)
+        add = Journal.add
+
+        def add_and_stop(journal: Journal, shard: Any) -> None:
+            add(journal, shard)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Journal, "add", add_and_stop)
+            convert(append, QUIET)
+        return contents(config.dst)
+
+    def test_is_not_answered_with_what_replaces_the_dataset(self, append, stopped, more):
+        again = r"D: holds an unfinished append; continue it with its own source, --append and --resume, or give it up"
+        other = r"D: an append was started with something else: the source \(.*\); use the same settings, or give it up"
+        third = replace(append, src=more("third"))
+        for tried, sentence in ((append, again), (third, again), (replace(third, resume=True), other)):
+            with pytest.raises(UserError, match=sentence) as caught:
+                convert(tried, QUIET)
+            assert "--overwrite" not in str(caught.value)
+        assert contents(append.dst) == stopped
+
+    @pytest.mark.parametrize("flags", [{}, {"append": True, "val_fraction": 0.0}])
+    def test_is_not_deleted_where_the_first_source_goes_on(self, config, append, stopped, whole, flags):
+        with pytest.raises(UserError, match=r"an unfinished append; continue it|an append was started with"):
+            convert(replace(config, **flags, resume=True), QUIET)
+        assert contents(config.dst) == stopped
+        convert(replace(append, resume=True), QUIET)
+        assert contents(config.dst) == whole
+
+    def test_can_be_given_up(self, config, append, more):
+        (config.dst / "convert.json").unlink()
+        stated = read_base(config.dst).files
+        for name in contents(config.dst).keys() - stated:
+            (config.dst / name).unlink()
+        third = replace(append, src=more("third"))
+        convert(third, QUIET)
+        config.dst.rename(config.dst.with_name("given up"))
+        config.dst.with_name("whole").rename(config.dst.with_name("whole before"))
+        assert contents(config.dst.with_name("given up")) == whole_of(config, third)
+
+    def test_can_be_replaced(self, config, append):
+        convert(replace(config, overwrite=True), QUIET)
+        assert "convert.json" not in contents(config.dst)
+
+
+class TestAnAppendThatIsCompleteButForItsJournal:
+    @pytest.fixture(autouse=True)
+    def stopped(self, config: Convert, append: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
+        """D as a kill leaves it between the renaming of dataset.json and the deletion of what it replaces."""
+        convert(config, QUIET)
+
+        def kill(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("fastimg.convert.jobs.in_folder._tidy", kill)
+            convert(append, QUIET)
+        assert {"convert.json", f"train-00001.{config.format}"} <= contents(config.dst).keys()
+
+    @pytest.mark.parametrize("resume", [False, True])
+    def test_is_added_to(self, config, append, more, resume):
+        third = replace(append, src=more("third"))
+        convert(replace(third, resume=resume), QUIET)
+        assert contents(config.dst) == whole_of(config, append, third)
+
+    def test_is_found_complete(self, config, append):
+        convert(replace(config, resume=True), QUIET)
+        assert contents(config.dst) == whole_of(config, append)
