@@ -13,6 +13,7 @@ from .journal import DestinationState, Held, Journal, clear, is_shard, journal_o
 from .shards.base import Base
 
 GIVE_UP = "give it up: delete convert.json there and the shards that dataset.json does not list"
+CHANGED = "was changed by another conversion meanwhile"
 _APPENDING = "holds an unfinished append; continue it with its own source, --append and --resume"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -52,6 +53,8 @@ def admit(
 
 def _appending(held: Held, where: Path | str, flags: Convert, options: dict[str, Any], base: Base) -> DestinationState:
     """Whether an append begins, has not finished, or is complete."""
+    if held.sha256 != base.sha256:
+        raise UserError(f"{where}: {CHANGED}; run this again")
     if held.state is DestinationState.APPENDING:
         if not flags.resume:
             raise UserError(f"{where}: {_APPENDING}, or {GIVE_UP}")

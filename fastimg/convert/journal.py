@@ -54,6 +54,7 @@ class Held(NamedTuple):
     state: DestinationState
     names: Collection[str]
     begun: dict[str, Any] | None  # None without a journal
+    sha256: str  # of dataset.json; empty without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,19 +185,21 @@ def held_in(folder: Path) -> Held:
 def held_by(names: Collection[str], read: Callable[[str], bytes]) -> Held:
     """What a destination with files of these names holds. A journal that was not written completely does not count."""
     begun = conversion_of(read("convert.json")) if "convert.json" in names else None
+    sha256 = ""
     if "dataset.json" in names:
-        state = _state_of(read("dataset.json"), begun)
+        described = read("dataset.json")
+        state, sha256 = _state_of(described, begun), hashlib.sha256(described).hexdigest()
     elif begun is not None:
         state = DestinationState.UNFINISHED
     else:
         state = DestinationState.OTHER if names else DestinationState.EMPTY
-    return Held(state, names, begun)
+    return Held(state, names, begun, sha256)
 
 
-def _state_of(written: bytes, begun: dict[str, Any] | None) -> DestinationState:
+def _state_of(described: bytes, begun: dict[str, Any] | None) -> DestinationState:
     """The state of a destination by its dataset.json."""
     try:
-        description = json.loads(written)
+        description = json.loads(described)
         if description["format"] != FORMAT:
             return DestinationState.OTHER
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -9,6 +9,7 @@ last.
 """
 
 import contextlib
+import hashlib
 import json
 import secrets
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Convert
-from fastimg.convert.destination import GIVE_UP, admit
+from fastimg.convert.destination import CHANGED, GIVE_UP, admit
 from fastimg.convert.journal import DestinationState, Finished, Journal, held_by, is_made
 from fastimg.convert.shards.base import Base
 from fastimg.errors import UserError
@@ -223,7 +224,14 @@ class StoreDestination:
             self._base.close()
 
     def _check(self, description: dict[str, Any], names: set[str]) -> None:
-        """Raise DataError unless the store lists every file of the dataset as it was verified; delete all others."""
+        """Raise DataError unless the store lists every file of the dataset as it was verified; delete all others.
+
+        What is added to must not have changed.
+        """
+        if self._base is not None:
+            now = hashlib.sha256(self._store.read(_DESCRIPTION)).hexdigest()
+            if now != self._base.base.sha256:
+                raise DataError(f"{self.url}: {CHANGED}")
         there: dict[str, StoredObject] = {each.name: each for each in self._store.contents()}
         known: dict[str, DeliveredFile] = self._ledger.read()
         if self._base is not None:  # whose files are there, with the sizes that it states

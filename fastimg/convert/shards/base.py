@@ -265,4 +265,5 @@ def read_base(folder: Path) -> Base:
     file = folder / "dataset.json"
     if not file.exists():
         raise UserError(f"{folder}: no dataset to append to; leave out --append to make a new one")
-    return Base(folder, read_made(folder), hashlib.sha256(file.read_bytes()).hexdigest())
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()  # first: whoever replaces the file now is noticed later
+    return Base(folder, read_made(folder), sha256)

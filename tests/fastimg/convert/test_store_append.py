@@ -25,6 +25,7 @@ from fastimg.loaders.remote import stores, writable
 from fastimg.loaders.remote.trees import StoredFiles
 
 from ...loaders.remote.object_server import ObjectServer
+from .conversions import before_planning
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -135,6 +136,29 @@ class TestAppend:
         (tmp_path / "third/red").mkdir(parents=True)
         (tmp_path / "third/red/1.jpg").write_bytes(encode(seed=77))
         run(tmp_path / "third", append=True)
+
+    @pytest.mark.parametrize("moment", ["before it begins", "before it ends"])
+    def test_leaves_what_another_machine_has_changed_meanwhile(self, run, parts, server, tmp_path, monkeypatch, moment):
+        run(parts[0])
+        described = server.folder / "D/dataset.json"
+
+        def meanwhile() -> None:
+            described.write_text(described.read_text() + " ")
+
+        finish = StoreDestination.finish
+
+        def finish_later(*arguments: Any) -> None:
+            meanwhile()
+            finish(*arguments)
+
+        if moment == "before it begins":
+            before_planning(monkeypatch, meanwhile)
+        else:
+            monkeypatch.setattr(StoreDestination, "finish", finish_later)
+        sentence = r"^s3://bucket/D: was changed by another conversion meanwhile; (run this|what is finished stays)"
+        with pytest.raises((UserError, NotDelivered), match=sentence):
+            run(parts[1], append=True)
+        assert described.read_text().endswith(" ")
 
     @pytest.mark.parametrize("container", ["tar", "beton"])
     def test_loses_nothing_by_an_error_once_dataset_json_is_there(self, run, parts, server, monkeypatch, container):

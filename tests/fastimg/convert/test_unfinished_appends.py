@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import fastimg.convert.shards.base
 from fastimg.config.commands import Convert
 from fastimg.convert.journal import Journal
 from fastimg.convert.pipeline import convert
 from fastimg.convert.shards.base import read_base
 from fastimg.errors import UserError
 
-from .conversions import contents
+from .conversions import before_planning, contents
 
 QUIET = Console(quiet=True)
 
@@ -188,3 +189,39 @@ class TestAnAppendThatIsCompleteButForItsJournal:
     def test_is_found_complete(self, config, append):
         convert(replace(config, resume=True), QUIET)
         assert contents(config.dst) == whole_of(config, append)
+
+
+class TestADatasetThatAnotherConversionChangesMeanwhile:
+    @pytest.mark.parametrize("change", ["append", "overwrite", "delete"])
+    def test_is_left_as_it_is(self, config, append, more, monkeypatch, change):
+        convert(config, QUIET)
+        third = more("third")
+
+        def meanwhile() -> None:
+            if change == "append":
+                convert(replace(append, src=third), QUIET)
+            elif change == "overwrite":
+                convert(replace(config, src=third, overwrite=True), QUIET)
+            else:
+                for file in config.dst.iterdir():
+                    file.unlink()
+            changed.append(contents(config.dst))
+
+        changed: list[dict[str, bytes]] = []
+        before_planning(monkeypatch, meanwhile)
+        with pytest.raises(UserError, match=r"/D: was changed by another conversion meanwhile; run this again$"):
+            convert(append, QUIET)
+        assert [contents(config.dst)] == changed
+
+    def test_is_read_after_what_tells_it_from_others(self, config, append, monkeypatch):
+        convert(config, QUIET)
+        digest = read_base(config.dst).sha256
+        read = fastimg.convert.shards.base.read_made
+
+        def replaced_meanwhile(folder: Path) -> Any:
+            with (folder / "dataset.json").open("a") as file:
+                file.write(" ")
+            return read(folder)
+
+        monkeypatch.setattr(fastimg.convert.shards.base, "read_made", replaced_meanwhile)
+        assert read_base(config.dst).sha256 == digest
