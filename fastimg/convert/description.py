@@ -63,9 +63,11 @@ def describe(
             outcomes.update(shard.outcomes)
             left_out += [{"split": split, "path": path, "reason": reason} for path, reason in shard.skipped]
         skipped += left_out
-        if not base:
-            _check_counts(source, split, counts, left_out)
         before = splits.get(split, {"samples": 0, "class_counts": [], "source_bytes": 0, "shards": []})
+        if not before["samples"]:
+            _check_counts(source, split, counts, left_out)
+        if not base and split == "train" and not source.stored:
+            _check_classes(source, counts, left_out)
         lacking = _missing(source, before, shards)
         for label, count in enumerate(before["class_counts"]):
             counts[label] += count
@@ -171,16 +173,25 @@ def _recompressed(plan: list[Shard], journal: Journal, options: dict[str, Any], 
 
 
 def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:
-    what = singular(source.content)
-    done = "decoded" if source.content == "images" else "stored"
+    """Raise DataError if a split would have no samples."""
     if not counts:
+        what, done = _done(source)
         raise DataError(f"{source.src}: no {what} of the split {split} can be {done}{_example(skipped)}")
-    if split == "train" and not source.stored:
-        for label, name in enumerate(source.classes):
-            if not counts[label]:
-                its = {entry.path for entry in source.splits[split] if entry.label == label}
-                example = _example([each for each in skipped if each["path"] in its])
-                raise DataError(f"{source.src}: no training {what} of class {printable(name)!r} can be {done}{example}")
+
+
+def _check_classes(source: Source, counts: Counter[int], skipped: list[dict[str, str]]) -> None:
+    """Raise DataError if the training split would lack a class."""
+    for label, name in enumerate(source.classes):
+        if not counts[label]:
+            what, done = _done(source)
+            its = {entry.path for entry in source.splits["train"] if entry.label == label}
+            example = _example([each for each in skipped if each["path"] in its])
+            raise DataError(f"{source.src}: no training {what} of class {printable(name)!r} can be {done}{example}")
+
+
+def _done(source: Source) -> tuple[str, str]:
+    """What a sample is called, and what is done with one."""
+    return singular(source.content), "decoded" if source.content == "images" else "stored"
 
 
 def _example(skipped: list[dict[str, str]]) -> str:

@@ -9,9 +9,12 @@ from typing import Any
 from fastimg.config.commands import Convert
 from fastimg.errors import UserError
 
-from .journal import DestinationState, Journal, clear, journal_options, shards_in, state_of
-from .shards.base import CONTENTS, Base
+from .journal import CONTENTS, DestinationState, Held, Journal, clear, is_shard, journal_options
+from .shards.base import Base
 
+GIVE_UP = "give it up: delete convert.json there and the shards that dataset.json does not list"
+CHANGED = "was changed by another conversion meanwhile"
+_APPENDING = "holds an unfinished append; continue it with its own source, --append and --resume"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -23,35 +26,51 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def admit(
-    folder: Path, flags: Convert, options: dict[str, Any] | None = None, base: Base | None = None
+    held: Held, where: Path | str, flags: Convert, options: dict[str, Any] | None = None, base: Base | None = None
 ) -> DestinationState:
-    """The state of the destination; with `options` and `base`, of an append. Raises UserError unless it is allowed."""
-    state = _appending(folder, flags, options, base) if base and options else state_of(folder)
+    """The state of `where`, a folder or a URL, for a conversion with these flags, or for an append to `base`.
+
+    Raises UserError unless it may begin, or with --resume go on, there. Without `options` they are compared later.
+    """
+    place = "folder" if isinstance(where, Path) else "URL"
+    state = _appending(held, where, flags, options, base) if base and options else held.state
     if state is DestinationState.OTHER:
-        raise UserError(f"{folder}: not empty, and not made by fastimg convert; give a new or empty folder")
-    if state is DestinationState.DATASET and not (flags.resume or flags.overwrite):
-        raise UserError(f"{folder}: already holds a dataset; give another folder, or replace it with --overwrite")
-    if state is DestinationState.UNFINISHED and not (flags.resume or flags.overwrite):
-        raise UserError(
-            f"{folder}: holds an unfinished conversion; continue it with --resume, or start again with --overwrite"
-        )
+        raise UserError(f"{where}: not empty, and not made by fastimg convert; give a new or empty {place}")
+    if flags.overwrite or state is DestinationState.EMPTY:
+        return state
+    if not flags.resume:
+        if state is DestinationState.UNFINISHED:
+            raise UserError(
+                f"{where}: holds an unfinished conversion; continue it with --resume, or start again with --overwrite"
+            )
+        raise UserError(f"{where}: already holds a dataset; give another {place}, or replace it with --overwrite")
+    if state is DestinationState.APPENDING and not base:
+        raise UserError(f"{where}: {_APPENDING}")
+    if options and held.begun and state is not DestinationState.DATASET:
+        check_same(where, held.begun, options)
     return state
 
 
-def _appending(folder: Path, flags: Convert, options: dict[str, Any], base: Base) -> DestinationState:
-    """Whether an append is unfinished or complete."""
+def _appending(held: Held, where: Path | str, flags: Convert, options: dict[str, Any], base: Base) -> DestinationState:
+    """Whether an append begins, has not finished, or is complete."""
+    if held.sha256 != base.sha256:
+        raise UserError(f"{where}: {CHANGED}; run this again")
+    if held.state is DestinationState.APPENDING:
+        if not flags.resume:
+            raise UserError(f"{where}: {_APPENDING}, or {GIVE_UP}")
+        return held.state
     if base.holds(options):
         if not flags.resume:
             raise UserError(
-                f"{folder}: the same samples were already converted or appended; leave them out, or give new ones"
+                f"{where}: the same samples were already converted or appended; leave them out, or give new ones"
             )
         return DestinationState.DATASET
-    begun = journal_options(folder)
-    if begun is None and (others := shards_in(folder) - base.files):
+    # A journal that is left belongs to what is complete: what it has replaced is deleted when this begins.
+    if held.begun is None and (others := set(filter(is_shard, held.names)) - base.files):
         raise UserError(
-            f"{folder}: {min(others)} does not belong to the dataset and would be deleted; move it elsewhere first"
+            f"{where}: {min(others)} does not belong to the dataset and would be deleted; move it elsewhere first"
         )
-    return DestinationState.UNFINISHED if begun and "base" in begun else DestinationState.EMPTY
+    return DestinationState.EMPTY
 
 
 def begin_journal(
@@ -67,7 +86,7 @@ def begin_journal(
     return journal
 
 
-def check_same(folder: Path | str, there: dict[str, Any], here: dict[str, Any]) -> None:
+def check_same(where: Path | str, there: dict[str, Any], here: dict[str, Any]) -> None:
     """Raise UserError if options differ from those that a conversion was started with."""
     compared = there.keys() | here.keys()
     if CONTENTS not in there or there.get("listing") != here.get("listing"):  # not stated; or the listing says enough
@@ -87,7 +106,11 @@ def check_same(folder: Path | str, there: dict[str, Any], here: dict[str, Any]) 
         descriptions.get(name, f"--{name.replace('_', '-')} ({there.get(name)} there, {here.get(name)} here)")
         for name in names
     )
-    raise UserError(f"{folder}: was started with something else: {what}; use the same settings, or --overwrite")
+    if "base" in there:
+        raise UserError(
+            f"{where}: an append was started with something else: {what}; use the same settings, or {GIVE_UP}"
+        )
+    raise UserError(f"{where}: was started with something else: {what}; use the same settings, or --overwrite")
 
 
 def undo(folder: Path, options: dict[str, Any], base: Base | None) -> None:
@@ -98,7 +121,8 @@ def undo(folder: Path, options: dict[str, Any], base: Base | None) -> None:
 
 def plain_error(folder: Path, error: OSError) -> UserError:
     """An error of the file system as a sentence."""
+    goes_on = ", then continue with the same command and --resume" if journal_options(folder) else ""
     if error.errno in FULL:
-        goes_on = " continue with the same command and --resume" if journal_options(folder) else " convert again"
-        return UserError(f"{folder}: no space left on the disk; free some space, then{goes_on}")
-    return UserError(f"{error.filename or folder}: {error.strerror or error}; check the path and its permissions")
+        return UserError(f"{folder}: no space left on the disk; free some space{goes_on or ', then convert again'}")
+    what = f"{error.filename or folder}: {error.strerror or error}"
+    return UserError(f"{what}; check the path and its permissions{goes_on}")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastimg.cluster.shared_places import ATTEMPTS
 from fastimg.convert.annotations.facts import FieldFacts
@@ -31,6 +31,7 @@ from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.runtime.file_locks import unlock_and_close
 
 JOURNAL_FORMAT = "fastimg conversion"
+CONTENTS = "contents"  # among the options: digest of some samples; earlier versions have stated none
 
 SPLIT = "(?:train|val|test)"
 _DERIVED = "fidx|fcol|ffld|ftil|fdci"
@@ -45,7 +46,17 @@ class DestinationState(Enum):
     EMPTY = "empty"
     DATASET = "a finished dataset"
     UNFINISHED = "an unfinished conversion"
+    APPENDING = "a finished dataset, to which an append has not finished"
     OTHER = "something else"
+
+
+class Held(NamedTuple):
+    """The state of a destination, with the names of its files and the options in its journal."""
+
+    state: DestinationState
+    names: Collection[str]
+    begun: dict[str, Any] | None  # None without a journal
+    sha256: str  # of dataset.json; empty without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,36 +171,75 @@ def _parts_in_a_row(shards: list[Finished]) -> Counter[str]:
     return parts
 
 
-def state_of(folder: Path) -> DestinationState:
-    """What `folder` holds. A journal that was not written completely does not count."""
-    names = (
-        {entry.name for entry in os.scandir(folder)} - {".convert.json.part", ATTEMPTS, CACHE}
-        if folder.exists()
-        else set()
-    )
-    if not names:
-        return DestinationState.EMPTY
-    if "dataset.json" in names and _format(folder / "dataset.json") == FORMAT:
-        return DestinationState.DATASET
-    if "dataset.json" not in names and "convert.json" in names and journal_options(folder) is not None:
-        return DestinationState.UNFINISHED
-    return DestinationState.OTHER
+def held_in(folder: Path) -> Held:
+    """What `folder` holds."""
+
+    def read(name: str) -> bytes:
+        try:
+            return (folder / name).read_bytes()
+        except OSError:
+            return b""
+
+    names = {entry.name for entry in os.scandir(folder)} if folder.exists() else set()
+    return held_by(names - {".convert.json.part", ATTEMPTS, CACHE}, read)
+
+
+def held_by(names: Collection[str], read: Callable[[str], bytes]) -> Held:
+    """What a destination with files of these names holds. A journal that was not written completely does not count."""
+    begun = conversion_of(read("convert.json")) if "convert.json" in names else None
+    sha256 = ""
+    if "dataset.json" in names:
+        described = read("dataset.json")
+        state, sha256 = _state_of(described, begun), hashlib.sha256(described).hexdigest()
+    elif begun is not None:
+        state = DestinationState.UNFINISHED
+    else:
+        state = DestinationState.OTHER if names else DestinationState.EMPTY
+    return Held(state, names, begun, sha256)
+
+
+def _state_of(described: bytes, begun: dict[str, Any] | None) -> DestinationState:
+    """The state of a destination by its dataset.json."""
+    try:
+        description = json.loads(described)
+        if description["format"] != FORMAT:
+            return DestinationState.OTHER
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return DestinationState.OTHER
+    try:
+        if begun is not None and "base" in begun and not holds(description, begun):
+            return DestinationState.APPENDING
+    except (LookupError, TypeError):  # who reads the rest of such a description refuses it
+        pass
+    return DestinationState.DATASET
+
+
+def holds(description: dict[str, Any], options: dict[str, Any]) -> bool:
+    """Whether the samples of a conversion with these options have been put into the dataset that is described.
+
+    They are by their listing, and by their contents where both conversions state them.
+    """
+    made = [description["options"], *description.get("appended", ())]
+    same = [other for other in made if other["listing"] == options["listing"]]
+    contents = options.get(CONTENTS)
+    return any(contents is None or other.get(CONTENTS, contents) == contents for other in same)
 
 
 def journal_options(folder: Path) -> dict[str, Any] | None:
     """The options in the journal of `folder`; None if it has no valid journal."""
     try:
-        return conversion_of(_whole_lines(folder / "convert.json")[0])
-    except (OSError, LookupError):
+        return conversion_of((folder / "convert.json").read_bytes())
+    except OSError:
         return None
 
 
-def conversion_of(line: bytes) -> dict[str, Any] | None:
+def conversion_of(journal: bytes) -> dict[str, Any] | None:
     """The options in the first line of a journal; None if it is not one."""
+    line, end, _ = journal.partition(b"\n")
     try:
         head = json.loads(line)
         options = head["options"]
-        return options if head["format"] == JOURNAL_FORMAT and isinstance(options, dict) else None
+        return options if end and head["format"] == JOURNAL_FORMAT and isinstance(options, dict) else None
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
@@ -204,9 +254,9 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def shards_in(folder: Path) -> set[str]:
-    """Files with the names of shards that a conversion writes."""
-    return {name for name in os.listdir(folder) if _MADE.fullmatch(name) and name.endswith((".tar", ".beton"))}
+def is_shard(name: str) -> bool:
+    """Whether a file has a name that a conversion gives to a shard."""
+    return is_made(name) and name.endswith((".tar", ".beton"))
 
 
 def clear(folder: Path, keep: Collection[str] = ()) -> None:
@@ -245,10 +295,3 @@ def _line(content: Any) -> bytes:
 
 def _whole_lines(path: Path) -> list[bytes]:
     return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
-def _format(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None

@@ -41,7 +41,7 @@ from .delivery.store_destination import StoreDestination
 from .destination import admit, missing_folders, plain_error
 from .jobs.in_folder import in_folder
 from .jobs.job import ConversionJob
-from .journal import journal_options
+from .journal import held_in, journal_options
 from .plan import plan_shards
 from .report import Report, report_on
 from .request import Request, as_before, check_paths, read_request, refuse_image_flags, refuse_on_cluster
@@ -89,7 +89,7 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
         store.admit(config)
     elif not base:
         missing_folders(request.dst)
-        admit(request.dst, config)  # before the source is read
+        admit(held_in(request.dst), request.dst, config)  # before the source is read
     tell = partial(say, console)
     with stand_ins(request.sources, config, tell) as sources:
         for source in sources:

@@ -22,8 +22,9 @@ from fastimg.loaders.jpeg.rewriting.tiles import DEFAULT_TILE_PX
 from fastimg.loaders.runtime.cpus import available_cpus
 
 from .image_preparation import Treatment
+from .journal import CONTENTS
 from .plan import parse_size
-from .shards.base import CONTENTS, Base
+from .shards.base import Base
 
 _OF_IMAGES = (
     *("tile", "max_size", "quality", "jpeg", "recompress", "raw_fraction", "originals", "compare", "max_pixels"),

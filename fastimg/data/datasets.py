@@ -84,6 +84,20 @@ def find_dataset() -> tuple[Path, str]:
     return folder, f"no DATA given: training on scikit-learn's 1,797 handwritten digits (as images in {folder})"
 
 
+def filled_splits(path: Path, classes: Level | None = None) -> dict[str, int]:
+    """The splits of `list_splits` that have samples: earlier versions could append one without."""
+    return {name: count for name, count in list_splits(path, classes).items() if count}
+
+
+def open_filled(path: Path, split: str, classes: Level | None = None) -> Dataset:
+    """Open a split to train on or to evaluate. Raises DataError if it has no samples."""
+    dataset = open_dataset(path, split, classes)
+    if len(dataset):
+        return dataset
+    dataset.close()
+    raise DataError(f"{path}: the split {split!r} has no samples; name another split")
+
+
 def open_parts(
     path: Path,
     train_split: str,
@@ -101,16 +115,16 @@ def open_parts(
     check_classes(path, classes)
     if fold is not None:
         return _open_fold(path, train_split, classes, fold)
-    splits = list_splits(path, classes)
+    splits = filled_splits(path, classes)
     named = val_split is not None
     if val_split is None:
         val_split = next((name for name in ("val", "test") if name in splits and name != train_split), None)
-    train = open_dataset(path, train_split, classes)
+    train = open_filled(path, train_split, classes)
     declared = names_targets(train)  # then a sample may lack some of them
     if not declared:
         check_labels(path, train_split, train, len(train.classes))
     if val_split is not None:
-        val = open_dataset(path, val_split, classes)
+        val = open_filled(path, val_split, classes)
         unlabelled = bool((val.labels < 0).any()) and not names_targets(val)
         if val_fraction is not None and not (unlabelled and not named):
             raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")
@@ -146,7 +160,7 @@ def names_targets(dataset: Dataset) -> bool:
 
 def _open_fold(path: Path, split: str, classes: Level | None, fold: Fold) -> tuple[DatasetPart, DatasetPart]:
     """The split without a fold, and the fold."""
-    dataset = open_dataset(path, split, classes)
+    dataset = open_filled(path, split, classes)
     if not names_targets(dataset):
         check_labels(path, split, dataset, len(dataset.classes))
     inside = folds.held_out(dataset, path, fold)

@@ -24,7 +24,7 @@ from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.scratch import Scratch
 
 from . import folds
-from .datasets import DatasetPart
+from .datasets import DatasetPart, filled_splits, open_filled
 from .splits import share_of_split, stratified_split
 
 _AT_ONCE = 8  # requests to an object store
@@ -156,7 +156,7 @@ def select(
     """
     if split is not None:
         return _judged(data, split, history, classes, whole=True)
-    names = list_splits(data, classes)
+    names = filled_splits(data, classes) or list_splits(data, classes)
     if held_out and history and history[0].fold is not None and history[0].split in names:
         return _judged(data, history[0].split, history, classes)
     ordered: list[str] = [name for name in ("val", "test", "train") if name in names]
@@ -173,7 +173,7 @@ def _judged(
     data: Path, split: str, history: Sequence[TrainedOn] | None, classes: Level | None, whole: bool = False
 ) -> Selection:
     """The part of a split to evaluate: the part that was held out, unless the `whole` split is asked for."""
-    dataset = open_dataset(data, split, classes)
+    dataset = open_filled(data, split, classes)
     selection = Selection(dataset=dataset, split=split, origin=split)
     unit = samples_of(dataset.content)
     if history is None:
@@ -335,7 +335,7 @@ def _sample_digest(dataset: Dataset, index: int, scratch: Scratch) -> str:
 def _place_digest(dataset: Dataset) -> str:
     """Of the path of the first shard; in a plain folder, of the folder that holds the split's classes."""
     if not isinstance(dataset, FilesDataset):
-        return _path_digest(dataset.files()[0])
+        return _path_digest(next(iter(dataset.files()), Path(dataset.name)))  # a split without samples has no shards
     elsewhere = isinstance(dataset, StoredFilesDataset)  # names are URLs, which are in no folder here
     names = [dataset.sample_name(index) for index in (0, len(dataset) - 1)]
     ends = [f"/{name}" if elsewhere else os.path.abspath(name) for name in names]

@@ -22,12 +22,12 @@ from rich.text import Text
 from fastimg.config.commands import Eval
 from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import check_backend, check_classes, chosen_backend
+from fastimg.data.datasets import check_backend, check_classes, chosen_backend, filled_splits
 from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import Selection, select
 from fastimg.data.read_back import read_back
 from fastimg.errors import UsageError, UserError, printable
-from fastimg.loaders import Dataset, list_splits
+from fastimg.loaders import Dataset
 from fastimg.loaders.containers.targets import LABEL, Target, TargetColumn
 from fastimg.loaders.remote.stores import shown as path_shown
 from fastimg.models.precision import choose as choose_precision
@@ -215,7 +215,7 @@ def _evaluate(config: Eval, together: RunsTogether, ranks: Ranks, err: Console) 
     own = select(config.data, config.split, history, config.classes, held_out=True)
     score = _predicted(config, engine, own, together, ranks, first=True)
     folds = history and history[0].fold is not None and config.split is None
-    if folds and own.split != _TEST and _TEST in list_splits(config.data, config.classes):
+    if folds and own.split != _TEST and _TEST in filled_splits(config.data, config.classes):
         _predicted(config, engine, select(config.data, _TEST, history, config.classes), together, ranks)
     say(err, f"evaluated   {config.checkpoint}: {score.part}")
     return score

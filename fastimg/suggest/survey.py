@@ -12,11 +12,10 @@ from rich.console import Console
 from fastimg.config.flag_types import MAX_PIXELS, parse_workers
 from fastimg.config.searching import Suggest
 from fastimg.data import class_balance
-from fastimg.data.datasets import DatasetPart, names_targets, open_parts
+from fastimg.data.datasets import DatasetPart, filled_splits, names_targets, open_parts
 from fastimg.data.elsewhere import sources
 from fastimg.errors import UsageError, UserError
 from fastimg.inspect.scan import Duplicates, SplitFacts, duplicates, gather
-from fastimg.loaders import list_splits
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.content import Content, samples_of
 from fastimg.loaders.containers.datasets import is_plain_folder
@@ -114,7 +113,7 @@ class Surveyed:
 def survey(config: Suggest, err: Console, stack: ExitStack) -> Surveyed:
     """Open the data as training would, and look at it. `stack` closes it. Raises UsageError, UserError, DataError."""
     path = config.data
-    counted = list_splits(path, config.classes)
+    counted = filled_splits(path, config.classes)
     fraction = _held_out(counted)
     part, val_part = open_parts(path, "train", None, fraction, 0, config.classes)
     for dataset in {id(each.dataset): each.dataset for each in (part, val_part) if each is not None}.values():

@@ -9,6 +9,7 @@ last.
 """
 
 import contextlib
+import hashlib
 import json
 import secrets
 import shutil
@@ -18,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Convert
-from fastimg.convert.destination import check_same
-from fastimg.convert.journal import DestinationState, Finished, Journal, conversion_of, is_made
+from fastimg.convert.destination import CHANGED, GIVE_UP, admit
+from fastimg.convert.journal import DestinationState, Finished, Journal, held_by, is_made
 from fastimg.convert.shards.base import Base
 from fastimg.errors import UserError
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.field_columns import field_columns, fields_of_samples
 from fastimg.loaders.containers.derived.records import RECORD, fingerprint_of, keep_records
 from fastimg.loaders.containers.derived.target_columns import columns_of_notes, target_columns
-from fastimg.loaders.containers.description import FORMAT, declared_targets, stated_fields
+from fastimg.loaders.containers.description import declared_targets, stated_fields
 from fastimg.loaders.containers.fields import FieldColumn, StoredField
 from fastimg.loaders.containers.targets import Target, TargetColumn, first_class
 from fastimg.loaders.containers.tars.shards import index_path
@@ -43,7 +44,6 @@ from .uploads import Ledger, ShardUploads
 
 _MARK = "convert.json"
 _DESCRIPTION = "dataset.json"
-_AGAIN = "give a new URL, or replace it with --overwrite"
 
 
 class StoreDestination:
@@ -76,65 +76,17 @@ class StoreDestination:
 
         A conversion that was killed before it marked the store has not begun.
         """
-        state, stated = self._state() if self._base is None or options is None else self._appending(flags, options)
-        if state is DestinationState.OTHER:
-            raise UserError(f"{self.url}: not empty, and not made by fastimg convert; give a new or empty URL")
-        if flags.overwrite or state is DestinationState.EMPTY:
-            return state
-        if state is DestinationState.DATASET and not flags.resume:
-            raise UserError(f"{self.url}: already holds a dataset; {_AGAIN}")
-        if state is DestinationState.UNFINISHED and not flags.resume:
-            raise UserError(
-                f"{self.url}: holds an unfinished conversion; continue it with --resume, or start again with "
-                "--overwrite"
-            )
-        if state is DestinationState.UNFINISHED and not (self.folder / _MARK).exists():
+        base = self._base.base if self._base else None
+        held = held_by({each.name for each in self._store.contents()}, self._store.read)
+        state = admit(held, self.url, flags, options, base)
+        goes_on = flags.resume and state in (DestinationState.UNFINISHED, DestinationState.APPENDING)
+        if goes_on and not (self.folder / _MARK).exists():
+            again = GIVE_UP if base else "start again with --overwrite"
             raise UserError(
                 f"{self.url}: holds an unfinished conversion whose journal is not in {self.folder}; continue it on the "
-                "machine that began it, with the same --cache-dir, or start again with --overwrite"
+                f"machine that began it, with the same --cache-dir, or {again}"
             )
-        if options is not None:
-            check_same(self.url, stated, options)
         return state
-
-    def _state(self) -> tuple[DestinationState, dict[str, Any]]:
-        """What the store holds, and the options of the conversion."""
-        names = {each.name for each in self._store.contents()}
-        if not names:
-            return DestinationState.EMPTY, {}
-        if _DESCRIPTION in names:
-            try:
-                description = json.loads(self._store.read(_DESCRIPTION))
-                if description["format"] == FORMAT:
-                    return DestinationState.DATASET, description.get("options", {})
-            except (ValueError, KeyError, TypeError, RecursionError):
-                pass
-        elif _MARK in names:
-            stated = conversion_of(self._store.read(_MARK))
-            if stated is not None:
-                return DestinationState.UNFINISHED, stated
-        return DestinationState.OTHER, {}
-
-    def _appending(self, flags: Convert, options: dict[str, Any]) -> tuple[DestinationState, dict[str, Any]]:
-        """Whether an append has begun, or is complete, and its options. Raises UserError where files would be lost."""
-        assert self._base is not None
-        base = self._base.base
-        if base.holds(options):
-            if not flags.resume:
-                raise UserError(
-                    f"{self.url}: the same samples were already converted or appended; leave them out, or give new ones"
-                )
-            return DestinationState.DATASET, options
-        names = {each.name for each in self._store.contents()}
-        stated = conversion_of(self._store.read(_MARK)) if _MARK in names else None
-        if stated is not None and "base" in stated:
-            return DestinationState.UNFINISHED, stated
-        if others := {name for name in names if is_made(name) and name.endswith((".tar", ".beton"))} - base.files:
-            raise UserError(
-                f"{self.url}: {min(others)} does not belong to the dataset and would be deleted; move it elsewhere "
-                "first"
-            )
-        return DestinationState.EMPTY, {}
 
     def bring_betons(self, grown: Collection[str], derived: bool, say: Callable[[str], object]) -> dict[str, Path]:
         """The .beton files that an append needs, fetched, by split: of those that grow.
@@ -272,7 +224,14 @@ class StoreDestination:
             self._base.close()
 
     def _check(self, description: dict[str, Any], names: set[str]) -> None:
-        """Raise DataError unless the store lists every file of the dataset as it was verified; delete all others."""
+        """Raise DataError unless the store lists every file of the dataset as it was verified; delete all others.
+
+        What is added to must not have changed.
+        """
+        if self._base is not None:
+            now = hashlib.sha256(self._store.read(_DESCRIPTION)).hexdigest()
+            if now != self._base.base.sha256:
+                raise DataError(f"{self.url}: {CHANGED}")
         there: dict[str, StoredObject] = {each.name: each for each in self._store.contents()}
         known: dict[str, DeliveredFile] = self._ledger.read()
         if self._base is not None:  # whose files are there, with the sizes that it states
@@ -286,9 +245,9 @@ class StoreDestination:
         for name in sorted(sizes.keys() | (names & known.keys())):
             file = known.get(name)
             if file is None or not file.is_(there.get(name)) or sizes.get(name, file.size) != file.size:
+                again = "" if self._base else "; convert again with overwrite=True"
                 raise DataError(
-                    f"{self.url}/{name}: is not in the store as it was uploaded: somebody else writes there; convert "
-                    "again with overwrite=True"
+                    f"{self.url}/{name}: is not in the store as it was uploaded: somebody else writes there{again}"
                 )
         kept = {*names, _DESCRIPTION, _MARK}
         if self._base is not None:  # what is added to is the dataset until dataset.json is replaced

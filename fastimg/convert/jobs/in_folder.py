@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fastimg.cluster.head import ClusterLost
 from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.description import describe
 from fastimg.convert.destination import FULL, admit, begin_journal, check_same, missing_folders, undo
-from fastimg.convert.journal import DestinationState, Journal, clear, journal_options, locked
+from fastimg.convert.journal import DestinationState, Journal, clear, held_in, journal_options, locked
 from fastimg.convert.shards.base import Base, read_made
 from fastimg.convert.stored.losses import SourceLostError
 from fastimg.loaders.captions.captions import captions_of
@@ -36,19 +36,13 @@ def in_folder(job: ConversionJob, console: Console) -> tuple[dict[str, Any], int
             state = _state(job)
             if state is DestinationState.DATASET and config.resume:
                 return _already(folder, job, console), 0
-            resumed = state is DestinationState.UNFINISHED and config.resume
+            resumed = config.resume and state is not DestinationState.EMPTY
             try:
-                return _run(job, resumed, console)
-            except Exception as error:
-                full = isinstance(error, OSError) and error.errno in FULL
-                kept = full or isinstance(error, ClusterLost | NotDelivered | SourceLostError)
-                if not resumed and not (kept and journal_options(folder)):
-                    if job.store:
-                        job.store.close()  # uploads delete files, too
-                    undo(folder, job.options, job.base)
-                    if job.store:
-                        job.store.undo()
-                raise
+                with contextlib.nullcontext() if resumed else _undoing(job):
+                    journal = _begin_journal(job, resumed)
+                    description, total = _write_shards(job, journal, console)
+                _complete(job, journal, description)  # an error leaves everything: --resume makes what is missing
+                return description, total
             finally:
                 if job.store:
                     job.store.close()
@@ -63,11 +57,30 @@ def in_folder(job: ConversionJob, console: Console) -> tuple[dict[str, Any], int
                 path.rmdir()
 
 
+@contextlib.contextmanager
+def _undoing(job: ConversionJob) -> Iterator[None]:
+    """Delete what the block has written if it fails, unless --resume can go on from there."""
+    folder = job.request.dst
+    try:
+        yield
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in FULL
+        kept = full or isinstance(error, ClusterLost | NotDelivered | SourceLostError)
+        if not (kept and journal_options(folder)):
+            if job.store:
+                job.store.close()  # uploads delete files, too
+            undo(folder, job.options, job.base)
+            if job.store:
+                job.store.undo()
+        raise
+
+
 def _state(job: ConversionJob) -> DestinationState:
     """What the destination holds. Raises UserError unless the conversion is allowed."""
     if job.store:
         return job.store.admit(job.request.flags, job.options)
-    return admit(job.request.dst, job.request.flags, job.options, job.base)
+    folder = job.request.dst
+    return admit(held_in(folder), folder, job.request.flags, job.options, job.base)
 
 
 def _begin_journal(job: ConversionJob, resumed: bool) -> Journal:
@@ -83,28 +96,28 @@ def _begin_journal(job: ConversionJob, resumed: bool) -> Journal:
     return journal
 
 
-def _run(job: ConversionJob, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
-    """Write shards and dataset.json. Returns the description and how many images were read."""
-    folder = job.request.dst
-    journal = _begin_journal(job, resumed)
+def _write_shards(job: ConversionJob, journal: Journal, console: Console) -> tuple[dict[str, Any], int]:
+    """Write all shards. Returns what dataset.json will be, and how many images were read."""
     todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleSpeed(), TimeRemainingColumn())
     write = write_on_cluster if job.ray else write_here
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         schema = write(job, todo, journal, progress, console)
-    description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
-    total = sum(len(shard.entries) for shard in todo)
-    if job.store and description["container"] == "tar":
-        job.store.finish(description)
-        return description, total
-    replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
-    _open_once(folder, _splits_here(job, description))
+    description = describe(job.request.dst, job.source, job.plan, journal, job.options, schema, job.base)
+    return description, sum(len(shard.entries) for shard in todo)
+
+
+def _complete(job: ConversionJob, journal: Journal, description: dict[str, Any]) -> None:
+    """Write dataset.json and what is derived of the shards, and delete the journal."""
+    folder = job.request.dst
+    if not job.store or description["container"] == "beton":
+        replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
+        _open_once(folder, _splits_here(job, description))
     if job.store:
         job.store.finish(description)
-        return description, total
+        return
     _tidy(folder, description)
     journal.remove()
-    return description, total
 
 
 def _splits_here(job: ConversionJob, description: dict[str, Any]) -> list[str]:
@@ -126,19 +139,18 @@ def _open_once(folder: Path, splits: Iterable[str]) -> None:
 
 def _already(folder: Path, job: ConversionJob, console: Console) -> dict[str, Any]:
     """The description of a dataset that an earlier run completed; its journal may still exist."""
-    if job.store:
-        described = job.store.description()
-        job.store.tidy(described)
-        say(console, f"{job.store.url}: already complete; nothing to do")
-        return described
-    description = read_made(folder)
+    where = job.store.url if job.store else folder
+    description = job.store.description() if job.store else read_made(folder)
     if not job.base:
-        check_same(folder, description.get("options", {}), job.options)
-    _open_once(folder, description["splits"])
-    if journal_options(folder) is not None:  # otherwise nothing can be left over
-        _tidy(folder, description)
-        (folder / "convert.json").unlink()
-    say(console, f"{folder}: already complete; nothing to do")
+        check_same(where, description.get("options", {}), job.options)
+    if job.store:
+        job.store.tidy(description)
+    else:
+        _open_once(folder, description["splits"])
+        if journal_options(folder) is not None:  # otherwise nothing can be left over
+            _tidy(folder, description)
+            (folder / "convert.json").unlink()
+    say(console, f"{where}: already complete; nothing to do")
     return description
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fastimg.convert.journal import SPLIT
+from fastimg.convert.journal import SPLIT, holds
 from fastimg.convert.plan import Begun
 from fastimg.convert.recompression.facts import StatedRecompression
 from fastimg.convert.sources.containers.betons import ORIGINAL
@@ -31,8 +31,6 @@ from fastimg.loaders.folders.ignored import Ignored
 from fastimg.loaders.remote.mirrors import mirror_at, wanted_indexes, wanted_shards
 from fastimg.loaders.remote.present_shards import PresentShards
 from fastimg.wording import plural
-
-CONTENTS = "contents"  # among the options: digest of some samples; earlier versions have stated none
 
 
 class _Shard(msgspec.Struct):
@@ -196,9 +194,7 @@ class Base:
 
     def holds(self, options: dict[str, Any]) -> bool:
         """Whether samples with this listing, and as far as is known with these contents, have been added already."""
-        made = [self.description["options"], *self.description.get("appended", ())]
-        same = (other for other in made if other["listing"] == options["listing"])
-        return any(other.get(CONTENTS, options[CONTENTS]) == options[CONTENTS] for other in same)
+        return holds(self.description, options)
 
     def refuse_columns(self, targets: tuple[Target, ...], fields: tuple[StoredField, ...] = ()) -> None:
         """Raise UserError if its samples already have columns, which are no targets, under the names of new targets.
@@ -270,4 +266,5 @@ def read_base(folder: Path) -> Base:
     file = folder / "dataset.json"
     if not file.exists():
         raise UserError(f"{folder}: no dataset to append to; leave out --append to make a new one")
-    return Base(folder, read_made(folder), hashlib.sha256(file.read_bytes()).hexdigest())
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()  # first: whoever replaces the file now is noticed later
+    return Base(folder, read_made(folder), sha256)

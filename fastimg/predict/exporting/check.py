@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from fastimg.data.datasets import DatasetPart, build_loader, center_crop
+from fastimg.data.datasets import DatasetPart, build_loader, center_crop, filled_splits, open_filled
 from fastimg.data.elsewhere import as_given
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UserError
-from fastimg.loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
+from fastimg.loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits
 from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.containers.content import Content, samples_of
 from fastimg.loaders.containers.datasets import is_plain_folder
@@ -180,9 +180,9 @@ def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
     if is_plain_folder(data):
         files = [str(file) for file in find_files((data,), content)[0]]
         return FilesDataset(Path(), files, content=content), origin
-    splits = list_splits(data)
+    splits = filled_splits(data) or list_splits(data)
     split = next((name for name in ("val", "test", "train") if name in splits), next(iter(splits)))
-    dataset = open_dataset(data, split)
+    dataset = open_filled(data, split)
     if dataset.content != content:
         dataset.close()
         contains, expected = samples_of(dataset.content), samples_of(content)

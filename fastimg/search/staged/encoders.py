@@ -16,9 +16,9 @@ from fastimg.config.commands import Train
 from fastimg.config.training import HF_PREFIX, HUB_PREFIX
 from fastimg.config.values.folds import parse as parse_fold
 from fastimg.config.yaml_file import fitted
-from fastimg.data.datasets import names_targets, open_parts
+from fastimg.data.datasets import filled_splits, names_targets, open_parts
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
+from fastimg.loaders import DataError, Dataset, open_dataset
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
@@ -108,7 +108,7 @@ def facts(data: Path, shared: Mapping[str, Any], seed: int) -> DataFacts:
     Raises UsageError and UserError.
     """
     config = Train(**fitted(shared, Train))
-    splits = list_splits(data, config.classes)
+    splits = filled_splits(data, config.classes)
     settings: dict[str, Any] = {}
     asked = config.val_split is not None or config.val_fraction is not None or config.fold is not None
     if not asked and "test" in splits and "val" not in splits:

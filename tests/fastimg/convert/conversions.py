@@ -3,12 +3,14 @@
 import json
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fastimg.convert.image_preparation
+import fastimg.convert.pipeline
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.decode import decode
 
@@ -84,3 +86,15 @@ def stop_after(
         return decode(*arguments)
 
     monkeypatch.setattr(fastimg.convert.image_preparation, "decode", decode_or_stop)
+
+
+def before_planning(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Call `act` once a conversion has read its source, before it has the destination for itself."""
+    plan = fastimg.convert.pipeline.plan_shards
+
+    def first_act(*arguments: Any, **more: Any) -> Any:
+        monkeypatch.setattr(fastimg.convert.pipeline, "plan_shards", plan)
+        act()
+        return plan(*arguments, **more)
+
+    monkeypatch.setattr(fastimg.convert.pipeline, "plan_shards", first_act)

@@ -174,7 +174,7 @@ def test_interrupted_and_resumed(
         patched.setattr(store, "add", stop)
         convert(append, QUIET)
     assert samples(config.dst) == before  # still a dataset, unchanged
-    with pytest.raises(UserError, match="unfinished conversion"):
+    with pytest.raises(UserError, match="unfinished append; continue it with"):
         convert(append, QUIET)
     convert(replace(append, resume=True), QUIET)
     assert contents(config.dst) == contents(tmp_path / "whole")
@@ -206,6 +206,27 @@ def test_a_failing_append_leaves_nothing(config: Convert, more: Path) -> None:
     with pytest.raises(DataError, match=r"bad\.jpg"):
         convert(appending(config, more, on_error="fail"), QUIET)
     assert contents(config.dst) == before
+
+
+@FORMATS
+def test_a_new_split_of_which_nothing_can_be_decoded(
+    config: Convert, more: Path, tmp_path: Path, container: Any
+) -> None:
+    convert(replace(config, format=container, val_fraction=0.0), QUIET)
+    before = contents(config.dst)
+    shutil.copytree(more, tmp_path / "split/train")
+    (tmp_path / "split/val/green").mkdir(parents=True)
+    (tmp_path / "split/val/green/bad.jpg").write_bytes(b"no image")
+    with pytest.raises(
+        DataError, match=r"no image of the split val can be decoded \(val/green/bad\.jpg: .*remove them"
+    ):
+        convert(appending(config, tmp_path / "split"), QUIET)
+    assert contents(config.dst) == before
+    shutil.copy(more / "green/1.jpg", tmp_path / "split/val/green")
+    convert(appending(config, tmp_path / "split"), QUIET)
+    (tmp_path / "split/val/green/1.jpg").write_bytes(b"no image any more")
+    convert(appending(config, tmp_path / "split"), QUIET)  # to a split that has samples
+    assert len(samples(config.dst, "val")) == 1
 
 
 @FORMATS

@@ -15,6 +15,8 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.delivery.shard_delivery import NotDelivered
+from fastimg.convert.delivery.store_destination import StoreDestination
+from fastimg.convert.journal import JOURNAL_FORMAT
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UserError
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
@@ -23,6 +25,7 @@ from fastimg.loaders.remote import stores, writable
 from fastimg.loaders.remote.trees import StoredFiles
 
 from ...loaders.remote.object_server import ObjectServer
+from .conversions import before_planning
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -104,8 +107,71 @@ class TestAppend:
         with pytest.raises(NotDelivered, match="go on with resume=True"):
             run(parts[1], append=True)
         assert contents(server.folder / "D")["dataset.json"] == before["dataset.json"]
-        with pytest.raises(UserError, match="holds an unfinished conversion; continue it with --resume"):
+        with pytest.raises(
+            UserError, match="holds an unfinished append; continue it with its own source, --append and"
+        ):
             run(parts[1], append=True)
+        run(parts[1], append=True, resume=True)
+
+    def test_is_not_deleted_where_the_first_source_goes_on(self, run, parts, server):
+        run(parts[0])
+        server.faults = [("PUT D/dataset.json", "denied")]
+        with pytest.raises(NotDelivered):
+            run(parts[1], append=True)
+        before = contents(server.folder / "D")
+        sentence = r"^s3://bucket/D: holds an unfinished append; .*--resume$|: an append was started with something"
+        for flags in ({}, {"append": True}):
+            with pytest.raises(UserError, match=sentence):
+                run(parts[0], resume=True, **flags)
+        assert contents(server.folder / "D") == before
+        run(parts[1], append=True, resume=True)
+
+    def test_that_is_complete_but_for_its_mark_is_added_to(self, run, parts, server, tmp_path, encode):
+        run(parts[0])
+        run(parts[1], append=True)
+        options = json.loads((server.folder / "D/dataset.json").read_text())["appended"][-1]
+        mark = json.dumps({"format": JOURNAL_FORMAT, "options": options}) + "\n"
+        (server.folder / "D/convert.json").write_text(mark)
+        (server.folder / "D/train-00099.tar").write_bytes(b"replaced")
+        (tmp_path / "third/red").mkdir(parents=True)
+        (tmp_path / "third/red/1.jpg").write_bytes(encode(seed=77))
+        run(tmp_path / "third", append=True)
+
+    @pytest.mark.parametrize("moment", ["before it begins", "before it ends"])
+    def test_leaves_what_another_machine_has_changed_meanwhile(self, run, parts, server, tmp_path, monkeypatch, moment):
+        run(parts[0])
+        described = server.folder / "D/dataset.json"
+
+        def meanwhile() -> None:
+            described.write_text(described.read_text() + " ")
+
+        finish = StoreDestination.finish
+
+        def finish_later(*arguments: Any) -> None:
+            meanwhile()
+            finish(*arguments)
+
+        if moment == "before it begins":
+            before_planning(monkeypatch, meanwhile)
+        else:
+            monkeypatch.setattr(StoreDestination, "finish", finish_later)
+        sentence = r"^s3://bucket/D: was changed by another conversion meanwhile; (run this|what is finished stays)"
+        with pytest.raises((UserError, NotDelivered), match=sentence):
+            run(parts[1], append=True)
+        assert described.read_text().endswith(" ")
+
+    @pytest.mark.parametrize("container", ["tar", "beton"])
+    def test_loses_nothing_by_an_error_once_dataset_json_is_there(self, run, parts, server, monkeypatch, container):
+        run(parts[0], format=container)
+
+        def fail(*_: Any) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patched, pytest.raises(MemoryError):
+            patched.setattr(StoreDestination, "tidy", fail)
+            run(parts[1], append=True)
+        there = contents(server.folder / "D")
+        assert f"train-00001.{container}" in there and b"train-00001" in there["dataset.json"]
         run(parts[1], append=True, resume=True)
 
     @pytest.mark.parametrize("fault", ["busy", "cut", "flip"])
@@ -212,7 +278,9 @@ class TestAppendToBetons:
             run(parts[1], append=True)
         now = contents(server.folder / "D")
         assert {name: now[name] for name in before} == before
-        with pytest.raises(UserError, match="holds an unfinished conversion; continue it with --resume"):
+        with pytest.raises(
+            UserError, match="holds an unfinished append; continue it with its own source, --append and"
+        ):
             run(parts[1], append=True)
         run(parts[1], append=True, resume=True)
         assert server.writes.written.count("D/train-00001.beton") == 1

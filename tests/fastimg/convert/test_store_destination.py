@@ -188,7 +188,7 @@ class TestDestinations:
     def test_that_hold_a_dataset(self, flags, run, server):
         run(flags)
         before = contents(server.folder / "D")
-        with pytest.raises(UserError, match="already holds a dataset; give a new URL, or replace it with --overwrite"):
+        with pytest.raises(UserError, match="already holds a dataset; give another URL, or replace it with --over"):
             run(flags)
         run(replace(flags, resume=True))
         with pytest.raises(UserError, match="was started with something else: --seed"):

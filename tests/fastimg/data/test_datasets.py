@@ -4,15 +4,20 @@ import io
 import re
 import shutil
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
-from fastimg.data.datasets import check_labels, display_name, find_dataset, open_parts, worker_count
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.data.datasets import DatasetPart, check_labels, display_name, find_dataset, open_parts, worker_count
+from fastimg.data.provenance import record, select
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import open_dataset
+from fastimg.loaders import list_splits, open_dataset
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.errors import DataError
 from fastimg.models.ranks import Ranks
@@ -107,6 +112,37 @@ def test_a_test_split_without_labels_can_stay_unused(unlabelled):
     assert (len(train), len(val), val.held_out) == (18, 6, 0.25)
     with pytest.raises(UsageError, match="--val-fraction has no effect"):
         open_parts(data, "train", "test", 0.25, 0)
+
+
+class TestASplitWithoutSamples:
+    """As an append of damaged files made it in earlier versions."""
+
+    @pytest.fixture(params=["tar", "beton"])
+    def emptied(self, request, image_folder, tmp_path, encode, monkeypatch):
+        data = tmp_path / "D"
+        convert(Convert(src=image_folder, dst=data, format=request.param), Console(quiet=True))
+        for name, content in (("train/red/1.jpg", encode(seed=50)), ("val/red/2.jpg", b"no image")):
+            (tmp_path / "more" / name).parent.mkdir(parents=True)
+            (tmp_path / "more" / name).write_bytes(content)
+        monkeypatch.setattr("fastimg.convert.description._check_counts", lambda *_: None)
+        convert(Convert(src=tmp_path / "more", dst=data, append=True), Console(quiet=True))
+        assert list_splits(data) == {"train": 37, "val": 0}
+        return data
+
+    def test_is_not_chosen_for_validation(self, emptied):
+        train, val = open_parts(emptied, "train", None, None, 0)
+        assert (len(train) + len(val), val.split, val.held_out) == (37, None, 0.1)
+        with pytest.raises(DataError, match=r"/D: the split 'val' has no samples; name another split$"):
+            open_parts(emptied, "train", "val", None, 0)
+
+    def test_is_not_evaluated(self, emptied):
+        assert select(emptied, None, None).split == "train"
+        with pytest.raises(DataError, match=r"/D: the split 'val' has no samples; name another split$"):
+            select(emptied, "val", None)
+
+    def test_has_a_place(self, emptied):
+        with closing(open_dataset(emptied, "val")) as dataset:
+            assert record(emptied, DatasetPart(dataset, None, "val"), None, "val", 0).identity.samples == 0
 
 
 def test_labels_are_below_the_number_of_classes(trained):
