@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastimg.errors import UserError
-from fastimg.loaders.runtime.file_locks import same_file, try_lock
+from fastimg.loaders.runtime.file_locks import same_file, try_lock, unlock_and_close
 
 
 def hold(folder: Path, name: str) -> int:
@@ -36,7 +36,7 @@ def held(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(handle)
+        unlock_and_close(handle)
 
 
 def _locked(handle: int) -> bool:

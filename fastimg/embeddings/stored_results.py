@@ -1,7 +1,6 @@
 """Embeddings that go to an object store: written into a folder here, then uploaded, their description last."""
 
 import hashlib
-import os
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from fastimg.errors import UserError
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.writable import WritableFolder
 from fastimg.loaders.runtime.cache import cache_folder
+from fastimg.loaders.runtime.file_locks import unlock_and_close
 
 from .held_folders import hold
 
@@ -71,7 +71,7 @@ class StoredResults:
     def close(self) -> None:
         """Delete the folder here, and let others have it."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        unlock_and_close(self._lock)
 
 
 def _state(file: Path) -> tuple[int, int, int]:
