@@ -119,10 +119,15 @@ def undo(folder: Path, options: dict[str, Any], base: Base | None) -> None:
         clear(folder, keep=base.files if base else ())
 
 
-def plain_error(folder: Path, error: OSError) -> UserError:
-    """An error of the file system as a sentence."""
-    goes_on = ", then continue with the same command and --resume" if journal_options(folder) else ""
+def plain_error(folder: Path, url: str | None, error: OSError, goes_on: bool) -> UserError:
+    """An error of the file system as a sentence.
+
+    folder: in which shards are made; they are uploaded from there if the destination is a `url`. goes_on: whether
+    --resume continues.
+    """
+    again = "continue with the same command and --resume" if goes_on else "convert again"
     if error.errno in FULL:
-        return UserError(f"{folder}: no space left on the disk; free some space{goes_on or ', then convert again'}")
+        made = "" if url is None else f", where shards are made for {url}"
+        return UserError(f"{folder}{made}: no space left on the disk; free some space, then {again}")
     what = f"{error.filename or folder}: {error.strerror or error}"
-    return UserError(f"{what}; check the path and its permissions{goes_on}")
+    return UserError(f"{what}; check the path and its permissions{f', then {again}' if goes_on else ''}")

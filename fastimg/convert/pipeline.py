@@ -33,10 +33,12 @@ from fastimg.convert.stored.stand_ins import images_in, stand_ins
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.remote.mirrors import with_urls
+from fastimg.loaders.remote.stores import url_of
 from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import with_flags
 
 from .delivery.destination_url import staged
+from .delivery.shard_delivery import staging_of
 from .delivery.store_destination import StoreDestination
 from .destination import admit, missing_folders, plain_error
 from .jobs.in_folder import in_folder
@@ -58,8 +60,11 @@ def convert(config: Convert, console: Console) -> Report:
     try:
         with telling_of_compilation(console), _cluster(config) as ray:
             return _convert(config, ray, console)
-    except OSError as error:
-        raise plain_error((config.dst, *config.more)[-1], error) from error
+    except OSError as error:  # before anything was written
+        dst = (config.dst, *config.more)[-1]
+        url = url_of(dst)
+        folder = dst if url is None else staging_of(url, config.cache_dir)
+        raise plain_error(folder, url, error, goes_on=config.resume) from error
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fastimg.cluster.head import ClusterLost
 from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.description import describe
-from fastimg.convert.destination import FULL, admit, begin_journal, check_same, missing_folders, undo
+from fastimg.convert.destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
 from fastimg.convert.journal import DestinationState, Journal, clear, held_in, journal_options, locked
 from fastimg.convert.shards.base import Base, read_made
 from fastimg.convert.stored.losses import SourceLostError
@@ -51,6 +51,9 @@ def in_folder(job: ConversionJob, console: Console) -> tuple[dict[str, Any], int
             where = job.store.url if job.store else folder
             say(console, f"{where}: interrupted; the same command with --resume continues from here")
         raise
+    except OSError as error:
+        place, url = (job.store.staging, job.store.url) if job.store else (folder, None)
+        raise plain_error(place, url, error, journal_options(folder) == job.options) from error
     finally:
         for path in made:  # still empty: nothing was written, or everything was undone
             with contextlib.suppress(OSError):

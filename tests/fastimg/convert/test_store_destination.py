@@ -1,5 +1,6 @@
 """Conversion into an object store: the files of a conversion into a folder, and never what only looks complete."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError, open_dataset
+from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.remote import writable
 
 from ...loaders.remote.object_server import LASTING, ObjectServer
@@ -173,6 +175,28 @@ class TestFaults:
             run(replace(flags, src=broken, on_error="fail"))
         assert contents(server.folder / "D") == {}
         assert not any(path.is_file() for path in (tmp_path / "staging").rglob("*"))
+
+    @pytest.mark.parametrize("moment", ["source", "shard"])
+    def test_a_full_disk_here_is_named(self, flags, run, tmp_path, monkeypatch, moment):
+        flags = replace(flags, dst=Path(f"file://{tmp_path}/new/D"), storage_option=())
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        again = {"source": "convert again", "shard": "continue with the same command and --resume"}[moment]
+        sentence = (
+            rf"^{tmp_path}/staging/staging/D-\w+, where shards are made for file://{tmp_path}/new/D: no space left "
+            rf"on the disk; free some space, then {again}$"
+        )
+        with monkeypatch.context() as patched, pytest.raises(UserError, match=sentence):
+            place = {
+                "source": "fastimg.convert.pipeline.read_source",
+                "shard": f"{ShardWriter.__module__}.ShardWriter._write",
+            }
+            patched.setattr(place[moment], full)
+            run(flags)
+        run(replace(flags, resume=moment == "shard"))
+        assert contents(tmp_path / "new/D") == here(flags, tmp_path / "here")
 
     def test_files_of_several_parts(self, flags, run, server, tmp_path, monkeypatch):
         monkeypatch.setattr(writable, "PART", 5 << 20)
