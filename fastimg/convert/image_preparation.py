@@ -10,11 +10,10 @@ import io
 import re
 import threading
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -34,10 +33,8 @@ from fastimg.loaders.folders.formats import image_extensions
 from fastimg.loaders.jpeg.rewriting.markers import Reason
 from fastimg.loaders.jpeg.rewriting.orient import upright_jpeg
 from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.runtime.in_order import in_order
 from fastimg.loaders.runtime.scratch import Scratch
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 AHEAD = 64  # images per thread that may be read but not yet written
 ROOM = 64 << 20  # limit of their total bytes, apart from one image per thread
@@ -317,30 +314,6 @@ def prepared_in_order(
     """
     swells = SWELLS if container == "beton" else 1
     return in_order(pool, prepare, entries, workers * AHEAD, workers, ROOM, lambda entry: swells * max(entry.size, 0))
-
-
-def in_order(
-    pool: ThreadPoolExecutor,
-    work: Callable[[_Item], _Result],
-    items: Iterator[_Item],
-    most: int,
-    least: int | None = None,
-    room: int = 0,
-    size: Callable[[_Item], int] = lambda item: 0,
-) -> Iterator[_Result]:
-    """Yield results in the order of `items`. Up to `most` are in flight: `least`, and more while they fit in `room`."""
-    least = most if least is None else least
-    window: deque[tuple[Future[_Result], int]] = deque()
-    pending_bytes = 0
-    waiting = next(items, None)
-    while window or waiting is not None:
-        while waiting is not None and len(window) < most and (len(window) < least or pending_bytes < room):
-            pending_bytes += size(waiting)
-            window.append((pool.submit(work, waiting), size(waiting)))
-            waiting = next(items, None)
-        future, nbytes = window.popleft()
-        yield future.result()
-        pending_bytes -= nbytes
 
 
 def _outcome(kind: str, reason: str) -> str:

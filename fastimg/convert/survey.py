@@ -34,8 +34,9 @@ from fastimg.loaders.containers.fields import ABSENT, StoredField, unpacked_npy
 from fastimg.loaders.containers.targets import Target, TargetValues, first_class
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.runtime.in_order import in_order
 
-from .image_preparation import DECODERS_OWN, Prepared, Treatment, in_order
+from .image_preparation import DECODERS_OWN, Prepared, Treatment
 
 # Names of fields that a target cannot have: the file's own, and those by which a lone file's label is found.
 RESERVED = ("image", "txt", "text", "label", "json", ORIGINAL, *USUAL["rgb"], *USUAL["int"])

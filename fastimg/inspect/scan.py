@@ -6,7 +6,6 @@ Memory is bounded: 40 bytes per sample, twice that while duplicates are searched
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,12 +14,12 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-from fastimg.convert.image_preparation import in_order
 from fastimg.convert.text_preparation import text_fault
 from fastimg.errors import printable
 from fastimg.loaders import DataError, Dataset
 from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.decode import decode, is_tiled, read_header
+from fastimg.loaders.runtime.in_order import in_order, working_threads
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import telling_of_compilation
 
@@ -80,7 +79,7 @@ def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded:
     def look(chunk: range) -> _Seen:
         return _look_at_texts(dataset, chunk) if texts else _look(dataset, chunk, max_pixels, decoded)
 
-    with telling_of_compilation(err), ThreadPoolExecutor(workers, "inspect") as pool:
+    with telling_of_compilation(err), working_threads(workers, "inspect") as pool:
         seen: Iterator[_Seen] = in_order(pool, look, iter(chunks), workers * _AHEAD)
         quiet = not err.is_terminal
         for chunk, result in zip(

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,11 +10,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from fastimg.convert.image_preparation import in_order
 from fastimg.errors import UserError
 from fastimg.loaders import Dataset, FilesDataset, ImageError
 from fastimg.loaders.decode import decode, is_tiled, read_header
 from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.loaders.runtime.in_order import in_order, working_threads
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.wording import plural
 
@@ -51,7 +50,7 @@ def choose(dataset: Dataset, source: Path, split: str, most: int, seed: int, fol
     ids: list[int] = []
     chosen: list[_Seen] = []
     left_out: dict[str, str] = {}
-    with ThreadPoolExecutor(threads, "fastimg-samples") as pool:
+    with working_threads(threads, "fastimg-samples") as pool:
         steps = track(
             in_order(pool, look, iter(order), 2 * threads),
             "reading samples" if look.own else "copying samples",

@@ -5,7 +5,6 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from fastimg.convert.shards.writing import ShardWork, write_shard
 from fastimg.convert.survey import Requirements, Schema, look_at, schema_of
 from fastimg.convert.writers import BetonStore, Store, TarStore
 from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.runtime.in_order import working_threads
 from fastimg.system.terminal import say
 
 from .job import ConversionJob, takes_notes
@@ -35,7 +35,7 @@ def write_here(
     workers = job.request.workers
     logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its messages are printed over the progress bar
     betons = _betons(job, console)
-    with warnings.catch_warnings(), ThreadPoolExecutor(workers, "prepare") as pool:
+    with warnings.catch_warnings(), working_threads(workers, "prepare") as pool:
         warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
         schema = None
         if job.request.treatment.container == "beton":

@@ -31,6 +31,7 @@ from fastimg.convert.stored.stand_ins import is_stand_in
 from fastimg.convert.writers import TarStore
 from fastimg.loaders.folders.folder import Mapped
 from fastimg.loaders.folders.ignored import Ignored
+from fastimg.loaders.runtime.in_order import working_threads
 from fastimg.wording import plural
 
 from .exchange import Exchange, NodeShard, Say
@@ -154,7 +155,7 @@ def preparing(common: NodeWork) -> Iterator[ThreadPoolExecutor]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
         stack.callback(common.shards.source.close)
-        yield stack.enter_context(ThreadPoolExecutor(common.shards.workers, "prepare"))
+        yield stack.enter_context(working_threads(common.shards.workers, "prepare"))
 
 
 def _write_on_node(common: NodeWork, part: Sequence[Shard]) -> Iterator[int | NodeShard | DeliveredShard]:

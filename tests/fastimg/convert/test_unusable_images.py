@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from fastimg.config.commands import Convert
+from fastimg.convert.image_preparation import Prepare
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Skipped
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.errors import DataError
 
+from ...loaders.runtime.pools import ending
 from .conversions import samples, stop_after
 
 
@@ -125,3 +127,22 @@ def test_an_image_that_changes_during_the_conversion(config, image_folder, conso
     monkeypatch.setattr("fastimg.convert.pipeline._check_missing", lambda *_: file.write_bytes(b"another size"))
     report = convert(config, console)
     assert report.skipped == [Skipped("red/000.jpg", "changed after the source was listed")]
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_the_first_failure_ends_the_conversion(config, image_folder, console, monkeypatch, container):
+    """Images that are read ahead are not waited for; all but the first wait until threads are told to end."""
+    (image_folder / "blue/000.jpg").write_bytes(b"no image")
+    ended, prepare = ending(monkeypatch, "prepare"), Prepare.__call__
+    begun = []
+
+    def prepare_later(self, entry):
+        begun.append(entry.path)
+        if entry.path != "blue/000.jpg":
+            ended.wait()
+        return prepare(self, entry)
+
+    monkeypatch.setattr(Prepare, "__call__", prepare_later)
+    with pytest.raises(DataError, match=r"blue/000\.jpg: not an image"):
+        convert(replace(config, workers="1", no_shuffle=True, on_error="fail", format=container), console)
+    assert len(begun) <= 2
