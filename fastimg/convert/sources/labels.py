@@ -129,6 +129,12 @@ def number_classes(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[
     return classes, np.array([index[label] for label in labels], np.int64)
 
 
+def joined_classes(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    """The classes of `first`, and then those that only `second` has."""
+    known = set(first)
+    return (*first, *(name for name in second if name not in known))
+
+
 def class_remarks(source: Source) -> list[str]:
     """Remarks on classes, of any source, that are probably a mistake."""
     remarks = []
