@@ -33,7 +33,8 @@ class Balance(NamedTuple):
 def class_names(facts: SplitFacts) -> list[str]:
     """Printable class names; if two are the same, the second gets its index as a suffix."""
     names = [printable(name) for name in facts.dataset.classes]
-    return [name if names.index(name) == i else f"{name} ({i})" for i, name in enumerate(names)]
+    first: dict[str, int] = {}
+    return [name if first.setdefault(name, i) == i else f"{name} ({i})" for i, name in enumerate(names)]
 
 
 def balance(counts: dict[str, int]) -> Balance | None:

@@ -14,7 +14,7 @@ from fastimg.loaders.containers.targets import LABEL, Target, first_class
 from fastimg.loaders.errors import DataError
 from fastimg.wording import plural, shortened
 
-from .labels import beside_names
+from .labels import beside_names, joined_classes
 from .samples import Entries, Source
 
 
@@ -119,8 +119,7 @@ def onto(source: Source, side: Side) -> Source:
                 f"{source.src}: its target {target.name!r} is a {target.kind}, and on the other side a {known.kind}; "
                 "convert it again with the other kind"
             )
-        more = (name for name in target.classes if name not in set(known.classes))
-        merged[target.name] = replace(known, classes=(*known.classes, *more))
+        merged[target.name] = replace(known, classes=joined_classes(known.classes, target.classes))
     first = first_class(tuple(merged.values()))
     if first is not None:
         merged[first.name] = replace(first, classes=matched.classes)
@@ -167,12 +166,12 @@ def _onto_classes(source: Source, classes: Sequence[str], named: bool) -> Source
     there are more labels than names.
     """
     if source.named == named:
-        union = [*classes, *(name for name in source.classes if name not in set(classes))]
+        union = joined_classes(classes, source.classes)
         if not named:
-            union = [str(label) for label in range(max(len(classes), len(source.classes)))]
+            union = tuple(str(label) for label in range(max(len(classes), len(source.classes))))
         index = {name: label for label, name in enumerate(union)}
         table = np.array([index[name] for name in source.classes], np.int64)
-        return _relabelled(source, tuple(union), table)
+        return _relabelled(source, union, table)
     more, fewer = (len(classes), len(source.classes)) if named else (len(source.classes), len(classes))
     if fewer > more:
         raise DataError(

@@ -158,6 +158,12 @@ def _has_zeros(integer: str) -> bool:
     return str(int(integer)) != integer
 
 
+def joined_classes(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    """The classes of `first`, and then those that only `second` has."""
+    known = set(first)
+    return (*first, *(name for name in second if name not in known))
+
+
 def class_remarks(source: Source) -> list[str]:
     """Remarks on classes, of any source, that are probably a mistake."""
     remarks = []

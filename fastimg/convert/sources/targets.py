@@ -19,7 +19,7 @@ from fastimg.loaders.errors import DataError
 from fastimg.wording import plural, shortened
 
 from .columns import AskedTarget, Columns
-from .labels import is_empty, look_like_lists, look_unique, number_classes, respelled
+from .labels import is_empty, joined_classes, look_like_lists, look_unique, number_classes, respelled
 from .samples import Row
 from .tables import Rows
 
@@ -303,8 +303,7 @@ class TargetCells:
             self._written[name] = {text: classes[place] for text, place in zip(ordered, numbers.tolist(), strict=True)}
         if not classes:
             raise DataError(f"{self._src}: target {name!r}: no row has a label; fill it in, or leave it out")
-        before = existing.classes if existing else ()
-        return (*before, *(label for label in classes if label not in set(before)))
+        return joined_classes(existing.classes if existing else (), classes)
 
     def _value(self, number: int, target: Target, cell: Any) -> Any:
         """The name of a class, a list of labels, a number, or None."""

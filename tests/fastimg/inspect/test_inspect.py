@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fastimg.config.commands import Inspect
 from fastimg.errors import UsageError
 from fastimg.inspect.images import _augmentation, _kornia
 from fastimg.inspect.scan import duplicates, gather, several
+from fastimg.inspect.summaries import class_names
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.betons.kinds import BetonField
@@ -401,3 +403,9 @@ def test_the_real_program_on_the_digits(tmp_path, python):
     program = [python, "-m", "fastimg", "inspect", str(digits_folder()), "-o", str(tmp_path / "p"), "--json"]
     ran = subprocess.run(program, capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout)["images"] == 1797
+
+
+def test_classes_that_are_printed_alike_are_numbered():
+    names = ("a", "\udcff", "\\udcff", "b", "\\udcff")
+    facts = SimpleNamespace(dataset=SimpleNamespace(classes=names))
+    assert class_names(facts) == ["a", "\\udcff", "\\udcff (2)", "b", "\\udcff (4)"]

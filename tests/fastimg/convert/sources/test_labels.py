@@ -1,10 +1,14 @@
 """Labels of manifests: which look like classes, which do not, and how they are normalised."""
 
 import csv
+from pathlib import Path
 
 import pytest
 
 from fastimg.convert.sources.columns import Columns
+from fastimg.convert.sources.combined import Side, onto
+from fastimg.convert.sources.samples import Source
+from fastimg.loaders.containers.targets import Target
 from fastimg.loaders.errors import DataError
 
 from .manifests import read_source, write_csv, write_manifest
@@ -126,3 +130,28 @@ def test_normalised_labels(files):
     source = read_source(labelled(files, ["007", "7", "10"]), Columns())
     assert source.classes == ("7", "10")
     assert source.remarks[0].endswith("are all integers and named as such: '007' is class 7")
+
+
+class CountedName(str):
+    """A name that counts how often names are looked up."""
+
+    hashed = 0
+
+    def __hash__(self):
+        CountedName.hashed += 1
+        return super().__hash__()
+
+
+def test_classes_are_joined_without_comparing_each_with_each():
+    known = tuple(CountedName(f"{number:03}") for number in range(0, 1000, 2))
+    classes = tuple(CountedName(f"{number:03}") for number in range(500))
+    kinds = ("class", "multilabel")
+    source = Source(Path("S"), "folder", classes, {}, (), targets=targets_of(kinds, classes))
+    matched = onto(source, Side(known, True, targets_of(kinds, known)))
+    expected = (*known, *(name for name in classes if int(name) % 2))
+    assert [matched.classes, *(target.classes for target in matched.targets)] == [expected] * 3
+    assert CountedName.hashed < 20 * len(expected)
+
+
+def targets_of(kinds, classes):
+    return tuple(Target(name=kind, kind=kind, classes=classes) for kind in kinds)
