@@ -38,8 +38,10 @@ def test_a_beton_has_the_same_bytes(written):
 
 
 def described(file):
-    """A dataset.json without what later versions have added: the quick sums of shards."""
+    """A dataset.json without what later versions have added: the quick sums of shards, the digest of some samples."""
     description = json.loads(file.read_text())
+    for options in (description["options"], *description.get("appended", ())):
+        options.pop("contents", None)
     for split in description["splits"].values():
         for shard in split["shards"]:
             shard.pop("xxh3", None)

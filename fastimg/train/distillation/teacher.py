@@ -80,7 +80,8 @@ def load(config: Train, tasks: Tasks, student: Preprocessing, precision: Precisi
             raise UsageError(f"--teacher {config.teacher}: {what}; give one of images")
         first, names = _outputs_of_classes(config.teacher, card, classes)
         _compare(config.teacher, names, classes)
-        outputs = [first + names.index(name) for name in classes]
+        places = {name: first + place for place, name in enumerate(names)}
+        outputs = [places[name] for name in classes]
         if outputs != list(range(card.num_classes)):
             order = torch.tensor(outputs, device=ranks.device)
         preprocessing = card.preprocessing

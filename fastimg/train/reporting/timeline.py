@@ -9,6 +9,8 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from fastimg.wording import plural
+
 BEFORE = 10  # steps that are not recorded: kernels are compiled, memory is allocated, and the loader's slots are filled
 _WARM = 2  # of these, how many the profiler takes to start: what it records at first includes its own costs
 
@@ -61,7 +63,7 @@ class Timeline:
         if self._failure is not None:
             return f"{self.file.name}: not written ({self._failure})"
         if not self._recorded:
-            return f"none: recording begins after {BEFORE} steps, and the run had {self._done}"
+            return f"none: recording begins after {plural(BEFORE, 'step')}, and the run had {self._done}"
         return f"{self.file}, of {self._recorded} of the steps after the first {BEFORE}; ui.perfetto.dev shows it"
 
     def _stop(self) -> None:
