@@ -102,7 +102,8 @@ def apply_boxes(
     current = boxes.double()
     limits = to_device(torch.tensor([width, height], dtype=torch.float64), boxes.device)
     for linear, shift in _forward(plan, height, width, boxes.device):
-        corners = current[..., [0, 1, 2, 1, 2, 3, 0, 3]].view(*shape, 4, 2)
+        x0, y0, x1, y1 = current.unbind(dim=-1)  # a list as an index would be copied to a GPU, and waited for
+        corners = torch.stack([x0, y0, x1, y0, x1, y1, x0, y1], dim=-1).view(*shape, 4, 2)
         corners = torch.einsum("bij,bnkj->bnki", linear, corners) + shift[:, None, None]
         low, high = corners.amin(dim=2), corners.amax(dim=2)
         first, last = (torch.minimum(end.clamp(min=0.0), limits) for end in (low, high))

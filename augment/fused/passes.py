@@ -82,7 +82,7 @@ def _pixels(
     line = (scale_red, scale_green, scale_blue, bias_red, bias_green, bias_blue)
     # Whatever the image drew, its words are asked for before anything depends on one of them.
     drawn = RUNS + LOOKED
-    if PATHS != RUNS or COUNT > 0:
+    if WORDS > 0 and (PATHS != RUNS or COUNT > 0):
         drawn = tl.load(row + (WORDS - 1))
     matrix, last = matrix_of(row, WARP), last_operation(row, COUNT)
     if PATHS == RUNS:

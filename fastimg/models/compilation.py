@@ -1,7 +1,8 @@
 """torch.compile before the first step, for every shape that training will use; compiled graphs are counted."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -38,8 +39,31 @@ class Compilation:
         )
 
 
-def compile_modules(modules: Iterable[nn.Module], mode: str) -> Compilation:
+@contextmanager
+def compiling(mode: str | None) -> Iterator[None]:
+    """Within, a run compiles its model with this mode; None: it does not.
+
+    torch keeps graphs with the code that they were compiled from: without this, a second run of a model in one process
+    would compile nothing ahead, and the CUDA graphs of the first would keep their memory. Its settings are given back.
+    """
+    if mode is None:
+        yield
+        return
+    import torch._dynamo as dynamo
+
+    torch.compiler.reset()
+    kept = ("recompile_limit", "fail_on_recompile_limit_hit")
+    with dynamo.config.patch({name: getattr(dynamo.config, name) for name in kept}):
+        try:
+            yield
+        finally:
+            torch.compiler.reset()
+
+
+def compile_modules(modules: Iterable[nn.Module], mode: str, any_length: bool = False) -> Compilation:
     """Mark each module for compilation, in place; names and weights stay. Nothing is compiled yet.
+
+    Each shape has a graph of its own; with `any_length`, a dimension that has had two lengths has one for all.
 
     With CUDA graphs, torch takes each call that follows a backward pass, or needs none, for a new step, whose outputs
     may overwrite those of the call before: so it is here. Once `cudagraph_mark_step_begin` is called, torch would rely
@@ -50,7 +74,7 @@ def compile_modules(modules: Iterable[nn.Module], mode: str) -> Compilation:
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _MAX_GRAPHS)
     dynamo.config.fail_on_recompile_limit_hit = True  # by default torch continues uncompiled, and only logs it
     for module in modules:
-        module.compile(mode=None if mode == "default" else mode, dynamic=False)
+        module.compile(mode=None if mode == "default" else mode, dynamic=None if any_length else False)
     return Compilation(mode)
 
 

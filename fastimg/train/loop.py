@@ -19,6 +19,7 @@ from fastimg.config.values.durations import limit
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.loaders.remote.stores import url_of
+from fastimg.models.compilation import compiling
 from fastimg.models.freezing import train_mode
 from fastimg.models.precision import refused_operation
 from fastimg.models.ranks import Ranks, agree_on_buffers, start
@@ -96,6 +97,7 @@ def train(
     time_limit = TimeLimit(None if config.max_time is None else limit(config.max_time, "--max-time"))
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device, config.numa_binding))
+        stack.enter_context(compiling(config.compile))
         run = prepare(config, ranks, console, stack)
         if run is None:
             return Result(None, 0, None)

@@ -10,6 +10,7 @@ from torch import nn
 
 from fastimg.augment import backends
 from fastimg.config.commands import Train
+from fastimg.config.intent import reads_text
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch
 from fastimg.loaders.decoders.arrays import MULTIPLE
@@ -57,7 +58,8 @@ def compiled(parallel: nn.Module, config: Train) -> Compilation | None:
     """Let calls of the model be compiled, or of each of its blocks if it is sharded."""
     if config.compile is None:
         return None
-    return compile_modules(repeated(parallel) if config.strategy == "fsdp" else [parallel], config.compile)
+    modules = repeated(parallel) if config.strategy == "fsdp" else [parallel]
+    return compile_modules(modules, config.compile, any_length=reads_text(config))
 
 
 def compile_ahead(run: Run, say: Callable[[str], None]) -> None:
@@ -150,8 +152,9 @@ def passes(run: Run) -> list[Callable[[], None]]:
     def blank(size: int) -> torch.Tensor:
         if embedding is not None:
             return torch.zeros((setup.batch_size, *embedding), dtype=dtype, device=device)
-        if text is not None:
-            return torch.zeros((setup.batch_size, size), dtype=torch.int32, device=device)
+        if text is not None:  # the first columns of a slot, as batches are: a graph is for strides, too
+            rows = torch.zeros((setup.batch_size, text.tokenizer.length), dtype=torch.int32, device=device)
+            return rows[:, :size]
         return model_input(None, preprocessing.blank(setup.batch_size, size, device), setup.input.policy, dtype)
 
     def training(size: int) -> None:
@@ -164,15 +167,13 @@ def passes(run: Run) -> list[Callable[[], None]]:
         with torch.inference_mode(), setup.precision.autocast():
             setup.trained(blank(size))
 
-    sizes = [preprocessing.train_size]
-    val_size = preprocessing.val_size
-    if text is not None and embedding is None:
-        val_size = text.tokenizer.length
-        sizes = [val_size, MULTIPLE]
+    sizes, val_sizes = [preprocessing.train_size], [preprocessing.val_size]
+    if text is not None and embedding is None:  # of the full length, a batch is contiguous
+        sizes = val_sizes = [text.tokenizer.length, MULTIPLE]
     if setup.input.progressive is not None:
         sizes = setup.input.progressive.sizes(setup.epochs)
     calls: list[Callable[[], None]] = [partial(training, size) for size in sizes]
     # A wrapper is compiled, not the model inside it, which is what validation calls.
     if setup.data.val_loader is not None and run.progress.parallel is setup.trained:
-        calls.append(partial(evaluation, val_size))
+        calls += [partial(evaluation, size) for size in val_sizes]
     return calls

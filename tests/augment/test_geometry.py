@@ -277,7 +277,7 @@ def test_mixed_images_are_refused(policy):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_moves_as_the_cpu():
+def test_a_gpu_moves_as_the_cpu(sync_debug_mode):
     plan = draw(Policy(hflip=0.5, rotate=30.0, named="rand-m9-mstd0.5-inc1"), np.arange(32), 0, 0)
     masks = torch.from_numpy(np.random.default_rng(0).integers(0, 9, (32, 40, 56), dtype=np.uint8))
     boxes = torch.stack([boxes_in(40, 56, 6, seed) for seed in range(32)])
@@ -285,5 +285,8 @@ def test_a_gpu_moves_as_the_cpu():
     ours, theirs = apply_boxes(plan, boxes, None, (40, 56)), apply_boxes(plan, boxes.cuda(), None, (40, 56))
     assert torch.equal(ours.counts, theirs.counts.cpu()) and torch.equal(ours.order, theirs.order.cpu())
     assert torch.allclose(ours.boxes, theirs.boxes.cpu(), atol=1e-4)
+    there = boxes.cuda()
+    with sync_debug_mode("error"):  # the host does not wait
+        apply_boxes(plan, there, None, (40, 56))
     points = apply_keypoints(plan, boxes[..., :2].cuda(), (40, 56)).cpu()
     assert torch.allclose(apply_keypoints(plan, boxes[..., :2], (40, 56)), points, atol=1e-4, equal_nan=True)

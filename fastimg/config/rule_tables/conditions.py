@@ -171,6 +171,8 @@ def check_cuda_graphs(config: Train) -> str | None:
             "replays CUDA graphs, whose memory holds the gradients: each of the batches that --grad-accum-steps "
             f"{config.grad_accum_steps} adds up would overwrite those before it; {remedy}"
         )
+    if reads_text(config) and not (head_alone(config) and config.cache_embeddings != "off"):
+        return f"records a CUDA graph for each length that a batch of texts has; {remedy}"
     if config.strategy == "fsdp":  # pytorch issue 127225
         return f"replays CUDA graphs, which read weights at fixed addresses, and --strategy fsdp moves them; {remedy}"
     return None

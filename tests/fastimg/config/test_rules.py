@@ -121,7 +121,11 @@ def test_settings_only_for_cuda_devices(device):
 @pytest.mark.parametrize("mode", CUDA_GRAPH_MODES)
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"grad_accum_steps": 4}, "memory holds the gradients: .* --grad-accum-steps 4"), ({"strategy": "fsdp"}, "moves")],
+    [
+        ({"grad_accum_steps": 4}, "memory holds the gradients: .* --grad-accum-steps 4"),
+        ({"strategy": "fsdp"}, "moves"),
+        ({"arch": "hf:bert"}, "each length"),
+    ],
 )
 def test_settings_incompatible_with_cuda_graphs(mode, settings, reason):
     with pytest.raises(
@@ -129,6 +133,7 @@ def test_settings_incompatible_with_cuda_graphs(mode, settings, reason):
     ):
         refuse(Train(compile=mode, **settings), TRAIN)
     refuse(Train(compile=mode), TRAIN)
+    refuse(Train(compile=mode, arch="hf:bert", freeze="backbone"), TRAIN)  # kept embeddings have one length
     for other in {*COMPILE_MODES, None} - {*CUDA_GRAPH_MODES}:
         refuse(Train(compile=other, **settings), TRAIN)
 

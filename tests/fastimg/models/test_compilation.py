@@ -88,6 +88,29 @@ class Small(Net):
         return self.fc(super().forward(images).relu().mean((2, 3)))
 
 
+@pytest.fixture
+def traced(monkeypatch):
+    """Models are traced as for a compiler, and run eagerly."""
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda module, mode, dynamic: compile_module(module, backend="eager", dynamic=dynamic),
+    )
+
+
+def test_a_second_run_in_one_process_compiles_its_own_model(trained, fast, tmp_path, cli, monkeypatch, traced):
+    """As the trials of a search do, and calls of `fastimg.train`. torch's settings are given back."""
+    monkeypatch.setattr("timm.create_model", lambda arch, num_classes, **options: Small(num_classes))
+    before = torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit
+    for name in ("first", "second"):
+        ran = cli("train", trained.images, *fast, "--compile", "-o", tmp_path, "--name", name)
+        assert ran.code == 0, ran.err
+        assert "compiled    default: 2 graphs in " in ran.out
+        assert re.findall(r"recompiled (\d+) time", ran.out) == ["0", "0"], ran.out
+        assert (torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit) == before
+
+
 @pytest.mark.slow
 def test_a_compiled_run_trains_like_a_plain_one(trained, fast, tmp_path, cli, monkeypatch):
     """With progressive sizes: one graph for each size and one for validation, before the first step; none later."""

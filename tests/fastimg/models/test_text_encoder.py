@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 import tarfile
@@ -131,6 +132,34 @@ def test_tokens_are_made_once_and_batched_by_length(train, records, tmp_path, mo
     monkeypatch.setattr(training_step, "forward_backward", noting)
     assert "tokenised" not in train("two").out
     assert records("one") == records("two") and widths == {8, 16, 24}
+
+
+def test_a_compiled_encoder_takes_any_length(bert, texts, tmp_path, cli, monkeypatch):
+    """Two passes, one of them long, are compiled ahead; batches of other lengths, and validation, compile nothing."""
+    compile_module, lengths = torch.nn.Module.compile, set()
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda module, mode, dynamic: compile_module(module, backend="eager", dynamic=dynamic),
+    )
+    backward = training_step.forward_backward
+
+    def noted(run, batch, *rest):
+        lengths.add(batch.images.shape[1])
+        backward(run, batch, *rest)
+
+    monkeypatch.setattr(training_step, "forward_backward", noted)
+    for words in (3, 12, 20, 28):
+        for split, count in (("train", 8), ("val", 2)):
+            for number in range(count):
+                folder = tmp_path / "texts" / split / ("good", "bad")[number % 2]
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"{words}-{number}.txt").write_text(" ".join([("good", "bad")[number % 2]] * words))
+    flags = ("--arch", f"hf:{bert}", "-b", "4", "--epochs", "1", "--compile", "--no-amp", "-j", "1")
+    ran = cli("train", tmp_path / "texts", *flags, "-o", tmp_path, "--name", "run", "--cache-dir", tmp_path / "cache")
+    assert ran.code == 0, ran.err
+    assert len(lengths) >= 3
+    assert re.findall(r"recompiled (\d+) time", ran.out) == ["0", "0"], ran.out  # ahead, and in the summary
 
 
 def test_a_maximum_length(train, tmp_path):
