@@ -1,4 +1,7 @@
-"""Machine code without a compiler on the user's machine: numba, cached on disk where possible."""
+"""Machine code without a compiler on the user's machine: numba, cached on disk where possible.
+
+How the cache notices changes stands in `loaders.runtime.compiled`, too: the two libraries do not know each other.
+"""
 
 import contextlib
 import os

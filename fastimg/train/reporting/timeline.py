@@ -64,7 +64,7 @@ class Timeline:
             return f"{self.file.name}: not written ({self._failure})"
         if not self._recorded:
             return f"none: recording begins after {plural(BEFORE, 'step')}, and the run had {self._done}"
-        return f"{self.file}, of {self._recorded} of the steps after the first {BEFORE}; ui.perfetto.dev shows it"
+        return f"{self.file}: {plural(self._recorded, 'step')} after the first {BEFORE}; open it in ui.perfetto.dev"
 
     def _stop(self) -> None:
         if self._profiler is not None:

@@ -45,7 +45,7 @@ def named_parts(run: Path) -> Counter[str]:
 
 def test_the_steps_that_were_asked_for_on_every_thread(train: Any, tmp_path: Path) -> None:
     ran = train("traced", "--trace", "3")  # the last of an epoch, its validation, and the first of the next
-    assert "trace.json.gz, of 3 of the steps after the first 10" in " ".join(ran.out.split())
+    assert "trace.json.gz: 3 steps after the first 10" in " ".join(ran.out.split())
     parts = named_parts(tmp_path / "traced")
     assert {name: parts[name] for name in PARTS} == dict.fromkeys(PARTS, 3) | {"wait for a batch": 3 + 6}
     steps = [event["name"] for event in events(tmp_path / "traced") if event.get("name", "").startswith("ProfilerStep")]
@@ -106,9 +106,9 @@ def test_an_error_in_a_step_ends_the_recording(tmp_path: Path) -> None:
             with named("update"):
                 t.step()
         raise RuntimeError("in the step")
-    assert "of 2 of the steps" in t.words
+    assert "2 steps after" in t.words
     t.step()  # of no effect
-    assert "of 2 of the steps" in t.words
+    assert "2 steps after" in t.words
 
 
 def test_names_cost_nothing_without_a_profiler() -> None:
