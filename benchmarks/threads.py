@@ -153,7 +153,6 @@ def _sleep_instead(microseconds: int) -> None:
     """Replace the native work by a sleep, in whatever modules this checkout has it."""
     import simplejpeg
 
-    import fastimg.loaders.jpeg.decoding.tiled as tiled
     import fastimg.loaders.resample as resample
 
     sleep: Callable[[int], int] = ctypes.CDLL(None).usleep  # ctypes releases the lock
@@ -188,8 +187,13 @@ def _sleep_instead(microseconds: int) -> None:
 
     replaced: Any = simplejpeg
     replaced.decode_jpeg = decoded
-    replaced = tiled
-    replaced._crop_rows = cropped
+    if importlib.util.find_spec("fastimg.loaders.jpeg.decoding.crops"):
+        replaced = importlib.import_module("fastimg.loaders.jpeg.decoding.crops")
+        replaced._crop_tiled = replaced._crop_untiled = cropped
+        replaced.is_ready = lambda: True
+    else:  # an older checkout, which leaves untiled JPEGs to simplejpeg
+        replaced = importlib.import_module("fastimg.loaders.jpeg.decoding.tiled")
+        replaced._crop_rows = cropped
     replaced = resample
     replaced._KERNELS = {name: Kernel(kernel) for name, kernel in resample._KERNELS.items()}
     if importlib.util.find_spec("fastimg.loaders.decoders.resize_queue"):  # an older checkout has none

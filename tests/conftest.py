@@ -41,6 +41,7 @@ from fastimg.loaders.backends.selection import open_source
 from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.folders.formats import register_plugins
+from fastimg.loaders.jpeg.decoding.crops import compile_for
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -128,12 +129,13 @@ def shared_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def compiled_decoder(compiled_once: None) -> None:
-    """The decoder of tiled JPEGs has been compiled, by one worker.
+    """The decoder of JPEGs has been compiled, by one worker.
 
     Processes that a test starts find it in numba's cache; each of them would take half a minute to compile it again.
     """
     draws = RandomResizedCrop(size=16).draws * [0.5]
     plain = encoded_image(size=(96, 64))
+    compile_for(plain)
     for data in (plain, tile(plain).jpeg):
         for scaling in (False, True):
             decoder = ImageDecoder(RandomResizedCrop(size=16), dct_scaling=scaling)

@@ -156,14 +156,14 @@ def compiler(environ: Mapping[str, str] = os.environ, which: Callable[[str], str
 
 def compiled() -> Compiled:
     """Where fastimg's machine code is kept, and what of it lies there. Raises ImportError."""
-    from fastimg.loaders.jpeg.decoding import tiled
+    from fastimg.loaders.jpeg.decoding import crops
     from fastimg.loaders.jpeg.rewriting import huffman
     from fastimg.loaders.runtime.compiled import is_kept
 
-    cache: Any = getattr(tiled.crop_tiled, "_cache", None)
+    cache: Any = getattr(crops.crop_tiled, "_cache", None)
     return Compiled(
         folder=getattr(cache, "cache_path", None),
-        made={"convert": is_kept(huffman.read_scan), "train": is_kept(tiled.crop_tiled)},
+        made={"convert": is_kept(huffman.read_scan), "train": is_kept(crops.crop_tiled)},
     )
 
 

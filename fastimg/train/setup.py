@@ -17,14 +17,14 @@ from rich.console import Console
 from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, class_balance, provenance
-from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker_count
+from fastimg.data.datasets import DatasetPart, display_name, worker_count
 from fastimg.data.derived import cache_root
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
 from fastimg.errors import UsageError, UserError, printable, reason_of
-from fastimg.loaders import DataError, ImageDecoder, ImageError
+from fastimg.loaders import DataError, ImageError
 from fastimg.loaders.decoders.large import compile_large, will_compile_large
-from fastimg.loaders.jpeg.decoding.tiled import will_compile
+from fastimg.loaders.jpeg.decoding.crops import compile_for, is_worth_compiling, missing_decoder
 from fastimg.loaders.remote.origins import named_by_origins
 from fastimg.loaders.remote.stores import shown, url_of
 from fastimg.loaders.runtime.scratch import Scratch
@@ -374,7 +374,7 @@ def _is_small(run: Run) -> bool:
 
 
 def _compile_decoder(run: Run, console: Console) -> None:
-    """Compile the decoder of tiled JPEGs now if this machine has not compiled it yet, and say how long it took."""
+    """Compile the decoder of JPEGs now if this machine has not compiled it yet, and say how long it took."""
     setup = run.setup
     data = run.setup.data
     if (
@@ -387,14 +387,16 @@ def _compile_decoder(run: Run, console: Console) -> None:
         return
     dataset = data.loader.dataset
     indices = data.loader.indices
-    decoder = ImageDecoder(center_crop(setup.input.preprocessing))
-    scratch = Scratch()
+    crops = setup.steps * setup.nominal_batch
     with setup.ranks.first_goes_first(), suppress(DataError, ImageError):  # the loader will report these
-        content = dataset.read(0 if indices is None else int(indices[0]), scratch)
-        if will_compile(content):
-            row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
-            with _compiling("the decoder of tiled JPEGs", console):
-                decoder.fill_row(content, (), row, scratch)
+        content = dataset.read(0 if indices is None else int(indices[0]), Scratch())
+        missing = missing_decoder(content)
+        if missing == "untiled" and not is_worth_compiling(crops):
+            why = f"{plural(crops, 'crop')} would not make up for compiling fastimg's decoder first"
+            say(console, f"decoder     libjpeg-turbo, with the same pixels: {why}")
+        elif missing:
+            with _compiling(f"the decoder of {missing} JPEGs", console):
+                compile_for(content)
         if will_compile_large(dataset):
             with _compiling("the decoder of large photographs", console):
                 compile_large(dataset)

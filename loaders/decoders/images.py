@@ -1,6 +1,6 @@
 """The decoder of images: header -> window of the crop -> decode -> resize -> row.
 
-Samples are read, tiled JPEGs decoded, and other pictures resized GROUP at a time, in compiled calls without the GIL.
+Samples are read, baseline JPEGs decoded, and other pictures resized GROUP at a time, in compiled calls without the GIL.
 """
 
 import functools
@@ -29,7 +29,7 @@ from fastimg.loaders.decode import (
 from fastimg.loaders.decoder import Decoder, DrawCrops, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
-from fastimg.loaders.jpeg.decoding.tiled import TileQueue
+from fastimg.loaders.jpeg.decoding.crops import CropQueue, is_worth_compiling
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import paste, resample, resample_deep
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
@@ -60,19 +60,21 @@ class ImageDecoder(Decoder):
     `channels` is 3 for RGB, 1 for gray. Raises ValueError for other numbers, other depths and scalings, and for fewer
     `max_pixels` than 1; TypeError for `max_pixels` that is no whole number.
 
-    Tiled JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those
-    decode every sample in `fill_row`.
+    Baseline JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those
+    decode every sample in `fill_row`. Untiled ones are left to libjpeg-turbo, which gives the same pixels, where their
+    decoder is not in the machine's cache and the data is too small to be worth compiling it.
     """
 
     crop: CropRule
     max_pixels: int = MAX_PIXELS
     dct_scaling: Scaling = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8;
     # "low": at 1/4 and 1/8 by low frequencies alone; "eighths": at the smallest eighth as large as what is wanted
-    compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+    compiled: bool = True  # baseline JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3
     depth: int = 8  # bits of a channel
 
     _STAGE = 0x0C
+    _EPOCHS = 10  # for how many data is taken to be read, if crops are random
 
     def __post_init__(self) -> None:
         check_channels(self.channels)
@@ -106,7 +108,7 @@ class ImageDecoder(Decoder):
     def fill(
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
-        """See `Decoder`: groups of samples, whose tiled JPEGs are decoded in one call."""
+        """See `Decoder`: groups of samples, whose baseline JPEGs are decoded in one call."""
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ImageDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
@@ -122,9 +124,9 @@ class ImageDecoder(Decoder):
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
         out = row["inputs"]
-        queue = scratch.own(TileQueue)
+        queue = scratch.own(CropQueue)
         queue.clear()
-        if self._queues and queue.add(data, self.crop, draws, self.max_pixels, 0):
+        if self._queues and queue.add(data, self.crop, draws, self.max_pixels, 0, patient=False):
             damaged = queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out[None])
             if not damaged:
                 return
@@ -133,15 +135,16 @@ class ImageDecoder(Decoder):
     def _fill_group(
         self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, C], k <= GROUP: tiled JPEGs are decoded at the end, others at once and resized then."""
-        queue = scratch.own(TileQueue)
+        """Fill `out` [k, H, W, C], k <= GROUP: baseline JPEGs are decoded at the end, others at once and resized then."""
+        queue = scratch.own(CropQueue)
         queue.clear()
         decoded = scratch.own(ResizeQueue)
         decoded.clear()
         failures: list[Failure] = []
         held = reader.read_group(ids, scratch)
+        patient = is_worth_compiling((self._EPOCHS if self.crop.draws else 1) * len(reader.dataset))
         for place, index in enumerate(ids):
-            error = self._queue_or_decode(reader, index, held[place], draws[place], place, out, queue, scratch)
+            error = self._queue_or_decode(reader, index, held[place], draws[place], place, patient, out, queue, scratch)
             if error is not None:
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
@@ -160,8 +163,9 @@ class ImageDecoder(Decoder):
         held: memoryview | None,
         draws: Sequence[float],
         place: int,
+        patient: bool,
         out: Pixels,
-        queue: TileQueue,
+        queue: CropQueue,
         scratch: Scratch,
     ) -> Exception | None:
         """What `attempt` would return, without the cost of a further call for each image."""
@@ -175,7 +179,7 @@ class ImageDecoder(Decoder):
             ):
                 return None
             data = held or reader.read(index, scratch.other(place))  # queued samples must stay in memory
-            if not (self._queues and queue.add(data, self.crop, draws, self.max_pixels, place)):
+            if not (self._queues and queue.add(data, self.crop, draws, self.max_pixels, place, patient)):
                 self._decode_to_queue(data, draws, place, out, scratch)
         except Exception as error:  # noqa: BLE001 - the pool tells them apart
             return error
@@ -229,15 +233,15 @@ class ImageDecoder(Decoder):
 
     @functools.cached_property
     def _queues(self) -> bool:
-        """Whether tiled JPEGs go straight into rows: of 8 bits, of a crop that fills nothing beyond the image."""
+        """Whether baseline JPEGs go straight into rows: of 8 bits, of a crop that fills nothing beyond the image."""
         return self.compiled and self.depth == 8 and fill_of(self.crop) is None
 
     def _decode_tiles(self, data: bytes | memoryview, window: Window, fill: int, out: Pixels, scratch: Scratch) -> bool:
-        """Decode a tiled JPEG, without its padding, into a canvas of `fill`; False if it is none, or damaged."""
+        """Decode a baseline JPEG, without its padding, into a canvas of `fill`; False if it is none, or damaged."""
         queue = scratch.own(_lone_queue)  # a group's may be in use
         queue.clear()
         plain = _PlainCrop(window._replace(at=(0, 0)), self.crop.interpolation)
-        if not queue.add(data, plain, (), self.max_pixels, 0):
+        if not queue.add(data, plain, (), self.max_pixels, 0, patient=False):
             return False
         width, height = window.size
         nbytes = width * height * self.channels
@@ -270,5 +274,5 @@ class _PlainCrop:
         return self.known
 
 
-def _lone_queue() -> TileQueue:
-    return TileQueue()
+def _lone_queue() -> CropQueue:
+    return CropQueue()

@@ -22,7 +22,7 @@ from fastimg.loaders import loader as loader_module
 from fastimg.loaders.batch import Field
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.decoder import Cancelled, Decoder, SampleReader
-from fastimg.loaders.jpeg.decoding.tiled import TileQueue
+from fastimg.loaders.jpeg.decoding.crops import CropQueue
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.runtime.scratch import Scratch
@@ -186,8 +186,8 @@ def test_tiled_jpegs_are_decoded_several_in_one_call_unless_a_subclass_fills_row
     rows = {"inputs": np.zeros((8, 16, 16, 3), np.uint8), "box": np.zeros((8, 4), np.int64)}
     ids = [0, 1, 2, 3, 5, 6, 7, 8]
     draws = TRAINING.draw(0, 0, np.array(ids))
-    calls, whole = [], TileQueue.run
-    monkeypatch.setattr(TileQueue, "run", lambda self, *args: calls.append(len(self._queued)) or whole(self, *args))
+    calls, whole = [], CropQueue.run
+    monkeypatch.setattr(CropQueue, "run", lambda self, *args: calls.append(len(self._queued)) or whole(self, *args))
     for decoder, sizes in ((TRAINING, [8]), (Boxes(TRAINING.crop), [1] * 8)):
         assert decoder.fill(SampleReader(tiled_files), ids, draws, rows, Scratch()) == []
         assert calls == sizes

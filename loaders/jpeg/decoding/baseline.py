@@ -17,9 +17,10 @@ import numpy as np
 from fastimg.loaders.runtime.compiled import compiled, inlined
 
 from .dct import inverse_dct, inverse_dct2, inverse_dct4, low_dct2
-from .entropy import NATURAL, STRIDE, coefficients, collect
+from .entropy.lookups import TABLE, fill_table
+from .entropy.symbols import NATURAL, STRIDE
+from .entropy.tiles import coefficients, collect
 from .frame import MAX_BLOCKS, mcu_blocks
-from .lookups import TABLE, fill_table
 from .scaled_dct import drop_high, transform_scaled
 
 _CHUNK = 1 << 15  # coefficients that are decoded at once, 64 KB: they stay in a core's own cache
@@ -35,6 +36,12 @@ def _first_alike(headers: Any, c: int) -> int:
         if header.dc[other] == header.dc[c] and header.ac[other] == header.ac[c]:
             return other
     return c
+
+
+@inlined
+def table_of(headers: Any, c: int) -> int:
+    """Where the DC table of a component begins in the work of `fill_tables`; its AC table follows."""
+    return 2 * TABLE * _first_alike(headers, c)
 
 
 @compiled
@@ -101,7 +108,7 @@ def lay_out(headers: Any, regions: Any) -> Any:
             for x in range(h):
                 for mcu in range(per_tile):
                     at = mcu * per_mcu + block
-                    rows[at] = 2 * TABLE * _first_alike(headers, c)
+                    rows[at] = table_of(headers, c)
                     places[at, 0], places[at, 1] = c, origin + (mcu * h + x) * side * strides[c] + y * side
                 block += 1
         origin += across * rightwards[c]

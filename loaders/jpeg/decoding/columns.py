@@ -3,7 +3,7 @@
     baseline: samples of the tiles -> colour: RGB columns
 
 Of luma alone, a region with one plane, the columns are the plane's own.
-One crop's region (`tiled`), and that of several crops (`union`), are decoded here.
+One crop's region (`crops`), and that of several crops (`union`), are decoded here; untiled JPEGs by `crops`.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from fastimg.loaders.runtime.compiled import compiled, inlined
 
 from .baseline import SCRATCH, decode_tiles
 from .colour import to_columns
-from .entropy import PAD
+from .entropy.symbols import PAD
 from .vectors import WIDE
 
 MAX_DECODED = 1 << 24  # pixels in memory at once, 100 MB; libjpeg-turbo decodes larger crops
@@ -28,7 +28,7 @@ def aligned(nbytes: int) -> int:
 
 
 @inlined
-def _size_of_planes(regions: Any) -> int:
+def size_of_planes(regions: Any) -> int:
     """The bytes that the samples of a region's tiles take."""
     region = regions[0]
     tiles = (region.right - region.left) * (region.bottom - region.top)
@@ -39,7 +39,7 @@ def _size_of_planes(regions: Any) -> int:
 def size_of_columns(regions: Any) -> int:
     """The bytes that the columns of a region take."""
     if regions[0].planes == 1:
-        return _size_of_planes(regions)
+        return size_of_planes(regions)
     return aligned(3 * regions[0].width * regions[0].stride + WIDE)
 
 
@@ -47,6 +47,13 @@ def size_of_columns(regions: Any) -> int:
 def size_of_passes(regions: Any, across: int) -> int:
     """The bytes that `resize_columns` takes for a window `across` pixels wide."""
     return aligned(regions[0].stride * (-(-regions[0].planes * across // 8) * 8 + 8) + WIDE)
+
+
+@inlined
+def size_of_sums(regions: Any) -> int:
+    """The bytes that `to_columns` takes as work."""
+    region = regions[0]
+    return aligned(2 * (2 * region.stride + 2 * (region.width // 2 + 3) * (region.stride + 4) + 2 * WIDE))
 
 
 @compiled
@@ -62,11 +69,11 @@ def decode_columns(data: Any, headers: Any, regions: Any, passes: int, scratch: 
     tiles = (region.right - region.left) * (region.bottom - region.top)
     columns = size_of_columns(regions)
     coloured = region.planes == 3
-    planes = _size_of_planes(regions) if coloured else 0
+    planes = size_of_planes(regions) if coloured else 0
     tables = 8 * SCRATCH
     bounds = tables + aligned(8 * (tiles + 1))
     bits = bounds + aligned(data.size + PAD)
-    sums = aligned(2 * (2 * region.stride + 2 * (region.width // 2 + 3) * (region.stride + 4) + 2 * WIDE))
+    sums = size_of_sums(regions)
     # Bits, bounds and tables are not needed once there are samples, nor these once there are columns.
     needed = columns + max(planes + max(bits, sums), passes)
     if scratch.size < needed:

@@ -206,41 +206,58 @@ def is_adobe(data: Any, body: int, end: int) -> bool:
 
 
 @compiled
-def is_tiled(headers: Any) -> bool:
-    """Whether restarts cut every row of MCUs of a sound header into tiles, in one sequential scan, as `tile` does."""
+def is_sequential(headers: Any) -> bool:
+    """Whether a sound header begins one sequential scan of all components."""
     header = headers[0]
     if header.fault or header.scans != 1 or not (header.sof == BASELINE or header.sof == EXTENDED):
         return False
-    if header.scan_components != header.components or header.interval == 0:
+    if header.scan_components != header.components:
         return False
-    if header.first != 0 or header.last != 63 or header.high or header.low:
+    return bool(header.first == 0 and header.last == 63 and header.high == 0 and header.low == 0)
+
+
+@compiled
+def is_tiled(headers: Any) -> bool:
+    """Whether restarts cut every row of MCUs of a sound header into tiles, in one sequential scan, as `tile` does."""
+    header = headers[0]
+    if not is_sequential(headers) or header.interval == 0:
         return False
     return bool(-(-header.width // header.mcu_width) % header.interval == 0)
 
 
 @compiled
 def is_decodable(headers: Any) -> bool:
-    """Whether the compiled decoder supports it: tiled gray or YCbCr in 4:4:4, 4:2:2 or 4:2:0, tables of 8 bits."""
+    """Whether the compiled decoder decodes its tiles alone: as `is_plain`, tiled, and not by tiles that are too large."""
     header = headers[0]
-    if not is_tiled(headers):
-        return False
+    return bool(is_tiled(headers) and is_plain(headers) and mcu_blocks(headers) * header.interval <= MAX_BLOCKS)
+
+
+@compiled
+def is_untiled(headers: Any) -> bool:
+    """Whether the compiled decoder decodes it from its beginning: as `is_plain`, one sequential scan, no restarts."""
+    return bool(is_sequential(headers) and headers[0].interval == 0 and is_plain(headers))
+
+
+@compiled
+def is_plain(headers: Any) -> bool:
+    """Whether it is gray or YCbCr in 4:4:4, 4:2:2 or 4:2:0, with tables of 8 bits."""
+    header = headers[0]
     for i in range(header.components):
         if header.dc[i] > 3 or header.ac[i] > 3 or header.wide[header.quantiser[i]]:
             return False
         if header.dc_codes[header.dc[i]] == 0 or header.ac_codes[header.ac[i]] == 0:
             return False
-    if header.components != 1:
-        if header.components != 3:
-            return False
-        ids = header.id[0] == 1 and header.id[1] == 2 and header.id[2] == 3
-        if not (header.jfif or header.adobe == 1 or (header.adobe < 0 and ids)):  # pixels may be RGB
-            return False
-        if header.h[1] != 1 or header.h[2] != 1 or header.v[1] != 1 or header.v[2] != 1:
-            return False
-        luma = header.h[0] << 4 | header.v[0]
-        if luma != 0x11 and luma != 0x21 and luma != 0x22:
-            return False
-    return bool(mcu_blocks(headers) * header.interval <= MAX_BLOCKS)
+    if header.components == 1:
+        return True
+    if header.components != 3:
+        return False
+    ids = header.id[0] == 1 and header.id[1] == 2 and header.id[2] == 3
+    if not (header.jfif or header.adobe == 1 or (header.adobe < 0 and ids)):  # pixels may be RGB
+        return False
+    if header.h[1] != 1 or header.h[2] != 1 or header.v[1] != 1 or header.v[2] != 1:
+        return False
+    luma = header.h[0] << 4 | header.v[0]
+    return bool(luma == 0x11 or luma == 0x21 or luma == 0x22)
 
 
 @inlined

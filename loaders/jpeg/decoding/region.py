@@ -1,4 +1,7 @@
-"""The part of a tiled JPEG that a window depends on: its tiles, and where the resize begins in them, as a record."""
+"""The part of a JPEG that a window depends on: its tiles, and where the resize begins in them, as a record.
+
+Without restarts, each MCU is a tile.
+"""
 
 from typing import Any, Literal, TypeAlias
 
@@ -82,8 +85,9 @@ def find_region(
     `size`, `at` and `window` are (across, down), in pixels.
 
     With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8; the latter two by low frequencies if
-    it is LOW. With EIGHTHS it is decoded at the smallest eighth at which it is as large as `size`. Returns False for a
-    box or window that is not inside the picture, and for a picture that is too narrow to cut.
+    it is LOW. With EIGHTHS it is decoded at the smallest eighth at which it is as large as `size`. An untiled picture is
+    not scaled. Returns False for a box or window that is not inside the picture, and for a picture that is too narrow to
+    cut.
     """
     header = headers[0]
     region = regions[0]
@@ -91,13 +95,13 @@ def find_region(
         return False
     if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window[1] > size[1]:
         return False
-    mode = int(scaling)
+    mode = int(scaling) if header.interval else 0
     side = _side(box, size, mode, header.h[0] == header.v[0])
     low = mode == LOW and side <= 2
     region.side = side
     region.low = low
     region.picture_width, region.picture_height = -(-header.width * side // 8), -(-header.height * side // 8)
-    region.tile_width = header.interval * (header.mcu_width * side // 8)
+    region.tile_width = max(header.interval, 1) * (header.mcu_width * side // 8)
     region.tile_height = header.mcu_height * side // 8
     # libjpeg-turbo's scaling makes chroma of 4:2:0 as large as luma, and leaves that of 4:2:2 to the upsampling.
     region.h, region.v = (1, 1) if side < 8 and not low and header.v[0] == 2 else (header.h[0], header.v[0])

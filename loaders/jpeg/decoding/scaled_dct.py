@@ -15,7 +15,7 @@ from numba import types
 from fastimg.loaders.runtime.compiled import compiled
 
 from .dct import block_row
-from .entropy import STRIDE
+from .entropy.symbols import STRIDE
 from .vectors import (
     I8,
     I16,

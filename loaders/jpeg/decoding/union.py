@@ -3,7 +3,7 @@
     frame: the header -> region: each crop's samples, and what all of them need -> columns: the RGB columns of these
         -> filters: each crop's window of its own resized picture
 
-Each crop has the bits that `tiled` gives it alone. With DCT scaling that takes one decoding for each scale.
+Each crop has the bits that `crops` gives it alone. With DCT scaling that takes one decoding for each scale.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
 from .memory import bytes_at
 from .region import REGION, WINDOW, find_region, hold_luma
-from .tiled import is_mirrored, peek
+from .crops import is_mirrored, peek
 from .vectors import WIDE
 
 _SIDES = 8  # samples across a decoded block, by DCT scaling: 8 or fewer
@@ -78,8 +78,8 @@ class UnionQueue:
             return "other"
         view = view_of(data)
         number = len(self._queued)
-        width, height, address = peek(view, self._places[number])
-        if width == 0 or width * height > max_pixels:
+        width, height, address, tiled = peek(view, self._places[number])
+        if not tiled or width * height > max_pixels:
             return "other"
         jobs = self._crops[number]
         for k, (crop, begin, stride, across, down) in enumerate(self._targets):

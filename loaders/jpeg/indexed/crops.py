@@ -12,7 +12,7 @@ import numpy as np
 from fastimg.loaders.jpeg.decoding.baseline import SCRATCH, decode_collected
 from fastimg.loaders.jpeg.decoding.colour import to_columns
 from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER, aligned, size_of_columns, size_of_passes
-from fastimg.loaders.jpeg.decoding.entropy import PAD
+from fastimg.loaders.jpeg.decoding.entropy.symbols import PAD
 from fastimg.loaders.jpeg.decoding.filters import resize_columns
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fastimg.loaders.jpeg.decoding.baseline import SCRATCH, decode_tiles
 from fastimg.loaders.jpeg.decoding.colour import to_columns
 from fastimg.loaders.jpeg.decoding.columns import DONE, OTHER, aligned, size_of_columns, size_of_passes
-from fastimg.loaders.jpeg.decoding.entropy import PAD
+from fastimg.loaders.jpeg.decoding.entropy.symbols import PAD
 from fastimg.loaders.jpeg.decoding.filters import resize_columns
 from fastimg.loaders.jpeg.decoding.frame import is_decodable, new_header, parse_header, view_of
 from fastimg.loaders.jpeg.decoding.memory import byte_at, word_at

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastimg.loaders.decode import MAX_PIXELS, read_header
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.jpeg.decoding.entropy import ZIGZAG
+from fastimg.loaders.jpeg.decoding.entropy.symbols import ZIGZAG
 from fastimg.loaders.jpeg.decoding.frame import EXIF, SOS, new_header, parse_segment, view_of
 from fastimg.loaders.jpeg.exif import Turn, clear_orientation, turn_of
 from fastimg.loaders.runtime.compiled import compiled

@@ -15,7 +15,7 @@ from fastimg.loaders.jpeg.indexed.packing import pack_index
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 from .test_indexed import Stored, partly
-from .test_tiled import SAMPLINGS, Fixed, crops, encoded, found, jpeg_by_pillow
+from .test_crops import SAMPLINGS, Fixed, crops, encoded, found, jpeg_by_pillow
 
 
 class Kept:

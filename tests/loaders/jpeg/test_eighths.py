@@ -20,7 +20,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .test_dc_images import stored
 from .test_indexed import Stored, partly
-from .test_tiled import SAMPLINGS, Fixed, crops, damaged, encoded, expected, found
+from .test_crops import SAMPLINGS, Fixed, crops, damaged, encoded, expected, found
 
 
 def scaled(jpeg, side, colours="RGB", strict=True):

@@ -16,7 +16,7 @@ from fastimg.loaders.backends.ragged import HEADER, fill_table, table_words
 from fastimg.loaders.crop import Window
 from fastimg.loaders.jpeg import exif
 from fastimg.loaders.jpeg.decoding import frame
-from fastimg.loaders.jpeg.decoding.entropy import ZIGZAG
+from fastimg.loaders.jpeg.decoding.entropy.symbols import ZIGZAG
 from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
 from fastimg.loaders.jpeg.decoding.frame import (
     EOI,

@@ -18,7 +18,7 @@ from fastimg.loaders.jpeg.indexed.packing import MORE, pack_index
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .test_tiled import SAMPLINGS, Fixed, crops, encoded, found, jpeg_by_pillow
+from .test_crops import SAMPLINGS, Fixed, crops, encoded, found, jpeg_by_pillow
 
 
 class Stored:

@@ -9,7 +9,7 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from fastimg.loaders.decode import decode, read_header, upright
-from fastimg.loaders.jpeg.decoding.entropy import ZIGZAG
+from fastimg.loaders.jpeg.decoding.entropy.symbols import ZIGZAG
 from fastimg.loaders.jpeg.decoding.frame import DQT
 from fastimg.loaders.jpeg.rewriting.coefficients import planes
 from fastimg.loaders.jpeg.rewriting.markers import Parser

@@ -63,17 +63,18 @@ def test_called_functions_may_be_defined_below(tmp_path, monkeypatch):
 
 
 def test_the_sources_of_a_function_include_those_of_called_functions():
-    from fastimg.loaders.jpeg.decoding import tiled
+    from fastimg.loaders.jpeg.decoding import crops
     from fastimg.loaders.jpeg.rewriting import splice
 
     def names(function):
         return {os.path.basename(file) for file, *_ in sources_of(function)}
 
-    decoding = {"tiled.py", "columns.py", "baseline.py", "lookups.py", "entropy.py", "dct.py", "colour.py"}
+    decoding = {"crops.py", "columns.py", "baseline.py", "lookups.py", "symbols.py", "tiles.py", "dct.py", "colour.py"}
     decoding |= {"filters.py", "frame.py", "vectors.py", "memory.py", "region.py", "scaled_dct.py"}
-    assert names(tiled.crop_tiled) == decoding
-    assert names(tiled._crop_rows) == decoding
-    assert names(tiled.peek) == {"tiled.py", "frame.py", "exif.py"}
+    assert names(crops.crop_tiled) == decoding
+    assert names(crops._crop_tiled) == decoding
+    assert names(crops._crop_untiled) == decoding - {"tiles.py", "scaled_dct.py"} | {"scan.py", "scans.py"}
+    assert names(crops.peek) == {"crops.py", "frame.py", "exif.py"}
     assert names(splice._splice) == {"splice.py", "frame.py", "exif.py", "region.py", "huffman.py"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
-from .memory import word_at
+from fastimg.loaders.jpeg.decoding.memory import word_at
 
 # The bytes of an entry: the number of its bits; the number of coefficients that its first symbol covers, END at the end
 # of a block; the number that all of it covers; the number of bits of the first symbol. Above them are the values of the

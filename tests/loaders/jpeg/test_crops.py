@@ -1,4 +1,4 @@
-"""The compiled decoder of tiled JPEGs: the bits of libjpeg-turbo and torch's resize for every accepted image."""
+"""The compiled decoder, of tiled JPEGs: the bits of libjpeg-turbo and torch's resize for every accepted image."""
 
 import io
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from PIL import Image
 from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
 from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode_box, read_header
-from fastimg.loaders.jpeg.decoding import tiled
+from fastimg.loaders.jpeg.decoding import crops as compiling
 from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
-from fastimg.loaders.jpeg.decoding.tiled import GROUP, TileQueue
+from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.resample import resample
@@ -60,7 +60,7 @@ def expected(data, crop):
 
 def found(data, crop, scratch=None, scaling=False):
     out = np.full((1, *shape_of(crop), 3), 7, np.uint8)
-    scratch, queue = scratch or Scratch(), TileQueue()
+    scratch, queue = scratch or Scratch(), CropQueue()
     taken = queue.add(data, crop, (), LIMIT, 0) and not queue.run(crop, scaling, scratch, out)
     return out[0] if taken else None
 
@@ -162,7 +162,6 @@ def test_unsupported_jpegs_are_left_to_other_decoders():
     for name, data in {
         "nothing": b"",
         "no JPEG": b"\x89PNG\r\n\x1a\n" + bytes(50),
-        "no tiles": jpeg_by_pillow(),
         "progressive": jpeg_by_pillow(progressive=True),
         "turned": tile(jpeg_by_pillow(exif=turned)).jpeg,
         "4:4:0": tile(encoded(200, 100, "440")).jpeg,
@@ -175,8 +174,8 @@ def test_unsupported_jpegs_are_left_to_other_decoders():
 
 def test_more_pixels_than_allowed_are_not_decoded():
     jpeg, crop = tile(encoded(64, 64, "420")).jpeg, CenterCrop(size=32, resize=32)
-    assert TileQueue().add(jpeg, crop, (), 64 * 64, 0)
-    assert not TileQueue().add(jpeg, crop, (), 64 * 64 - 1, 0)
+    assert CropQueue().add(jpeg, crop, (), 64 * 64, 0)
+    assert not CropQueue().add(jpeg, crop, (), 64 * 64 - 1, 0)
 
 
 def test_windows_outside_the_image_are_left_to_other_decoders():
@@ -195,7 +194,7 @@ def test_windows_outside_the_image_are_left_to_other_decoders():
 
 
 def test_several_in_one_call_with_damaged_ones_reported():
-    scratch, queue, crop = Scratch(), TileQueue(), CenterCrop(size=32, resize=36)
+    scratch, queue, crop = Scratch(), CropQueue(), CenterCrop(size=32, resize=36)
     jpegs = [tile(encoded(60 + 9 * i, 50 + 5 * i, "420", seed=i)).jpeg for i in range(GROUP)]
     damaged = bytearray(jpegs[3])
     half = len(damaged) // 2
@@ -286,11 +285,14 @@ def test_weights_are_torchs(bicubic):
             assert np.array_equal(ours, theirs), (source, size)
 
 
-def test_a_message_before_waiting_for_a_compilation(monkeypatch):
-    jpeg = tile(encoded(100, 80, "420")).jpeg
-    assert found(jpeg, CenterCrop(size=32, resize=32)) is not None
-    assert not tiled.will_compile(jpeg)
-    monkeypatch.setattr(tiled, "is_kept", lambda function: False)
-    assert tiled.will_compile(jpeg)
-    assert not tiled.will_compile(jpeg_by_pillow())
-    assert not tiled.will_compile(b"\x89PNG\r\n\x1a\n")
+def test_what_must_be_compiled_for_an_image(monkeypatch):
+    jpegs = {"tiled": tile(encoded(100, 80, "420")).jpeg, "untiled": jpeg_by_pillow()}
+    for jpeg in jpegs.values():
+        compiling.compile_for(jpeg)
+        assert compiling.missing_decoder(jpeg) == ""
+    assert compiling.is_ready()
+    monkeypatch.setattr(compiling, "is_kept", lambda function: False)
+    for name, jpeg in jpegs.items():
+        assert compiling.missing_decoder(jpeg) == name
+    assert compiling.missing_decoder(jpeg_by_pillow(progressive=True)) == ""
+    assert compiling.missing_decoder(b"\x89PNG\r\n\x1a\n") == ""

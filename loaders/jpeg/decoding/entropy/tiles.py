@@ -6,53 +6,18 @@ and two entries of each are looked up in bits that are loaded once.
 
 from typing import Any
 
-import numpy as np
-
+from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short
+from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
-from .lookups import END, LOOK, TABLE, code_at, entry_of, value_of
-from .memory import bits_at, byte_at, copy_wide, store_short, word_at
-from .vectors import WIDE
-
-STRIDE = 72  # of a block's coefficients: a run beyond the 63rd writes to the eight after it
-PAD = 512  # bytes after a tile's bits; one block takes fewer
-
-# Row and column of each coefficient of the zigzag order (figure A.6).
-ZIGZAG = sorted(((r, c) for r in range(8) for c in range(8)), key=lambda p: (sum(p), p[sum(p) % 2 == 0]))
-NATURAL = np.full(256, 64, np.uint8)  # index of each coefficient in row order; 64 for those beyond a block
-NATURAL[:64] = [8 * row + column for row, column in ZIGZAG]
-
-
-@inlined
-def _held(position: Any) -> Any:
-    """The bits from a position on, the first one highest: 57 or more, and an entry takes up to 26."""
-    return bits_at(position >> uint64(3)) << (position & uint64(7))
-
-
-@inlined
-def _entry_at(held: Any, table: Any) -> Any:
-    """The entry of the first symbol in `held`, or of the first two."""
-    entry = word_at(table + (held >> uint64(64 - LOOK) << uint64(3)))
-    if entry & uint64(255) == uint64(0):
-        entry = entry_of(held, code_at(held, table))
-    return entry
-
-
-@inlined
-def _stored(entry: Any, k: Any, base: Any, order: Any) -> Any:
-    """Store an entry's values behind coefficient `k`; return the numbers of its first and its last coefficient."""
-    byte, one = uint64(255), uint64(1)
-    before = k + ((entry >> uint64(8)) & byte)
-    store_short(base + (byte_at(order + before) << one), entry >> uint64(32))
-    k += (entry >> uint64(16)) & byte
-    store_short(base + (byte_at(order + k) << one), entry >> uint64(48))
-    return before, k
+from .lookups import END, TABLE, code_at, value_of
+from .symbols import PAD, STRIDE, entry_at, held_at, stored
 
 
 @inlined
 def _begun(position: Any, table: Any, to: Any) -> Any:
     """Store the DC difference that begins at a position, and return the position behind it; 0 if it is damaged."""
-    held = _held(position)
+    held = held_at(position)
     code = code_at(held, table)
     store_short(to, uint64(value_of(held, code)))
     covered = (code >> uint64(24)) & uint64(255)
@@ -86,7 +51,7 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     block that began in its tile is checked to end there.
     """
     out[: (stop - first) * rows.size * STRIDE] = 0
-    stored, known = uint64(out.ctypes.data), uint64(tables.ctypes.data)
+    kept, known = uint64(out.ctypes.data), uint64(tables.ctypes.data)
     start, order = uint64(bits.ctypes.data) << uint64(3), uint64(natural.ctypes.data)
     byte = uint64(255)
     left, following = stop - first, first + 2
@@ -96,7 +61,7 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     # Positions are bits from address 0, tables and bases addresses; a base is a block's first coefficient's.
     position, end = _span(start, bounds[tile], bounds[tile + 1])
     position2, end2 = _span(start, bounds[tile2], bounds[tile2 + 1])
-    base, base2 = stored, stored + uint64(2 * (tile2 - first) * rows.size * STRIDE)
+    base, base2 = kept, kept + uint64(2 * (tile2 - first) * rows.size * STRIDE)
     table = table2 = known + (uint64(rows[0]) << uint64(3))
     position, position2 = _begun(position, table, base), _begun(position2, table, base2)
     if position == uint64(0) or position2 == uint64(0):
@@ -104,20 +69,20 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     table = table2 = table + uint64(8 * TABLE)
     k = k2 = uint64(0)
     while True:
-        held, held2 = _held(position), _held(position2)
-        entry, entry2 = _entry_at(held, table), _entry_at(held2, table2)
+        held, held2 = held_at(position), held_at(position2)
+        entry, entry2 = entry_at(held, table), entry_at(held2, table2)
         position += entry & byte
         position2 += entry2 & byte
-        before, k = _stored(entry, k, base, order)
-        before2, k2 = _stored(entry2, k2, base2, order)
+        before, k = stored(entry, k, base, order)
+        before2, k2 = stored(entry2, k2, base2, order)
         if k < uint64(63):  # the bits of two entries are in `held`
-            entry = _entry_at(held << (entry & byte), table)
+            entry = entry_at(held << (entry & byte), table)
             position += entry & byte
-            before, k = _stored(entry, k, base, order)
+            before, k = stored(entry, k, base, order)
         if k2 < uint64(63):
-            entry2 = _entry_at(held2 << (entry2 & byte), table2)
+            entry2 = entry_at(held2 << (entry2 & byte), table2)
             position2 += entry2 & byte
-            before2, k2 = _stored(entry2, k2, base2, order)
+            before2, k2 = stored(entry2, k2, base2, order)
         if k >= uint64(63):
             block += 1
             position = _ended(position, entry, before, k, end, block == rows.size)
@@ -131,7 +96,7 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
                 tile, new = (following, 1) if following < stop else (tile, 0)
                 following += 1
                 position, end = _span(start, bounds[tile], bounds[tile + 1])
-                block, base = 0, stored + uint64(2 * (tile - first) * rows.size * STRIDE)
+                block, base = 0, kept + uint64(2 * (tile - first) * rows.size * STRIDE)
             table = known + (uint64(rows[block]) << uint64(3))
             position = _begun(position, table, base)
             if position == uint64(0):
@@ -150,7 +115,7 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
                 tile2, new2 = (following, 1) if following < stop else (tile2, 0)
                 following += 1
                 position2, end2 = _span(start, bounds[tile2], bounds[tile2 + 1])
-                block2, base2 = 0, stored + uint64(2 * (tile2 - first) * rows.size * STRIDE)
+                block2, base2 = 0, kept + uint64(2 * (tile2 - first) * rows.size * STRIDE)
             table2 = known + (uint64(rows[block2]) << uint64(3))
             position2 = _begun(position2, table2, base2)
             if position2 == uint64(0):

@@ -1,0 +1,307 @@
+"""Baseline JPEGs -> the pixels that a model gets, several in one compiled call, without the GIL.
+
+    frame: the header -> region: the touched tiles -> columns: those of RGB or luma
+        -> filters: the window of the resized picture
+
+Untiled JPEGs are decoded two at a time (`scans`). The result equals decoding the whole picture, cutting out the box,
+resizing it and cutting out the window, bit for bit.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.crop import CenterCrop, CropRule, Window, reaches_out, shape_of
+from fastimg.loaders.runtime.compiled import compiled, held, is_kept
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
+
+from .colour import to_columns
+from .columns import (
+    DONE,
+    MAX_DECODED,
+    OTHER,
+    decode_columns,
+    size_of_columns,
+    size_of_passes,
+    size_of_planes,
+    size_of_sums,
+)
+from .entropy.scan import STREAM, advance, advance_alone
+from .entropy.symbols import NATURAL
+from .filters import resize_columns
+from .frame import JPEG_HEADER, MAX_SIDE, is_decodable, is_untiled, new_header, parse_header, view_of
+from .memory import bytes_at
+from .region import REGION, WINDOW, find_region, hold_luma
+from .scans import begin_scan, end_row, size_of_scan
+
+_WORTH = 10_000
+_LARGE = 1 << 25  # bytes: untiled JPEGs that take more of scratch are decoded one at a time
+
+_JOB = np.dtype(
+    [
+        ("address", np.int64),  # of the encoded bytes
+        ("nbytes", np.int64),
+        ("row", np.int64),  # of the batch
+        ("status", np.int64),  # 0 while it waits
+        *WINDOW,
+    ]
+)
+
+
+class CropQueue:
+    """Up to GROUP baseline JPEGs that are decoded in one call. It belongs to one thread, which reuses it."""
+
+    def __init__(self) -> None:
+        self._headers = np.zeros(GROUP, JPEG_HEADER)
+        self._jobs = np.zeros(GROUP, _JOB)
+        self._places = [self._headers[i : i + 1] for i in range(GROUP)]
+        self._regions = np.zeros(GROUP, REGION)
+        self._streams = np.zeros(2, STREAM)
+        self._queued: list[bytes | memoryview] = []  # the encoded JPEGs
+        self._tiled = self._untiled = False  # what there is among them
+
+    def add(
+        self,
+        data: bytes | memoryview,
+        crop: CropRule,
+        draws: Sequence[float],
+        max_pixels: int,
+        row: int,
+        patient: bool = True,
+    ) -> bool:
+        """Queue the crop of a JPEG for a row; False if this decoder cannot decode it.
+
+        `data` must not change until `run`. Not to be `patient` is to leave an untiled JPEG to libjpeg-turbo, which
+        decodes it to the same bits, where its decoder would have to be compiled first.
+        """
+        if data[:2] != b"\xff\xd8":  # before anything is compiled
+            return False
+        view = view_of(data)
+        number = len(self._queued)
+        width, height, address, tiled = peek(view, self._places[number])
+        if width == 0 or width * height > max_pixels or not (tiled or patient or is_ready()):
+            return False
+        window = crop.window(width, height, draws)
+        box, size, at = window
+        if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
+            return False
+        self._jobs[number] = (address, view.size, row, 0, *box, *size, *at)
+        self._queued.append(data)
+        self._tiled |= tiled
+        self._untiled |= not tiled
+        return True
+
+    def clear(self) -> None:
+        """Forget what is queued."""
+        self._queued.clear()
+        self._tiled = self._untiled = False
+
+    def run(
+        self, crop: CropRule, scaling: int, scratch: Scratch, out: npt.NDArray[np.uint8]
+    ) -> list[tuple[int, bytes | memoryview]]:
+        """Decode the queue into rows of `out` [k, H, W, C]; return (row, data) of those that could not be decoded.
+
+        C is 3 for RGB, and 1 for luma.
+        """
+        if not self._queued:
+            return []
+        jobs = self._jobs[: len(self._queued)]
+        bicubic = crop.interpolation == "bicubic"
+        headers, regions = self._headers, self._regions
+        if self._tiled:
+            while needed := _crop_tiled(headers, jobs, regions, bicubic, scaling, scratch.work(0), out):
+                scratch.work(needed)
+        if self._untiled:
+            while needed := _crop_untiled(headers, jobs, regions, self._streams, bicubic, scratch.work(0), out):
+                scratch.work(needed)
+        queued = zip(jobs["row"].tolist(), jobs["status"].tolist(), self._queued, strict=True)
+        undecoded = [(row, data) for row, status, data in queued if status == OTHER]
+        self.clear()
+        return undecoded
+
+
+def is_mirrored(window: Window, crop: CropRule) -> bool:
+    """Whether some pixels of the crop are mirrored, which the compiled decoder does not do."""
+    if window.at == (0, 0):  # what most crops are
+        return False
+    tall, wide = shape_of(crop)
+    return reaches_out(window, wide, tall)
+
+
+def is_ready() -> bool:
+    """Whether untiled JPEGs can be decoded without compiling their decoder first."""
+    return _is_compiled(_crop_untiled) or _was_kept()
+
+
+@functools.cache
+def _was_kept() -> bool:
+    """Whether the decoder of untiled JPEGs was in the machine's cache when this process first asked."""
+    return is_kept(_crop_untiled)
+
+
+def _is_compiled(function: Any) -> bool:
+    return bool(function.signatures)
+
+
+def is_worth_compiling(crops: int) -> bool:
+    """Whether so many crops of untiled JPEGs justify compiling their decoder, once per machine.
+
+    On one slow core that takes 12 s, and saves 0.7 ms for each crop of a photograph of 500 x 375 pixels.
+    """
+    return crops >= _WORTH
+
+
+def missing_decoder(data: bytes | memoryview) -> Literal["", "tiled", "untiled"]:
+    """Which JPEGs have the decoder that this image needs, and that is not in the machine's cache yet; "" for none."""
+    width, _, _, tiled = peek(view_of(data), new_header())
+    if width == 0 or is_kept(_crop_tiled if tiled else _crop_untiled):
+        return ""
+    return "tiled" if tiled else "untiled"
+
+
+def compile_for(data: bytes | memoryview) -> None:
+    """Compile the decoder that this image needs, by decoding it."""
+    queue, crop = CropQueue(), CenterCrop(size=8, resize=8)
+    if queue.add(data, crop, (), MAX_SIDE**2, 0):
+        queue.run(crop, 0, Scratch(), np.empty((1, 8, 8, 3), np.uint8))
+
+
+@held
+def peek(data: Any, headers: Any) -> tuple[int, int, int, bool]:
+    """Fill the header; return width, height, the data's address and whether it is tiled.
+
+    All are zeros if it is not upright, or not decodable here.
+    """
+    if parse_header(data, headers) and headers[0].orientation == 1:
+        tiled = is_decodable(headers)
+        if tiled or is_untiled(headers):
+            return headers[0].width, headers[0].height, data.ctypes.data, tiled
+    return 0, 0, 0, False
+
+
+@compiled
+def _crop_tiled(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: int, scratch: Any, out: Any) -> int:
+    """Decode the tiled of the jobs. Returns 0 when they are done, otherwise the bytes of scratch that the next needs."""
+    for i in range(jobs.shape[0]):
+        job = jobs[i]
+        if job.status or headers[i].interval == 0:
+            continue
+        window = out[job.row]
+        header, region = headers[i : i + 1], regions[i : i + 1]
+        if not _find_region(header, jobs[i : i + 1], window, bicubic, scaling, region):
+            job.status = OTHER  # the other decoder reports an invalid crop
+            continue
+        status = crop_tiled(bytes_at(job.address, job.nbytes), header, region, bicubic, scratch, window)
+        if status > 0:
+            return int(status)
+        job.status = status
+    return 0
+
+
+@compiled
+def _find_region(headers: Any, jobs: Any, window: Any, bicubic: bool, scaling: int, regions: Any) -> bool:
+    """Fill the region of a job. False if it is not inside the picture, or too large for this decoder."""
+    job = jobs[0]
+    box = (job.x, job.y, job.width, job.height)
+    size = (job.resized_width, job.resized_height)
+    at = (job.at_x, job.at_y)
+    if not find_region(headers, box, size, at, (window.shape[1], window.shape[0]), bicubic, scaling, regions):
+        return False
+    regions[0].planes = window.shape[2]
+    return bool(regions[0].width * regions[0].height <= MAX_DECODED)
+
+
+@compiled
+def _crop_untiled(
+    headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: bool, scratch: Any, out: Any
+) -> int:
+    """Decode the untiled of the jobs, two at a time. Returns 0, or the bytes of scratch that this needs."""
+    across = out.shape[2]
+    each, columns, passes = 0, 0, 0
+    for i in range(jobs.shape[0]):
+        if jobs[i].status or headers[i].interval:
+            continue
+        header, region = headers[i : i + 1], regions[i : i + 1]
+        if not _find_region(header, jobs[i : i + 1], out[jobs[i].row], bicubic, 0, region):
+            jobs[i].status = OTHER
+        else:
+            size = size_of_planes(region) + size_of_scan(header, region, jobs[i].nbytes)
+            each, columns = max(each, size), max(columns, size_of_columns(region))
+            passes = max(passes, size_of_passes(region, across), size_of_sums(region))
+    lanes = 2 if each <= _LARGE else 1
+    needed = columns + passes + lanes * each
+    if scratch.size < needed:
+        return int(needed)
+    work = scratch[columns : columns + passes]
+    following = 0
+    streams[0].image, streams[1].image = -1, -1
+    while True:
+        for lane in range(lanes):
+            begin = columns + passes + lane * each
+            while streams[lane].image < 0 and following < jobs.shape[0]:
+                i = following
+                following += 1
+                if jobs[i].status or headers[i].interval:
+                    continue
+                data = bytes_at(jobs[i].address, jobs[i].nbytes)
+                memory = scratch[begin + size_of_planes(regions[i : i + 1]) : begin + each]
+                if begin_scan(data, headers[i : i + 1], regions[i : i + 1], memory, streams, lane):
+                    streams[lane].image = i
+                else:
+                    jobs[i].status = OTHER
+        if streams[0].image >= 0 and streams[1].image >= 0:
+            advance(streams, NATURAL)
+        elif streams[0].image >= 0:
+            advance_alone(streams, 0, NATURAL)
+        elif streams[1].image >= 0:
+            advance_alone(streams, 1, NATURAL)
+        else:
+            return 0
+        for lane in range(lanes):
+            i = streams[lane].image
+            if i < 0 or streams[lane].status == 0:
+                continue
+            begin = columns + passes + lane * each
+            header, region = headers[i : i + 1], regions[i : i + 1]
+            size = size_of_planes(region)
+            planes = scratch[begin : begin + size]
+            ended = end_row(header, region, scratch[begin + size : begin + each], streams, lane, planes)
+            if ended == 0:
+                continue
+            streams[lane].image = -1
+            jobs[i].status = DONE if ended > 0 else OTHER
+            if ended > 0:
+                _resize_planes(header, region, bicubic, planes, scratch[:columns], work, out[jobs[i].row])
+
+
+@compiled
+def _resize_planes(
+    headers: Any, regions: Any, bicubic: bool, planes: Any, columns: Any, work: Any, out: Any
+) -> None:
+    """Make a region's planes columns, and write its window of the resized picture to `out` [H, W, C]."""
+    if regions[0].planes == 1:
+        hold_luma(regions, regions)
+        resize_columns(planes, regions, bicubic, work, out)
+    else:
+        to_columns(planes, headers, regions, work[: size_of_sums(regions)].view(np.uint16), columns)
+        resize_columns(columns, regions, bicubic, work, out)
+
+
+@compiled
+def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
+    """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [H, W, C].
+
+    C is 3 for RGB, and 1 for luma.
+
+    Returns as `decode_columns` does.
+    """
+    regions[0].planes = out.shape[2]
+    status = decode_columns(data, headers, regions, size_of_passes(regions, out.shape[1]), scratch)
+    if status == DONE:
+        if regions[0].planes == 1:
+            hold_luma(regions, regions)
+        resize_columns(scratch, regions, bicubic, scratch[size_of_columns(regions) :], out)
+    return int(status)

@@ -1,0 +1,191 @@
+"""The one scan of an untiled baseline JPEG -> coefficients, in compiled code (ITU T.81 annex F).
+
+Its bits depend on all bits before them, so a scan is decoded from its beginning, down to the last row of MCUs that a
+window depends on. As in `entropy`, the CPU works on one image while it waits for another one's look-ups.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fastimg.loaders.jpeg.decoding.frame import EOI, MAX_SCAN_BLOCKS
+from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short
+from fastimg.loaders.jpeg.decoding.vectors import WIDE
+from fastimg.loaders.runtime.compiled import compiled, int64, uint64
+
+from .lookups import END, TABLE, code_at, value_of
+from .symbols import PAD, STRIDE, entry_at, held_at, stored
+
+# A scan that is being decoded. Positions are bits from address 0; the others are addresses of bytes.
+STREAM = np.dtype(
+    [
+        ("image", np.int64),  # its number among those that are decoded; -1 for none
+        ("position", np.int64),  # of the current block's first bit behind its DC
+        ("end", np.int64),  # of the last bit
+        ("base", np.int64),  # of the current block's coefficients
+        ("table", np.int64),  # of AC of the current block
+        ("block", np.int64),  # of its MCU
+        ("blocks", np.int64),
+        ("column", np.int64),  # of MCUs
+        ("row", np.int64),
+        ("across", np.int64),  # MCUs of a row
+        # The MCUs whose coefficients are wanted: columns [left, right) of rows from `top` on.
+        ("left", np.int64),
+        ("right", np.int64),
+        ("top", np.int64),
+        ("out", np.int64),  # of the coefficients of a row's wanted MCUs, and behind them of all that are not wanted
+        ("spare", np.int64),
+        ("tables", np.int64, MAX_SCAN_BLOCKS),  # of DC, followed by AC, of each block of an MCU
+        ("component", np.int64, MAX_SCAN_BLOCKS),
+        ("previous", np.int64, 3),  # DC of each component
+        ("k", np.int64),  # the last coefficient of the block that is decoded
+        ("status", np.int64),  # 0 while it is decoded; ROW: the wanted part of a row is there; DAMAGED
+    ]
+)
+
+ROW, DAMAGED = 1, 2
+
+
+@compiled
+def collect_scan(data: Any, at: int, clean: Any) -> int:
+    """Copy the bits of a scan that begins at `at` to `clean`, without stuffing. Returns their bytes, 0 if damaged.
+
+    A scan that EOI does not end is damaged: the file is truncated.
+    """
+    source, target = uint64(data.ctypes.data), uint64(clean.ctypes.data)
+    begin, size = uint64(at), uint64(data.size)
+    wide, two = uint64(WIDE), uint64(2)
+    n = uint64(0)
+    while True:
+        while begin + wide <= size:
+            ahead = copy_wide(source + begin, target + n)
+            begin += ahead
+            n += ahead
+            if ahead != wide:
+                break
+        while begin < size and data[begin] != 255:
+            clean[n] = data[begin]
+            begin += uint64(1)
+            n += uint64(1)
+        if begin + two > size:
+            return 0
+        marker = int64(data[begin + uint64(1)])
+        if marker:
+            break
+        clean[n] = 255
+        n += uint64(1)
+        begin += two
+    clean[int64(n) : int64(n) + PAD] = 0
+    return int64(n) if marker == EOI else 0
+
+
+@compiled
+def start_block(streams: Any, i: int) -> bool:
+    """Decode the DC of a stream's current block. Returns False if it is damaged."""
+    stream = streams[i]
+    position = uint64(stream.position)
+    table = uint64(stream.tables[stream.block])
+    held = held_at(position)
+    code = code_at(held, table)
+    c = stream.component[stream.block]
+    stream.previous[c] += value_of(held, code)
+    store_short(uint64(stream.base), uint64(stream.previous[c]))
+    stream.position = int64(position + (code & uint64(255)))
+    stream.table = int64(table + uint64(8 * TABLE))
+    stream.k = 0
+    return bool((code >> uint64(24)) & uint64(255) == uint64(1))
+
+
+@compiled
+def _finish_block(streams: Any, i: int, position: Any, entry: Any, before: Any, k: Any) -> int:
+    """Go from a block whose last entry led over coefficient `before` to `k` to the next. Returns 0, ROW or DAMAGED."""
+    stream = streams[i]
+    if before == uint64(63):  # a second symbol belongs to the next block
+        position = position - (entry & uint64(255)) + ((entry >> uint64(24)) & uint64(255))
+    elif (before > uint64(63) and before < uint64(END)) or (k > uint64(63) and k < uint64(END)):
+        return DAMAGED
+    if position > uint64(stream.end):
+        return DAMAGED
+    stream.position = int64(position)
+    wanted = stream.base != stream.spare
+    stream.block += 1
+    if stream.block < stream.blocks:
+        if wanted:
+            stream.base += 2 * STRIDE
+    else:
+        stream.block = 0
+        stream.column += 1
+        ended = wanted and stream.column == stream.right
+        if stream.column == stream.across:
+            stream.column = 0
+            stream.row += 1
+        if stream.row < stream.top or stream.column < stream.left or stream.column >= stream.right:
+            stream.base = stream.spare
+        elif stream.column == stream.left:
+            stream.base = stream.out
+        else:
+            stream.base += 2 * STRIDE
+        if ended:
+            return ROW
+    return 0 if start_block(streams, i) else DAMAGED
+
+
+@compiled
+def advance(streams: Any, natural: Any) -> None:
+    """Decode two streams until one of them, or both, have another status than 0."""
+    order = uint64(natural.ctypes.data)
+    byte = uint64(255)
+    first, second = streams[0], streams[1]
+    position, base, table, k = uint64(first.position), uint64(first.base), uint64(first.table), uint64(first.k)
+    position2, base2, table2, k2 = uint64(second.position), uint64(second.base), uint64(second.table), uint64(second.k)
+    while True:
+        held, held2 = held_at(position), held_at(position2)
+        entry, entry2 = entry_at(held, table), entry_at(held2, table2)
+        position += entry & byte
+        position2 += entry2 & byte
+        before, k = stored(entry, k, base, order)
+        before2, k2 = stored(entry2, k2, base2, order)
+        if k < uint64(63):  # the bits of two entries are in `held`
+            entry = entry_at(held << (entry & byte), table)
+            position += entry & byte
+            before, k = stored(entry, k, base, order)
+        if k2 < uint64(63):
+            entry2 = entry_at(held2 << (entry2 & byte), table2)
+            position2 += entry2 & byte
+            before2, k2 = stored(entry2, k2, base2, order)
+        if k >= uint64(63) or k2 >= uint64(63):
+            if k >= uint64(63):
+                first.status = _finish_block(streams, 0, position, entry, before, k)
+                position, base, table = uint64(first.position), uint64(first.base), uint64(first.table)
+                k = uint64(0)
+            if k2 >= uint64(63):
+                second.status = _finish_block(streams, 1, position2, entry2, before2, k2)
+                position2, base2, table2 = uint64(second.position), uint64(second.base), uint64(second.table)
+                k2 = uint64(0)
+            if first.status or second.status:
+                first.position, first.k = int64(position), int64(k)
+                second.position, second.k = int64(position2), int64(k2)
+                return
+
+
+@compiled
+def advance_alone(streams: Any, i: int, natural: Any) -> None:
+    """Decode one stream until it has another status than 0."""
+    order = uint64(natural.ctypes.data)
+    byte = uint64(255)
+    stream = streams[i]
+    position, base, table, k = uint64(stream.position), uint64(stream.base), uint64(stream.table), uint64(stream.k)
+    while True:
+        held = held_at(position)
+        entry = entry_at(held, table)
+        position += entry & byte
+        before, k = stored(entry, k, base, order)
+        if k < uint64(63):
+            entry = entry_at(held << (entry & byte), table)
+            position += entry & byte
+            before, k = stored(entry, k, base, order)
+        if k >= uint64(63):
+            stream.status = _finish_block(streams, i, position, entry, before, k)
+            if stream.status:
+                return
+            position, base, table, k = uint64(stream.position), uint64(stream.base), uint64(stream.table), uint64(0)
