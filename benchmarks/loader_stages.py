@@ -24,8 +24,9 @@ from rich.console import Console
 from fastimg.bench.peers.data import Sources
 from fastimg.loaders import Dataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.decode import read_header, stored_box
-from fastimg.loaders.jpeg.decoding import baseline, entropy
+from fastimg.loaders.jpeg.decoding import baseline
 from fastimg.loaders.jpeg.decoding.colour import to_columns
+from fastimg.loaders.jpeg.decoding.entropy import tiles
 from fastimg.loaders.jpeg.decoding.filters import resize_columns
 from fastimg.loaders.jpeg.decoding.frame import is_decodable, new_header, parse_header, view_of
 from fastimg.loaders.jpeg.decoding.region import find_region, new_region, scaling_of
@@ -149,7 +150,7 @@ class _Bench:
             t3 = clock()
             find_region(header, *window, (crop.size, crop.size), bicubic, scaling_of(decoder.dct_scaling), region)
             t4 = clock()
-            entropy.collect(view, header, region, self.bits, self.bounds)
+            tiles.collect(view, header, region, self.bits, self.bounds)
             t5 = clock()
             baseline.decode_tiles(view, header, region, self.bits, self.bounds, self.tables, self.planes)
             t6 = clock()

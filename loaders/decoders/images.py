@@ -28,8 +28,8 @@ from fastimg.loaders.decode import (
 )
 from fastimg.loaders.decoder import Decoder, DrawCrops, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.crops import CropQueue, is_worth_compiling
+from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import paste, resample, resample_deep
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
@@ -135,7 +135,7 @@ class ImageDecoder(Decoder):
     def _fill_group(
         self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, C], k <= GROUP: baseline JPEGs are decoded at the end, others at once and resized then."""
+        """Fill `out` [k, H, W, C], k <= GROUP: baseline JPEGs are decoded at the end, and others resized."""
         queue = scratch.own(CropQueue)
         queue.clear()
         decoded = scratch.own(ResizeQueue)

@@ -16,10 +16,10 @@ from fastimg.loaders.crop import CenterCrop, CropRule
 from fastimg.loaders.decode import MAX_PIXELS, Pixels
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER
+from fastimg.loaders.jpeg.decoding.crops import is_mirrored, peek
 from fastimg.loaders.jpeg.decoding.entropy.symbols import PAD
 from fastimg.loaders.jpeg.decoding.frame import mcu_blocks, new_header, view_of
 from fastimg.loaders.jpeg.decoding.region import LOW, find_region, new_region
-from fastimg.loaders.jpeg.decoding.crops import is_mirrored, peek
 from fastimg.loaders.jpeg.indexed.crops import crop_known
 from fastimg.loaders.jpeg.indexed.dc_images import SLACK, crop_planes, plane_extents
 from fastimg.loaders.jpeg.indexed.spans import join, locate
@@ -82,8 +82,8 @@ class PartialReads:
         header, region = self._header, self._region
         begin = entry[3]
         start = view_of(reader.timed(dataset.read_start, index, begin, scratch))
-        width, height, _ = peek(start, header)
-        if width == 0 or int(header["offset"][0]) != begin:
+        width, height, _, tiled = peek(start, header)
+        if not tiled or int(header["offset"][0]) != begin:
             blocks.doubt(index)
             return False
         if width * height > max_pixels:

@@ -141,7 +141,8 @@ def test_twenty_epochs_use_no_more_than_three(images, order):
 def test_twenty_epochs_leave_no_object(images):
     """Nor blocks of more than 512 bytes; smaller ones may be tuples that the interpreter keeps, 2000 of each size."""
     dataset = open_dataset(images)
-    loader = Loader(dataset, DECODER, LoaderConfig(batch_size=8, workers=2))
+    same = ImageDecoder(CenterCrop(size=64, resize=64))  # random crops take more memory, the larger they are
+    loader = Loader(dataset, same, LoaderConfig(batch_size=8, workers=2))
     objects, large = [], []
     gc.collect()
     tracemalloc.start()

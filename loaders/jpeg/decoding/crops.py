@@ -184,7 +184,7 @@ def peek(data: Any, headers: Any) -> tuple[int, int, int, bool]:
 
 @compiled
 def _crop_tiled(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: int, scratch: Any, out: Any) -> int:
-    """Decode the tiled of the jobs. Returns 0 when they are done, otherwise the bytes of scratch that the next needs."""
+    """Decode the tiled of the jobs. Returns 0 when they are done, or the bytes of scratch that the next needs."""
     for i in range(jobs.shape[0]):
         job = jobs[i]
         if job.status or headers[i].interval == 0:
@@ -215,9 +215,7 @@ def _find_region(headers: Any, jobs: Any, window: Any, bicubic: bool, scaling: i
 
 
 @compiled
-def _crop_untiled(
-    headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: bool, scratch: Any, out: Any
-) -> int:
+def _crop_untiled(headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: bool, scratch: Any, out: Any) -> int:
     """Decode the untiled of the jobs, two at a time. Returns 0, or the bytes of scratch that this needs."""
     across = out.shape[2]
     each, columns, passes = 0, 0, 0
@@ -278,9 +276,7 @@ def _crop_untiled(
 
 
 @compiled
-def _resize_planes(
-    headers: Any, regions: Any, bicubic: bool, planes: Any, columns: Any, work: Any, out: Any
-) -> None:
+def _resize_planes(headers: Any, regions: Any, bicubic: bool, planes: Any, columns: Any, work: Any, out: Any) -> None:
     """Make a region's planes columns, and write its window of the resized picture to `out` [H, W, C]."""
     if regions[0].planes == 1:
         hold_luma(regions, regions)

@@ -227,14 +227,14 @@ def is_tiled(headers: Any) -> bool:
 
 @compiled
 def is_decodable(headers: Any) -> bool:
-    """Whether the compiled decoder decodes its tiles alone: as `is_plain`, tiled, and not by tiles that are too large."""
+    """Whether the compiled decoder decodes its tiles alone: plain, and tiled by tiles that are not too large."""
     header = headers[0]
     return bool(is_tiled(headers) and is_plain(headers) and mcu_blocks(headers) * header.interval <= MAX_BLOCKS)
 
 
 @compiled
 def is_untiled(headers: Any) -> bool:
-    """Whether the compiled decoder decodes it from its beginning: as `is_plain`, one sequential scan, no restarts."""
+    """Whether the compiled decoder decodes it from its beginning: plain, in one sequential scan without restarts."""
     return bool(is_sequential(headers) and headers[0].interval == 0 and is_plain(headers))
 
 

@@ -85,9 +85,9 @@ def find_region(
     `size`, `at` and `window` are (across, down), in pixels.
 
     With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8; the latter two by low frequencies if
-    it is LOW. With EIGHTHS it is decoded at the smallest eighth at which it is as large as `size`. An untiled picture is
-    not scaled. Returns False for a box or window that is not inside the picture, and for a picture that is too narrow to
-    cut.
+    it is LOW. With EIGHTHS it is decoded at the smallest eighth at which it is as large as `size`. Untiled pictures are
+    not scaled. Returns False for a box or window that is not inside the picture, and for a picture that is too narrow
+    to cut.
     """
     header = headers[0]
     region = regions[0]

@@ -25,7 +25,7 @@ from .frame import mcu_blocks
 @inlined
 def _values_of_row(headers: Any, regions: Any) -> int:
     """The coefficients of a row's wanted MCUs."""
-    return (regions[0].right - regions[0].left) * mcu_blocks(headers) * STRIDE
+    return int((regions[0].right - regions[0].left) * mcu_blocks(headers) * STRIDE)
 
 
 @inlined

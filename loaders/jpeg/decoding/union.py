@@ -17,11 +17,11 @@ from fastimg.loaders.runtime.compiled import compiled
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .columns import DONE, OTHER, decode_columns, size_of_columns, size_of_passes
+from .crops import is_mirrored, peek
 from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
 from .memory import bytes_at
 from .region import REGION, WINDOW, find_region, hold_luma
-from .crops import is_mirrored, peek
 from .vectors import WIDE
 
 _SIDES = 8  # samples across a decoded block, by DCT scaling: 8 or fewer

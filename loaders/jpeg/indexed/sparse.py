@@ -11,8 +11,8 @@ import numpy as np
 
 from fastimg.loaders.jpeg.decoding.baseline import SCRATCH, WORK, fill_tables, lay_out
 from fastimg.loaders.jpeg.decoding.dct import inverse_dct2, low_samples
-from fastimg.loaders.jpeg.decoding.entropy.symbols import NATURAL, PAD, STRIDE
 from fastimg.loaders.jpeg.decoding.entropy.lookups import END, TABLE, code_at, value_of
+from fastimg.loaders.jpeg.decoding.entropy.symbols import NATURAL, PAD, STRIDE
 from fastimg.loaders.jpeg.decoding.memory import bits_at, copy_wide
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64

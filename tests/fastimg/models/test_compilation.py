@@ -126,19 +126,32 @@ def test_a_compiled_run_trains_like_a_plain_one(trained, fast, tmp_path, cli, mo
     assert len(set(runs["plain"])) == 2  # it learns, so the losses tell something
 
 
-@pytest.mark.parametrize("compiles", [True, False])
-def test_the_decoder_is_compiled_before_the_first_step(compiles, trained, fast, tmp_path, cli, monkeypatch):
+@pytest.mark.parametrize("missing", ["", "tiled"])
+def test_the_decoder_is_compiled_before_the_first_step(missing, trained, fast, tmp_path, cli, monkeypatch):
     """The duration is printed afterwards, without an estimate before."""
     ticks = iter([100.0, 134.56])
-    monkeypatch.setattr(prepare, "will_compile", lambda data: compiles)
+    monkeypatch.setattr(prepare, "missing_decoder", lambda data: missing)
     monkeypatch.setattr(prepare, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     ran = cli("train", trained.shards, *fast, "-o", tmp_path, "--name", "run")
     assert ran.code == 0, ran.err
     said = [line for line in ran.out.splitlines() if "decoder of tiled JPEGs" in line]
-    assert said == compiles * [
+    assert said == bool(missing) * [
         "compiling the decoder of tiled JPEGs, once per machine",
         "compiled    the decoder of tiled JPEGs in 34.6 s",
     ]
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_that_of_untiled_jpegs_is_compiled_for_long_runs(worth, image_folder, fast, tmp_path, cli, monkeypatch):
+    compiled: list[int] = []
+    monkeypatch.setattr(prepare, "missing_decoder", lambda data: "untiled")
+    monkeypatch.setattr(prepare, "compile_for", lambda data: compiled.append(len(data)))
+    monkeypatch.setattr(prepare, "is_worth_compiling", lambda crops: crops == 48 and worth)
+    ran = cli("train", image_folder, *fast, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    assert ("compiling the decoder of untiled JPEGs, once per machine" in ran.out) == worth == bool(compiled)
+    said = "decoder     libjpeg-turbo, with the same pixels: 48 crops would not make up for compiling fastimg's decoder"
+    assert (said in ran.out) != worth
 
 
 @pytest.mark.parametrize(

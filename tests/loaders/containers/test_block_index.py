@@ -30,7 +30,7 @@ from fastimg.loaders.decoders import large
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.runtime.stopping import Cancelled
 
-from ..jpeg.test_tiled import encoded
+from ..jpeg.test_crops import encoded
 
 SIDE = 200
 KEPT = ("train.ftil", "train.fdci")

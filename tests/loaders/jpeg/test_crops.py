@@ -15,8 +15,8 @@ from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
 from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode_box, read_header
 from fastimg.loaders.jpeg.decoding import crops as compiling
-from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
 from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
+from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.resample import resample

@@ -14,8 +14,8 @@ from fastimg.loaders.jpeg.indexed.dc_images import pack_dc_images
 from fastimg.loaders.jpeg.indexed.packing import pack_index
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
-from .test_indexed import Stored, partly
 from .test_crops import SAMPLINGS, Fixed, crops, encoded, found, jpeg_by_pillow
+from .test_indexed import Stored, partly
 
 
 class Kept:

@@ -6,9 +6,8 @@ of the next symbol if both symbols fit.
 
 from typing import Any
 
-from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
-
 from fastimg.loaders.jpeg.decoding.memory import word_at
+from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 # The bytes of an entry: the number of its bits; the number of coefficients that its first symbol covers, END at the end
 # of a block; the number that all of it covers; the number of bits of the first symbol. Above them are the values of the

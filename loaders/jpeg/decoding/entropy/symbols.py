@@ -1,4 +1,4 @@
-"""The symbols of a block, decoded one or two at a time: for loops that keep their state in registers (ITU T.81 annex F).
+"""The symbols of a block, one or two at a time: for loops that keep their state in registers (ITU T.81 annex F).
 
 Positions are bits from address 0, tables and bases addresses; a base is that of a block's first coefficient.
 """
