@@ -146,11 +146,11 @@ def test_that_of_untiled_jpegs_is_compiled_for_long_runs(worth, image_folder, fa
     compiled: list[int] = []
     monkeypatch.setattr(prepare, "missing_decoder", lambda data: "untiled")
     monkeypatch.setattr(prepare, "compile_for", lambda data: compiled.append(len(data)))
-    monkeypatch.setattr(prepare, "is_worth_compiling", lambda crops: crops == 48 and worth)
+    monkeypatch.setattr(prepare, "is_worth_compiling", lambda crops: crops == 40 and worth)
     ran = cli("train", image_folder, *fast, "-o", tmp_path, "--name", "run")
     assert ran.code == 0, ran.err
     assert ("compiling the decoder of untiled JPEGs, once per machine" in ran.out) == worth == bool(compiled)
-    said = "decoder     libjpeg-turbo, with the same pixels: 48 crops would not make up for compiling fastimg's decoder"
+    said = "decoder     libjpeg-turbo, with the same pixels: 40 crops would not make up for compiling fastimg's decoder"
     assert (said in ran.out) != worth
 
 
