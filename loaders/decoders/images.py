@@ -39,6 +39,9 @@ from .large_ahead import will_need_parts
 from .resize_queue import ResizeQueue
 
 
+EPOCHS = 10  # for how many data is taken to be read, if crops are random
+
+
 def check_scaling(dct_scaling: object) -> None:
     """Raises ValueError for a `dct_scaling` that there is not."""
     if dct_scaling not in (False, True, "low", "eighths"):
@@ -74,7 +77,6 @@ class ImageDecoder(Decoder):
     depth: int = 8  # bits of a channel
 
     _STAGE = 0x0C
-    _EPOCHS = 10  # for how many data is taken to be read, if crops are random
 
     def __post_init__(self) -> None:
         check_channels(self.channels)
@@ -142,7 +144,7 @@ class ImageDecoder(Decoder):
         decoded.clear()
         failures: list[Failure] = []
         held = reader.read_group(ids, scratch)
-        patient = is_worth_compiling((self._EPOCHS if self.crop.draws else 1) * len(reader.dataset))
+        patient = is_worth_compiling((EPOCHS if self.crop.draws else 1) * len(reader.dataset))
         for place, index in enumerate(ids):
             error = self._queue_or_decode(reader, index, held[place], draws[place], place, patient, out, queue, scratch)
             if error is not None:

@@ -25,6 +25,7 @@ from fastimg.loaders.decode import (
 )
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.jpeg.decoding.crops import is_worth_compiling
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.union import UnionQueue
 from fastimg.loaders.jpeg.rewriting.splice import Box
@@ -32,7 +33,7 @@ from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample, resample_deep
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
-from .images import ImageDecoder, check_scaling, pixel_limit
+from .images import EPOCHS, ImageDecoder, check_scaling, pixel_limit
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class ViewDecoder(Decoder):
     views: tuple[View, ...]
     max_pixels: int = MAX_PIXELS
     dct_scaling: Scaling = False  # each crop of a tiled JPEG, as `ImageDecoder` has it
-    compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+    compiled: bool = True  # baseline JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3  # of all crops: 3 for RGB, 1 for gray
     depth: int = 8  # bits of a channel
     crops: tuple[CropRule, ...] = field(init=False)  # by number
@@ -125,7 +126,7 @@ class ViewDecoder(Decoder):
     def fill(
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
-        """See `Decoder`: groups of samples, whose tiled JPEGs are decoded in one call."""
+        """See `Decoder`: groups of samples, whose baseline JPEGs are decoded in one call."""
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ViewDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
@@ -147,23 +148,24 @@ class ViewDecoder(Decoder):
             return
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)
-        self._queue_or_decode(data, self._split(draws), 0, outs, queue, scratch)
+        self._queue_or_decode(data, self._split(draws), 0, False, outs, queue, scratch)
         if queue.run(scaling_of(self.dct_scaling), scratch):
             self._decode_alone(data, self._split(draws), [out[0] for out in outs], scratch)
 
     def _fill_group(
         self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
-        """Fill up to GROUP rows: tiled JPEGs are queued and decoded at the end, others at once."""
+        """Fill up to GROUP rows: baseline JPEGs are queued and decoded at the end, others at once."""
         outs = self._outs(rows)
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)
         failures: list[Failure] = []
         held = reader.read_group(ids, scratch)
+        patient = is_worth_compiling(EPOCHS * len(reader.dataset))
 
         def read_and_queue(place: int, index: int) -> None:
             data = held[place] or reader.read(index, scratch.other(place))  # queued samples must stay in memory
-            self._queue_or_decode(data, self._split(draws[place]), place, outs, queue, scratch)
+            self._queue_or_decode(data, self._split(draws[place]), place, patient, outs, queue, scratch)
 
         for place, index in enumerate(ids):
             error = attempt(read_and_queue, place, index)
@@ -183,11 +185,12 @@ class ViewDecoder(Decoder):
         data: memoryview,
         draws: Sequence[Sequence[float]],
         place: int,
+        patient: bool,
         outs: Sequence[Pixels],
         queue: UnionQueue,
         scratch: Scratch,
     ) -> None:
-        taken = queue.add(data, draws, self.max_pixels, place) if self.compiled else "other"
+        taken = queue.add(data, draws, self.max_pixels, place, patient) if self.compiled else "other"
         if taken == "other":
             self._decode(data, draws, [out[place] for out in outs], scratch)
         elif taken == "alone":

@@ -136,11 +136,17 @@ def held(function: F) -> F:
     return compiled(function, nogil=False)
 
 
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Whether a compiled function has its machine code in this process."""
+    dispatcher: Any = function
+    return bool(dispatcher.signatures)
+
+
 def is_kept(function: Callable[..., Any]) -> bool:
     """Whether a compiled function has its machine code already, in this process or in the cache on disk."""
     dispatcher: Any = function
     file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    return bool(dispatcher.signatures) or (file is not None and bool(file._load_index()))
+    return is_compiled(function) or (file is not None and bool(file._load_index()))
 
 
 def stamp_of(file: str) -> Stamp:

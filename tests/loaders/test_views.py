@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from fastimg.loaders import (
     ViewDecoder,
 )
 from fastimg.loaders.crop import shape_of
+from fastimg.loaders.jpeg.decoding import union
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -48,7 +50,8 @@ def photograph(kind, width, height, sampling=2, seed=0):
 def filled(decoder, data, draws):
     """The pixels of each crop, in order."""
     row = {field.name: np.full(field.shape, 7, np.uint8) for field in decoder.fields}
-    decoder.fill_row(memoryview(data), draws, row, Scratch())
+    with patch.object(union, "is_ready", lambda: True):  # untiled JPEGs do not wait for a compilation elsewhere
+        decoder.fill_row(memoryview(data), draws, row, Scratch())
     return [crop for field in decoder.fields for crop in row[field.name]]
 
 
@@ -97,6 +100,21 @@ def test_each_view_has_the_bits_of_its_crop_alone(kind, data):
         np.testing.assert_array_equal(found, expected)
 
 
+def test_an_untiled_jpeg_is_left_to_libjpeg_until_its_decoder_is_compiled(monkeypatch):
+    decoder, encoded = ViewDecoder((View(crop=32, n=2),)), memoryview(photograph("plain", 90, 70))
+    draws = decoder.draw(0, 0, np.array([1]))[0].tolist()
+    kept, found = [], {}
+    for ready in (True, False):
+        monkeypatch.setattr(union, "is_ready", lambda ready=ready: ready)
+        whole = {field.name: np.zeros(field.shape, np.uint8) for field in decoder.fields}
+        with patch.object(union, "_crop_untiled", side_effect=union._crop_untiled) as called:
+            decoder.fill_row(encoded, draws, whole, Scratch())
+        kept.append(called.called)
+        found[ready] = whole["inputs"]
+    assert kept == [True, False]
+    np.testing.assert_array_equal(found[True], found[False])
+
+
 @settings(max_examples=40)
 @given(data=st.data())
 def test_damaged_images_too(data):
@@ -127,11 +145,11 @@ def test_scales_of_one_image_differ_as_they_do_alone():
             np.testing.assert_array_equal(found, expected)
 
 
-def test_a_plain_jpeg_is_decoded_once(monkeypatch):
+def test_other_jpegs_are_decoded_once(monkeypatch):
     decoder = ViewDecoder((View(crop=32, n=5),))
     draws, calls, real = decoder.draw(0, 0, np.array([1]))[0].tolist(), [], simplejpeg.decode_jpeg
     monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *a, **k: calls.append(1) or real(*a, **k))
-    filled(decoder, photograph("plain", 90, 70), draws)
+    filled(decoder, photograph("restarts", 90, 70), draws)
     assert calls == [1]
 
 

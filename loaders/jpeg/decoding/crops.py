@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.crop import CenterCrop, CropRule, Window, reaches_out, shape_of
-from fastimg.loaders.runtime.compiled import compiled, held, is_kept
+from fastimg.loaders.runtime.compiled import compiled, held, is_compiled, is_kept
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .colour import to_columns
@@ -133,17 +133,13 @@ def is_mirrored(window: Window, crop: CropRule) -> bool:
 
 def is_ready() -> bool:
     """Whether untiled JPEGs can be decoded without compiling their decoder first."""
-    return _is_compiled(_crop_untiled) or _was_kept()
+    return is_compiled(_crop_untiled) or _was_kept()
 
 
 @functools.cache
 def _was_kept() -> bool:
     """Whether the decoder of untiled JPEGs was in the machine's cache when this process first asked."""
     return is_kept(_crop_untiled)
-
-
-def _is_compiled(function: Any) -> bool:
-    return bool(function.signatures)
 
 
 def is_worth_compiling(crops: int) -> bool:

@@ -17,8 +17,8 @@ from .baseline import WORK, fill_tables, table_of
 from .columns import aligned
 from .dct import inverse_dct
 from .entropy.lookups import TABLE
-from .entropy.scan import DAMAGED, collect_scan, start_block
-from .entropy.symbols import PAD, STRIDE
+from .entropy.scan import DAMAGED, advance_alone, collect_scan, start_block
+from .entropy.symbols import NATURAL, PAD, STRIDE
 from .frame import mcu_blocks
 
 
@@ -106,3 +106,15 @@ def end_row(headers: Any, regions: Any, work: Any, streams: Any, i: int, planes:
     values[:] = 0
     stream.status = 0
     return 0 if start_block(streams, i) else -1
+
+
+@compiled
+def decode_scan(data: Any, headers: Any, regions: Any, work: Any, streams: Any, planes: Any) -> bool:
+    """Decode a region of one JPEG to planes. False if it is damaged. `work` is uint8 [size_of_scan]."""
+    if not begin_scan(data, headers, regions, work, streams, 0):
+        return False
+    ended = 0
+    while ended == 0:
+        advance_alone(streams, 0, NATURAL)
+        ended = end_row(headers, regions, work, streams, 0, planes)
+    return bool(ended > 0)

@@ -1,4 +1,4 @@
-"""Several crops of each tiled JPEG -> their pixels: the tiles around all of them are decoded once.
+"""Several crops of each baseline JPEG -> their pixels: the tiles around all of them are decoded once.
 
     frame: the header -> region: each crop's samples, and what all of them need -> columns: the RGB columns of these
         -> filters: each crop's window of its own resized picture
@@ -6,6 +6,7 @@
 Each crop has the bits that `crops` gives it alone. With DCT scaling that takes one decoding for each scale.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,15 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.crop import CropRule
-from fastimg.loaders.runtime.compiled import compiled
+from fastimg.loaders.runtime.compiled import compiled, is_compiled, is_kept
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
-from .columns import DONE, OTHER, decode_columns, size_of_columns, size_of_passes
+from .colour import to_columns
+from .columns import (
+    DONE,
+    MAX_DECODED,
+    OTHER,
+    decode_columns,
+    size_of_columns,
+    size_of_passes,
+    size_of_planes,
+    size_of_sums,
+)
 from .crops import is_mirrored, peek
+from .entropy.scan import STREAM
 from .filters import resize_columns
 from .frame import JPEG_HEADER, view_of
 from .memory import bytes_at
 from .region import REGION, WINDOW, find_region, hold_luma
+from .scans import decode_scan, size_of_scan
 from .vectors import WIDE
 
 _SIDES = 8  # samples across a decoded block, by DCT scaling: 8 or fewer
@@ -44,7 +57,7 @@ Taken = Literal["queued", "alone", "other"]
 
 
 class UnionQueue:
-    """Up to GROUP tiled JPEGs, several crops of each, decoded in one call. It belongs to one thread."""
+    """Up to GROUP baseline JPEGs, several crops of each, decoded in one call. It belongs to one thread."""
 
     def __init__(self) -> None:
         self._headers = np.zeros(GROUP, JPEG_HEADER)
@@ -53,13 +66,15 @@ class UnionQueue:
         self._crops = np.zeros((GROUP, 0), _CROP)
         self._regions = np.zeros(0, REGION)
         self._unions = np.zeros(_SIDES, REGION)
+        self._streams = np.zeros(1, STREAM)
+        self._tiled = self._untiled = False  # what is queued
         self._queued: list[tuple[int, bytes | memoryview]] = []  # row, encoded JPEG
         self._channels = 3
         self._targets: list[tuple[CropRule, int, int, int, int]] = []  # crop, address, bytes of a row, width, height
 
     def begin(self, crops: Sequence[CropRule], outs: Outs) -> None:
         """Forget what is queued; images are cut by `crops` into rows of `outs` from now on."""
-        self._queued.clear()
+        self._forget()
         if self._crops.shape[1] != len(crops):
             self._crops = np.zeros((GROUP, len(crops)), _CROP)
             self._regions = np.zeros(len(crops), REGION)
@@ -69,17 +84,29 @@ class UnionQueue:
             for crop, out in zip(crops, outs, strict=True)
         ]
 
-    def add(self, data: bytes | memoryview, draws: Sequence[Sequence[float]], max_pixels: int, row: int) -> Taken:
-        """Queue the crops of a tiled JPEG for a row of the outputs; `data` must not change until `run`.
+    def _forget(self) -> None:
+        self._queued.clear()
+        self._tiled = self._untiled = False
+
+    def add(
+        self,
+        data: bytes | memoryview,
+        draws: Sequence[Sequence[float]],
+        max_pixels: int,
+        row: int,
+        patient: bool = True,
+    ) -> Taken:
+        """Queue the crops of a JPEG for a row of the outputs; `data` must not change until `run`.
 
         Returns "other" for an image that this decoder does not decode, and "alone" if that is so of some crops only.
+        What it is to be `patient` is said in `CropQueue.add`.
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled
             return "other"
         view = view_of(data)
         number = len(self._queued)
         width, height, address, tiled = peek(view, self._places[number])
-        if not tiled or width * height > max_pixels:
+        if width == 0 or width * height > max_pixels or not (tiled or patient or is_ready()):
             return "other"
         jobs = self._crops[number]
         for k, (crop, begin, stride, across, down) in enumerate(self._targets):
@@ -91,6 +118,8 @@ class UnionQueue:
             jobs[k] = (*box, *size, *at, out, across, down, crop.interpolation == "bicubic")
         self._images[number] = (address, view.size, 0)
         self._queued.append((row, data))
+        self._tiled |= tiled
+        self._untiled |= not tiled
         return "queued"
 
     def run(self, scaling: int, scratch: Scratch) -> list[tuple[int, bytes | memoryview]]:
@@ -98,24 +127,38 @@ class UnionQueue:
         if not self._queued:
             return []
         images = self._images[: len(self._queued)]
-        while needed := _crop_images(
-            self._headers, images, self._crops, self._regions, self._unions, self._channels, scaling, scratch.work(0)
-        ):
-            scratch.work(needed)
+        known = self._headers, images, self._crops, self._regions, self._unions
+        if self._tiled:
+            while needed := _crop_images(*known, self._channels, scaling, scratch.work(0)):
+                scratch.work(needed)
+        if self._untiled:
+            while needed := _crop_untiled(*known, self._streams, self._channels, scratch.work(0)):
+                scratch.work(needed)
         statuses = images["status"].tolist()
         undecoded = [queued for queued, status in zip(self._queued, statuses, strict=True) if status == OTHER]
-        self._queued.clear()
+        self._forget()
         return undecoded
+
+
+def is_ready() -> bool:
+    """Whether untiled JPEGs can be decoded without compiling their decoder first."""
+    return is_compiled(_crop_untiled) or _was_kept()
+
+
+@functools.cache
+def _was_kept() -> bool:
+    """Whether the decoder of untiled JPEGs was in the machine's cache when this process first asked."""
+    return is_kept(_crop_untiled)
 
 
 @compiled
 def _crop_images(
     headers: Any, images: Any, crops: Any, regions: Any, unions: Any, channels: int, scaling: int, scratch: Any
 ) -> int:
-    """Decode all images. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
+    """Decode the tiled images. Returns 0 when they are done, or the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
         image = images[i]
-        if image.status:
+        if image.status or headers[i].interval == 0:
             continue
         header = headers[i : i + 1]
         sides = _find_unions(header, crops[i], scaling, regions, unions)
@@ -130,6 +173,36 @@ def _crop_images(
             if status == OTHER:
                 break
         image.status = status
+    return 0
+
+
+@compiled
+def _crop_untiled(
+    headers: Any, images: Any, crops: Any, regions: Any, unions: Any, streams: Any, channels: int, scratch: Any
+) -> int:
+    """Decode the untiled images. Returns 0 when they are done, or the bytes of scratch that the next one needs."""
+    for i in range(images.shape[0]):
+        image = images[i]
+        if image.status or headers[i].interval:
+            continue
+        header, union = headers[i : i + 1], unions[:1]
+        if _find_unions(header, crops[i], 0, regions, unions) == 0 or union[0].width * union[0].height > MAX_DECODED:
+            image.status = OTHER
+            continue
+        passes = _note_planes(crops[i], regions, unions, channels)
+        columns = size_of_columns(union) if channels == 3 else 0
+        samples = columns + size_of_planes(union)
+        needed = samples + max(size_of_scan(header, union, image.nbytes), size_of_sums(union), passes)
+        if scratch.size < needed:
+            return int(needed)
+        planes, work = scratch[columns:samples], scratch[samples:]
+        if not decode_scan(bytes_at(image.address, image.nbytes), header, union, work, streams, planes):
+            image.status = OTHER
+            continue
+        if channels == 3:
+            to_columns(planes, header, union, work[: size_of_sums(union)].view(np.uint16), scratch[:columns])
+        _resize_crops(scratch, crops[i], regions, union, channels, work)
+        image.status = DONE
     return 0
 
 
@@ -176,20 +249,32 @@ def _find_unions(headers: Any, crops: Any, scaling: int, regions: Any, unions: A
 @compiled
 def _crop_union(data: Any, headers: Any, crops: Any, regions: Any, unions: Any, channels: int, scratch: Any) -> int:
     """Decode the tiles of the crops of one scale, and write each of these. Returns as `decode_columns` does."""
+    passes = _note_planes(crops, regions, unions, channels)
+    status = decode_columns(data, headers, unions, passes, scratch)
+    if status != DONE:
+        return int(status)
+    _resize_crops(scratch, crops, regions, unions, channels, scratch[size_of_columns(unions) :])
+    return DONE
+
+
+@compiled
+def _note_planes(crops: Any, regions: Any, unions: Any, channels: int) -> int:
+    """Write into the records how many planes are wanted; return the bytes of work that resizing the crops takes."""
     unions[0].planes = channels
     passes = 0
     for k in range(crops.shape[0]):
         regions[k].planes = channels
         passes = max(passes, size_of_passes(regions[k : k + 1], crops[k].across))
-    status = decode_columns(data, headers, unions, passes, scratch)
-    if status != DONE:
-        return int(status)
-    work = scratch[size_of_columns(unions) :]
+    return int(passes)
+
+
+@compiled
+def _resize_crops(columns: Any, crops: Any, regions: Any, unions: Any, channels: int, work: Any) -> None:
+    """Write each crop of the union's scale, from the columns of the union."""
     for k in range(crops.shape[0]):
         crop = crops[k]
         if regions[k].side == unions[0].side:
             if channels == 1:
                 hold_luma(regions[k : k + 1], unions)
             out = bytes_at(crop.out, channels * crop.across * crop.down).reshape((crop.down, crop.across, channels))
-            resize_columns(scratch, regions[k : k + 1], crop.bicubic != 0, work, out)
-    return DONE
+            resize_columns(columns, regions[k : k + 1], crop.bicubic != 0, work, out)

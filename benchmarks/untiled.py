@@ -1,0 +1,97 @@
+"""Crops of untiled JPEGs: the compiled decoder against libjpeg-turbo and torch's resize, in turn in one process.
+
+    python benchmarks/untiled.py --data FOLDER
+
+Both are `ImageDecoder`, which takes groups of 8 encoded images in memory; the pixels must be equal. The processor time
+of the thread is counted, either goes first in every second round over all images, and a ratio is the median over the
+rounds. The first line of output says how long the decoder took to compile, if it was not in the machine's cache.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import measure
+import numpy as np
+from images import list_images
+from measure import Spread
+from rich.console import Console
+
+from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
+from fastimg.loaders.crop import CropRule
+from fastimg.loaders.decoder import SampleReader
+from fastimg.loaders.jpeg.decoding.crops import compile_for, missing_decoder
+from fastimg.loaders.runtime.scratch import Scratch
+
+
+class _Held:
+    """Encoded images in memory, as a dataset."""
+
+    def __init__(self, images: Sequence[bytes]) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        return memoryview(self._images[index])
+
+
+def main() -> None:
+    """Measure, print, and append the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of images, flat or with subfolders")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--images", type=int, default=400, help="at most so many, the first ones")
+    parser.add_argument("--repeats", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "untiled.jsonl")
+    args = parser.parse_args()
+    console = Console(width=150)
+    images = [(args.data / name).read_bytes() for name in list_images(args.data)[: args.images]]
+    began = time.perf_counter()
+    seconds = None
+    if missing_decoder(images[0]):
+        compile_for(images[0])
+        seconds = round(time.perf_counter() - began, 1)
+    console.print("compiled before" if seconds is None else f"compiled in {seconds} s")
+    rows = []
+    for name, crop in (
+        ("random", RandomResizedCrop(size=args.size)),
+        ("centre", CenterCrop(size=args.size, resize=args.size * 8 // 7)),
+    ):
+        times = _rounds(images, crop, args.repeats) / len(images) * 1e6
+        ours, theirs = (Spread.of(times[:, i].tolist()) for i in range(2))
+        ratio = Spread.of((times[:, 1] / times[:, 0]).tolist())
+        shared = {"benchmark": "untiled", "crop": name, "images": len(images), "size": args.size, "compiled_in": seconds}
+        fields = {**ours.fields("compiled_microseconds"), **theirs.fields("libjpeg_microseconds")}
+        environment = {"environment": measure.environment(), "data": args.data.resolve().name}
+        measure.append(args.out, {**shared, **fields, **ratio.fields("ratio"), **environment})
+        shown = {"compiled": f"{ours.median:.1f}", "libjpeg-turbo, torch": f"{theirs.median:.1f}"}
+        rows.append({"crop": name, **shown, **ratio.columns("ratio")})
+    title = f"{len(images)} images of {args.data.name}, crops to {args.size}, microseconds of one thread an image"
+    measure.show(console, title, rows)
+
+
+def _rounds(images: Sequence[bytes], crop: CropRule, repeats: int) -> np.ndarray:
+    """Seconds of each round [repeats, 2]: by the compiled decoder, and by libjpeg-turbo."""
+    decoders = (ImageDecoder(crop), ImageDecoder(crop, compiled=False))
+    reader, scratch = SampleReader(_Held(images)), Scratch()
+    ids = np.arange(len(images))
+    pixels = [np.zeros((len(images), *decoder.fields[0].shape), np.uint8) for decoder in decoders]
+    times = np.zeros((1 + repeats, 2))
+    for number in range(1 + repeats):
+        draws = decoders[0].draw(0, number, ids)
+        for i in (0, 1) if number % 2 else (1, 0):
+            began = time.thread_time()
+            failures = decoders[i].fill(reader, ids.tolist(), draws, {"inputs": pixels[i]}, scratch)
+            times[number, i] = time.thread_time() - began
+            if failures:
+                raise RuntimeError(f"image {failures[0][0]} cannot be decoded: {failures[0][1]}")
+        if not np.array_equal(*pixels):
+            raise RuntimeError("the pixels differ")
+    return times[1:]
+
+
+if __name__ == "__main__":
+    main()
