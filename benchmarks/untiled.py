@@ -63,7 +63,13 @@ def main() -> None:
         times = _rounds(images, crop, args.repeats) / len(images) * 1e6
         ours, theirs = (Spread.of(times[:, i].tolist()) for i in range(2))
         ratio = Spread.of((times[:, 1] / times[:, 0]).tolist())
-        shared = {"benchmark": "untiled", "crop": name, "images": len(images), "size": args.size, "compiled_in": seconds}
+        shared = {
+            "benchmark": "untiled",
+            "crop": name,
+            "images": len(images),
+            "size": args.size,
+            "compiled_in": seconds,
+        }
         fields = {**ours.fields("compiled_microseconds"), **theirs.fields("libjpeg_microseconds")}
         environment = {"environment": measure.environment(), "data": args.data.resolve().name}
         measure.append(args.out, {**shared, **fields, **ratio.fields("ratio"), **environment})

@@ -395,7 +395,7 @@ def _compile_decoder(run: Run, console: Console) -> None:
             why = f"{plural(crops, 'crop')} would not make up for compiling fastimg's decoder first"
             say(console, f"decoder     libjpeg-turbo, with the same pixels: {why}")
         elif missing:
-            with _compiling(f"the decoder of {missing} JPEGs", console):
+            with _compiling("the decoder of " + missing + " JPEGs", console):
                 compile_for(content)
         if will_compile_large(dataset):
             with _compiling("the decoder of large photographs", console):
