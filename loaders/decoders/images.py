@@ -38,7 +38,6 @@ from .large import PartialReads
 from .large_ahead import will_need_parts
 from .resize_queue import ResizeQueue
 
-
 EPOCHS = 10  # for how many data is taken to be read, if crops are random
 
 
