@@ -225,8 +225,8 @@ def _compiler(compiler: Compiler | Unknown) -> str:
 def _compiled(compiled: Compiled) -> str:
     made = [command for command, cached in compiled.made.items() if cached]
     later = [command for command, cached in compiled.made.items() if not cached]
-    parts = [f"compiled for {' and '.join(made)}"] * bool(made)
-    parts += [f"{' and '.join(later)} will compile at first use"] * bool(later)
+    parts = [f"compiled for {', '.join(made)}"] * bool(made)
+    parts += [f"to be compiled at first use: {', '.join(later)}"] * bool(later)
     return "; ".join(parts)
 
 

@@ -100,7 +100,7 @@ class Compiled:
     """fastimg's own machine code, which numba compiles at first use."""
 
     folder: str | None  # where it is cached; None if every process compiles it again
-    made: dict[str, bool]  # command -> whether the code that it needs first is in the cache
+    made: dict[str, bool]  # purpose -> whether the code that it needs is in the cache
 
 
 def packages(
@@ -163,7 +163,11 @@ def compiled() -> Compiled:
     cache: Any = getattr(crops.crop_tiled, "_cache", None)
     return Compiled(
         folder=getattr(cache, "cache_path", None),
-        made={"convert": is_kept(huffman.read_scan), "train": is_kept(crops.crop_tiled)},
+        made={
+            "convert": is_kept(huffman.read_scan),
+            "tiled JPEGs": is_kept(crops.crop_tiled),
+            "untiled JPEGs": crops.is_ready(),
+        },
     )
 
 

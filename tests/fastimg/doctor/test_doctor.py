@@ -271,7 +271,7 @@ def test_the_table():
     assert told["decoders", "pillow"] == (
         "12.0 (without SIMD, which matters only for `--loader torch`), libjpeg-turbo 3.1.2"
     )
-    assert told["decoders", "fastimg's own"] == "compiled for convert; train will compile at first use"
+    assert told["decoders", "fastimg's own"] == "compiled for convert; to be compiled at first use: train"
     assert told["in use", "loader"] == "native, JPEGs decoded on the CPU"
     assert told["machine", "CPU"] == "A processor; avx2, avx512f"
     assert told["machine", "cores"] == "32 to use: 32 logical, 16 physical; load 0.5"

@@ -13,6 +13,7 @@ import pytest
 
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.backends import selection as backends
+from fastimg.loaders.jpeg.decoding import crops
 from fastimg.loaders.runtime import compiled
 from fastimg.system import packages as installed
 
@@ -157,6 +158,7 @@ def test_pythons_headers(tmp_path, monkeypatch, there):
 def test_the_cache_folder_of_machine_code(monkeypatch):
     found = installed.compiled()
     assert found.folder is None or Path(found.folder).is_dir()
-    assert set(found.made) == {"convert", "train"}
+    assert set(found.made) == {"convert", "tiled JPEGs", "untiled JPEGs"}
     monkeypatch.setattr(compiled, "is_kept", lambda function: function.__name__ == "read_scan")
-    assert installed.compiled().made == {"convert": True, "train": False}
+    monkeypatch.setattr(crops, "is_ready", lambda: False)
+    assert installed.compiled().made == {"convert": True, "tiled JPEGs": False, "untiled JPEGs": False}
