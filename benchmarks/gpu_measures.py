@@ -16,7 +16,7 @@ from bench import Bench
 from gpu_clocks import clocks
 from gpu_plan import Variant
 from gpu_steps import config_of
-from images import dataset
+from images import dataset, untiled_beside
 from torch.profiler import ProfilerActivity, profile
 
 from fastimg.bench.rig import Rig, build, loader_rate, real_rate, with_loader
@@ -34,20 +34,26 @@ def loader(bench: Bench) -> None:
 def _by_threads(bench: Bench) -> None:
     sizes = bench.sizes
     first = _real_rig(bench, sizes.real_archs[-1], sizes.loader_batches, threads=sizes.threads[0])
-    rigs = {sizes.threads[0]: first}
+    rigs = {("files", sizes.threads[0]): first}
     for threads in sizes.threads[1:]:
-        rigs[threads] = with_loader(first, first.loader.dataset, _indices(first), workers=str(threads))
+        rigs["files", threads] = with_loader(first, first.loader.dataset, _indices(first), workers=str(threads))
+    if untiled_beside(bench.folder).is_dir():
+        untiled = dataset(untiled_beside(bench.folder), len(_indices(first)))
+        for threads in sizes.threads:
+            rigs["untiled files", threads] = with_loader(first, untiled, _indices(first), workers=str(threads))
+    names = {f"{source}, {threads}": (source, threads) for source, threads in rigs}
     try:
         speeds = measure.interleaved(
-            {str(threads): partial(loader_rate, rig) for threads, rig in rigs.items()}, sizes.repeats
+            {name: partial(loader_rate, rigs[key]) for name, key in names.items()}, sizes.repeats
         )
     finally:
         for rig in rigs.values():
             rig.close()
     rows = []
     for name, speed in speeds.items():
-        each = round(speed.median / int(name), 1)
-        rows.append({"threads": int(name), "images_per_second": speed, "per_thread": each})
+        source, threads = names[name]
+        each = round(speed.median / threads, 1)
+        rows.append({"source": source, "threads": threads, "images_per_second": speed, "per_thread": each})
     bench.report(f"the loader alone, to the device, batch {sizes.batch}, {sizes.crop} px", rows)
 
 

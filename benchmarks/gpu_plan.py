@@ -53,7 +53,7 @@ SECTIONS = {
             name="loader",
             function="gpu_measures:loader",
             seconds=120,
-            what="the loader at 8 and 16 threads; real/synthetic for ResNet-50 and ResNet-18",
+            what="the loader at 8 and 16 threads, also of untiled JPEGs; real/synthetic for ResNet-50 and ResNet-18",
             images=True,
         ),
         Section(

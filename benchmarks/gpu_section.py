@@ -125,21 +125,27 @@ def _prepare(task: Task) -> int:
     os.nice(10)
     import torch
     from bench import QUICK, Sizes
-    from images import dataset, write_photographs
+    from images import dataset, untiled_beside, write_photographs
 
     from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+    from fastimg.loaders.jpeg.decoding.crops import compile_for
     from fastimg.loaders.runtime.cpus import available_cpus
 
     sizes = Sizes.choose(torch.device(task.device), task.quick)
     folder = Path(task.folder)
     if task.made:
-        write_photographs(folder, task.made, QUICK.photograph if task.quick else sizes.photograph, available_cpus())
+        size = QUICK.photograph if task.quick else sizes.photograph
+        untiled = untiled_beside(folder)
+        untiled.mkdir()
+        write_photographs(folder, task.made, size, available_cpus(), untiled)
     for scaling in (True, False):
         decoder = ImageDecoder(RandomResizedCrop(size=sizes.crop), dct_scaling=scaling)
         loader = Loader(dataset(folder, 8), decoder, LoaderConfig(batch_size=4), torch.device("cpu"))
         for _ in loader:
             pass
         loader.close()
+    if task.made:
+        compile_for((untiled_beside(folder) / "000000.jpg").read_bytes())
     return 0
 
 

@@ -57,7 +57,11 @@ def _loader(records: Sequence[Record]) -> list[str]:
     rows = [r for r in records if r["section"] == "loader" and "per_thread" in r]
     if not rows:
         return []
-    rates = (f"{r['images_per_second']:,.0f} img/s on {r['threads']} threads" for r in rows)
+    untiled = " of untiled JPEGs"
+    rates = (
+        f"{r['images_per_second']:,.0f} img/s{untiled * (r.get('source') == 'untiled files')} on {r['threads']} threads"
+        for r in rows
+    )
     return [f"loader alone: {', '.join(rates)}"]
 
 

@@ -36,13 +36,29 @@ def _enlarged(noise: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.stack(channels, axis=-1)
 
 
-def write_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 375), threads: int | None = None) -> None:
-    """Write `count` JPEGs to `folder`, tiled as by `convert`. Sizes vary by a fifth, as those of photographs do."""
+def untiled_beside(folder: Path) -> Path:
+    """Where the same JPEGs are without tiles, if they were written there."""
+    return folder.with_name(folder.name + "-untiled")
+
+
+def write_photographs(
+    folder: Path,
+    count: int,
+    size: tuple[int, int] = (500, 375),
+    threads: int | None = None,
+    untiled: Path | None = None,
+) -> None:
+    """Write `count` JPEGs to `folder`, tiled as by `convert`; and as they were to `untiled`, if it is given.
+
+    Sizes vary by a fifth, as those of photographs do.
+    """
 
     def write(seed: int) -> None:
         scale = 1 + 0.2 * float(np.random.default_rng([seed, 1]).uniform(-1, 1))
-        upright = (round(size[0] * scale), round(size[1] * scale))
-        (folder / f"{seed:06d}.jpg").write_bytes(tile(photograph(seed, upright)).jpeg)
+        jpeg = photograph(seed, (round(size[0] * scale), round(size[1] * scale)))
+        if untiled is not None:
+            (untiled / f"{seed:06d}.jpg").write_bytes(jpeg)
+        (folder / f"{seed:06d}.jpg").write_bytes(tile(jpeg).jpeg)
 
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         list(pool.map(write, range(count)))

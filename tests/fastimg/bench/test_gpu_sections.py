@@ -27,7 +27,10 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("photographs")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        importlib.import_module("images").write_photographs(folder, 12, (160, 120), 2)
+        images = importlib.import_module("images")
+        untiled = images.untiled_beside(folder)
+        untiled.mkdir()
+        images.write_photographs(folder, 12, (160, 120), 2, untiled)
         yield folder
 
 
@@ -58,6 +61,7 @@ SECTIONS = {
     "compile": ("gpu_checks:compiled", "compiled against eager, 3 steps"),
     "fsdp2": ("gpu_checks:fsdp2", "sharded against plain, 3 steps"),
     "gpu-decode": ("gpu_checks:gpu_decode", "levels of 0-255, against fastimg's decoder"),
+    "loader": ("gpu_measures:loader", "the loader alone, to the device"),
     "overlap": ("gpu_measures:overlap", "test_resnet, batch 8, 1 threads"),
     "parity": ("gpu_parity:parity", "augmentation = reference, bit for bit"),
     "versions": ("gpu_versions:versions", "seconds per import, in this order"),
