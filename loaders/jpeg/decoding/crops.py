@@ -37,7 +37,7 @@ from .memory import bytes_at
 from .region import REGION, WINDOW, find_region, hold_luma
 from .scans import begin_scan, end_row, size_of_scan
 
-_WORTH = 10_000
+_WORTH = 10_000  # crops
 _LARGE = 1 << 25  # bytes: untiled JPEGs that take more of scratch are decoded one at a time
 
 _JOB = np.dtype(
@@ -151,7 +151,7 @@ def is_worth_compiling(crops: int) -> bool:
 
 
 def missing_decoder(data: bytes | memoryview) -> Literal["", "tiled", "untiled"]:
-    """Which JPEGs have the decoder that this image needs, and that is not in the machine's cache yet; "" for none."""
+    """The kind of JPEGs whose decoder this image needs, and this machine has not compiled yet; "" for none."""
     width, _, _, tiled = peek(view_of(data), new_header())
     if width == 0 or is_kept(_crop_tiled if tiled else _crop_untiled):
         return ""

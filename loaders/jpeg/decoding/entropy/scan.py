@@ -1,7 +1,7 @@
 """The one scan of an untiled baseline JPEG -> coefficients, in compiled code (ITU T.81 annex F).
 
 Its bits depend on all bits before them, so a scan is decoded from its beginning, down to the last row of MCUs that a
-window depends on. As in `entropy`, the CPU works on one image while it waits for another one's look-ups.
+window depends on. As in `tiles`, the CPU works on one image while it waits for another one's look-ups.
 """
 
 from typing import Any
@@ -16,7 +16,8 @@ from fastimg.loaders.runtime.compiled import compiled, int64, uint64
 from .lookups import END, TABLE, code_at, value_of
 from .symbols import PAD, STRIDE, entry_at, held_at, stored
 
-# A scan that is being decoded. Positions are bits from address 0; the others are addresses of bytes.
+# A scan that is being decoded. `position` and `end` are bits from address 0; `base`, `table`, `out`, `spare` and `tables`
+# are addresses of bytes.
 STREAM = np.dtype(
     [
         ("image", np.int64),  # its number among those that are decoded; -1 for none
@@ -33,8 +34,8 @@ STREAM = np.dtype(
         ("left", np.int64),
         ("right", np.int64),
         ("top", np.int64),
-        ("out", np.int64),  # of the coefficients of a row's wanted MCUs, and behind them of all that are not wanted
-        ("spare", np.int64),
+        ("out", np.int64),  # of the coefficients of a row's wanted MCUs
+        ("spare", np.int64),  # of a block to which all others are decoded
         ("tables", np.int64, MAX_SCAN_BLOCKS),  # of DC, followed by AC, of each block of an MCU
         ("component", np.int64, MAX_SCAN_BLOCKS),
         ("previous", np.int64, 3),  # DC of each component
