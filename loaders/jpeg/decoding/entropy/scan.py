@@ -16,8 +16,8 @@ from fastimg.loaders.runtime.compiled import compiled, int64, uint64
 from .lookups import END, TABLE, code_at, value_of
 from .symbols import PAD, STRIDE, entry_at, held_at, stored
 
-# A scan that is being decoded. `position` and `end` are bits from address 0; `base`, `table`, `out`, `spare` and `tables`
-# are addresses of bytes.
+# A scan that is being decoded. `position` and `end` are bits from address 0; `base`, `table`, `tables`, `out` and
+# `spare` are addresses of bytes.
 STREAM = np.dtype(
     [
         ("image", np.int64),  # its number among those that are decoded; -1 for none
