@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, ImageError, RandomResizedCrop
-from fastimg.loaders.crop import Window
+from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding import crops as compiled
 from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
@@ -161,6 +162,66 @@ def test_damage_is_left_to_the_judge_or_decoded_as_he_does(data):
     got = found(jpeg, crop)
     if got is not None:
         assert np.array_equal(got, expected(jpeg, crop))
+
+
+class Fenced(Scratch):
+    """Scratch whose work lies between two stretches of memory that nobody may write to."""
+
+    FENCE = 1 << 16
+
+    def __init__(self):
+        super().__init__()
+        self.size, self.all = 0, np.empty(0, np.uint8)
+
+    def work(self, nbytes):
+        if nbytes > self.size:
+            self.size, self.all = nbytes, np.full(nbytes + 2 * self.FENCE, 0xAB, np.uint8)
+        return self.all[self.FENCE : self.FENCE + self.size]
+
+    @property
+    def intact(self):
+        return bool((self.all[: self.FENCE] == 0xAB).all() and (self.all[self.FENCE + self.size :] == 0xAB).all())
+
+
+def mutated(jpeg, rng):
+    data = bytearray(jpeg)
+    scan = data.index(SCAN)
+    for _ in range(rng.choice([0, 1, 1, 2, 5])):
+        at = rng.randrange(2, scan + 2) if rng.random() < 0.2 else rng.randrange(2, len(data))
+        match rng.randrange(6):
+            case 0 | 1 | 2:
+                data[at] = rng.choice([0, 1, 255, rng.randrange(256)])
+            case 3:
+                data[at:at] = rng.randbytes(rng.randint(1, 9))
+            case 4:
+                del data[at : min(at + rng.randint(1, 30), len(data) - 4)]
+            case 5:
+                data[at : at + 2] = b"\xff\xd9"
+    return bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mutated_ones_write_nothing_outside_their_memory(seed):
+    rng = random.Random(seed)
+    whole = [
+        encoded(rng.randint(1, 120), rng.randint(1, 120), SAMPLINGS[i % 4], rng.randint(1, 100), i) for i in range(40)
+    ]
+    decoded = 0
+    for _ in range(250):
+        queue, scratch, crop = CropQueue(), Fenced(), RandomResizedCrop(size=rng.choice([1, 5, 16, 33]))
+        jpegs = [mutated(rng.choice(whole), rng) for _ in range(GROUP)]
+        draws = [[rng.random() for _ in range(crop.draws)] for _ in jpegs]
+        out = np.full((GROUP, *shape_of(crop), 3), 7, np.uint8)
+        taken = {row for row, jpeg in enumerate(jpegs) if queue.add(jpeg, crop, draws[row], 1 << 20, row)}
+        taken -= {row for row, _ in queue.run(crop, 0, scratch, out)}
+        assert scratch.intact
+        for row in taken:
+            theirs = np.zeros_like(out[row])
+            judge = ImageDecoder(crop, compiled=False)
+            judge.fill_row(memoryview(jpegs[row]), draws[row], {"inputs": theirs}, Scratch())
+            assert np.array_equal(out[row], theirs)
+        decoded += len(taken)
+    assert 500 < decoded < 1900
 
 
 def test_numbers_that_overflow_are_left_to_the_judge():
