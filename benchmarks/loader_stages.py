@@ -1,6 +1,6 @@
 """The stages of the native loader: the cost of each on one thread, the minimum, and the time with the GIL held.
 
-`tiled.crop_tiled` does the last four stages in one call. Here they are called separately, on the samples of an epoch in
+`crops.crop_tiled` does the last four stages in one call. Here they are called separately, on the samples of an epoch in
 order, and their pixels must equal those of `ImageDecoder`. `others` is the wall time of the loader with one thread
 beyond their sum. Rounds of all measurements are interleaved; results are medians of n.
 """

@@ -393,7 +393,7 @@ def _compile_decoder(run: Run, console: Console) -> None:
         missing = missing_decoder(content)
         if missing == "untiled" and not is_worth_compiling(crops):
             why = f"{plural(crops, 'crop')} would not make up for compiling fastimg's decoder first"
-            say(console, f"decoder     libjpeg-turbo, with the same pixels: {why}")
+            say(console, f"decoder      libjpeg-turbo, with the same pixels: {why}")
         elif missing:
             with _compiling("the decoder of " + missing + " JPEGs", console):
                 compile_for(content)

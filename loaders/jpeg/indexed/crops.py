@@ -2,7 +2,7 @@
 
     spans: the region's blocks -> sparse: their samples, or baseline -> colour: RGB columns -> filters: the window
 
-The pixels are those of `tiled.crop_tiled` for the whole file, bit for bit.
+The pixels are those of `decoding.crops.crop_tiled` for the whole file, bit for bit.
 """
 
 from typing import Any

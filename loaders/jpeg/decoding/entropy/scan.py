@@ -13,8 +13,8 @@ from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, int64, uint64
 
-from .lookups import END, TABLE, code_at, value_of
-from .symbols import PAD, STRIDE, entry_at, held_at, stored
+from .lookups import TABLE, code_at, value_of
+from .symbols import PAD, STRIDE, behind_block, held_at, two_entries
 
 # A scan that is being decoded. `position` and `end` are bits from address 0; `base`, `table`, `tables`, `out` and
 # `spare` are addresses of bytes.
@@ -101,11 +101,8 @@ def start_block(streams: Any, i: int) -> bool:
 def _finish_block(streams: Any, i: int, position: Any, entry: Any, before: Any, k: Any) -> int:
     """Go from a block whose last entry led over coefficient `before` to `k` to the next. Returns 0, ROW or DAMAGED."""
     stream = streams[i]
-    if before == uint64(63):  # a second symbol belongs to the next block
-        position = position - (entry & uint64(255)) + ((entry >> uint64(24)) & uint64(255))
-    elif (before > uint64(63) and before < uint64(END)) or (k > uint64(63) and k < uint64(END)):
-        return DAMAGED
-    if position > uint64(stream.end):
+    position = behind_block(position, entry, before, k, uint64(stream.end))
+    if position == uint64(0):
         return DAMAGED
     stream.position = int64(position)
     wanted = stream.base != stream.spare
@@ -135,25 +132,12 @@ def _finish_block(streams: Any, i: int, position: Any, entry: Any, before: Any, 
 def advance(streams: Any, natural: Any) -> None:
     """Decode two streams until one of them, or both, have another status than 0."""
     order = uint64(natural.ctypes.data)
-    byte = uint64(255)
     first, second = streams[0], streams[1]
     position, base, table, k = uint64(first.position), uint64(first.base), uint64(first.table), uint64(first.k)
     position2, base2, table2, k2 = uint64(second.position), uint64(second.base), uint64(second.table), uint64(second.k)
     while True:
-        held, held2 = held_at(position), held_at(position2)
-        entry, entry2 = entry_at(held, table), entry_at(held2, table2)
-        position += entry & byte
-        position2 += entry2 & byte
-        before, k = stored(entry, k, base, order)
-        before2, k2 = stored(entry2, k2, base2, order)
-        if k < uint64(63):  # the bits of two entries are in `held`
-            entry = entry_at(held << (entry & byte), table)
-            position += entry & byte
-            before, k = stored(entry, k, base, order)
-        if k2 < uint64(63):
-            entry2 = entry_at(held2 << (entry2 & byte), table2)
-            position2 += entry2 & byte
-            before2, k2 = stored(entry2, k2, base2, order)
+        position, entry, before, k = two_entries(position, table, k, base, order)
+        position2, entry2, before2, k2 = two_entries(position2, table2, k2, base2, order)
         if k >= uint64(63) or k2 >= uint64(63):
             if k >= uint64(63):
                 first.status = _finish_block(streams, 0, position, entry, before, k)
@@ -173,18 +157,10 @@ def advance(streams: Any, natural: Any) -> None:
 def advance_alone(streams: Any, i: int, natural: Any) -> None:
     """Decode one stream until it has another status than 0."""
     order = uint64(natural.ctypes.data)
-    byte = uint64(255)
     stream = streams[i]
     position, base, table, k = uint64(stream.position), uint64(stream.base), uint64(stream.table), uint64(stream.k)
     while True:
-        held = held_at(position)
-        entry = entry_at(held, table)
-        position += entry & byte
-        before, k = stored(entry, k, base, order)
-        if k < uint64(63):
-            entry = entry_at(held << (entry & byte), table)
-            position += entry & byte
-            before, k = stored(entry, k, base, order)
+        position, entry, before, k = two_entries(position, table, k, base, order)
         if k >= uint64(63):
             stream.status = _finish_block(streams, i, position, entry, before, k)
             if stream.status:

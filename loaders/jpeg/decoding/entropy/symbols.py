@@ -10,7 +10,7 @@ import numpy as np
 from fastimg.loaders.jpeg.decoding.memory import bits_at, byte_at, store_short, word_at
 from fastimg.loaders.runtime.compiled import inlined, uint64
 
-from .lookups import LOOK, code_at, entry_of
+from .lookups import END, LOOK, code_at, entry_of
 
 STRIDE = 72  # of a block's coefficients: a run beyond the 63rd writes to the eight after it
 PAD = 512  # bytes after a tile's bits; one block takes fewer
@@ -45,3 +45,31 @@ def stored(entry: Any, k: Any, base: Any, order: Any) -> Any:
     k += (entry >> uint64(16)) & byte
     store_short(base + (byte_at(order + k) << one), entry >> uint64(48))
     return before, k
+
+
+@inlined
+def two_entries(position: Any, table: Any, k: Any, base: Any, order: Any) -> Any:
+    """Store what the next entry holds, and the one after it if the block goes on: both are in bits loaded once.
+
+    Returns the position behind them, the last entry, and the numbers of its first and its last coefficient.
+    """
+    byte = uint64(255)
+    held = held_at(position)
+    entry = entry_at(held, table)
+    position += entry & byte
+    before, k = stored(entry, k, base, order)
+    if k < uint64(63):
+        entry = entry_at(held << (entry & byte), table)
+        position += entry & byte
+        before, k = stored(entry, k, base, order)
+    return position, entry, before, k
+
+
+@inlined
+def behind_block(position: Any, entry: Any, before: Any, k: Any, end: Any) -> Any:
+    """The position behind a block whose last entry led over coefficient `before` to `k`; 0 if it is damaged."""
+    if before == uint64(63):  # a second symbol belongs to the next block
+        position = position - (entry & uint64(255)) + ((entry >> uint64(24)) & uint64(255))
+    elif (before > uint64(63) and before < uint64(END)) or (k > uint64(63) and k < uint64(END)):
+        return uint64(0)
+    return position if position <= end else uint64(0)

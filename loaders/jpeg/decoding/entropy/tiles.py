@@ -10,8 +10,8 @@ from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
-from .lookups import END, TABLE, code_at, value_of
-from .symbols import PAD, STRIDE, entry_at, held_at, stored
+from .lookups import TABLE, code_at, value_of
+from .symbols import PAD, STRIDE, behind_block, held_at, two_entries
 
 
 @inlined
@@ -26,14 +26,9 @@ def _begun(position: Any, table: Any, to: Any) -> Any:
 
 @inlined
 def _ended(position: Any, entry: Any, before: Any, k: Any, end: Any, last: bool) -> Any:
-    """The position behind a block whose last entry led over coefficient `before` to `k`; 0 if it is damaged."""
-    if before == uint64(63):  # a second symbol belongs to the next block
-        position = position - (entry & uint64(255)) + ((entry >> uint64(24)) & uint64(255))
-    elif (before > uint64(63) and before < uint64(END)) or (k > uint64(63) and k < uint64(END)):
-        return uint64(0)
-    if position > end or (last and position + uint64(8) <= end):  # a tile's last block leaves only padding
-        return uint64(0)
-    return position
+    """What `behind_block` gives, but 0 also for a tile's last block that leaves more than padding."""
+    position = behind_block(position, entry, before, k, end)
+    return uint64(0) if last and position + uint64(8) <= end else position
 
 
 @inlined
@@ -53,7 +48,6 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     out[: (stop - first) * rows.size * STRIDE] = 0
     kept, known = uint64(out.ctypes.data), uint64(tables.ctypes.data)
     start, order = uint64(bits.ctypes.data) << uint64(3), uint64(natural.ctypes.data)
-    byte = uint64(255)
     left, following = stop - first, first + 2
     tile, tile2 = first, min(first + 1, stop - 1)
     new, new2 = 1, tile2 - tile  # 0 while a tile is repeated
@@ -69,20 +63,8 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     table = table2 = table + uint64(8 * TABLE)
     k = k2 = uint64(0)
     while True:
-        held, held2 = held_at(position), held_at(position2)
-        entry, entry2 = entry_at(held, table), entry_at(held2, table2)
-        position += entry & byte
-        position2 += entry2 & byte
-        before, k = stored(entry, k, base, order)
-        before2, k2 = stored(entry2, k2, base2, order)
-        if k < uint64(63):  # the bits of two entries are in `held`
-            entry = entry_at(held << (entry & byte), table)
-            position += entry & byte
-            before, k = stored(entry, k, base, order)
-        if k2 < uint64(63):
-            entry2 = entry_at(held2 << (entry2 & byte), table2)
-            position2 += entry2 & byte
-            before2, k2 = stored(entry2, k2, base2, order)
+        position, entry, before, k = two_entries(position, table, k, base, order)
+        position2, entry2, before2, k2 = two_entries(position2, table2, k2, base2, order)
         if k >= uint64(63):
             block += 1
             position = _ended(position, entry, before, k, end, block == rows.size)
