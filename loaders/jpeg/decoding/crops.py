@@ -152,6 +152,8 @@ def is_worth_compiling(crops: int) -> bool:
 
 def missing_decoder(data: bytes | memoryview) -> Literal["", "tiled", "untiled"]:
     """The kind of JPEGs whose decoder this image needs, and this machine has not compiled yet; "" for none."""
+    if data[:2] != b"\xff\xd8":  # before anything is compiled
+        return ""
     width, _, _, tiled = peek(view_of(data), new_header())
     if width == 0 or is_kept(_crop_tiled if tiled else _crop_untiled):
         return ""
