@@ -3,7 +3,6 @@
 Nothing is decoded; only the headers of images are read.
 """
 
-import io
 import itertools
 import json
 import math
@@ -16,7 +15,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastimg.convert.sources.containers.betons import ORIGINAL, extension
 from fastimg.convert.sources.samples import Source, SourceEntry
@@ -31,6 +29,7 @@ from fastimg.loaders.containers.betons.kinds import (
     jpeg_fault,
 )
 from fastimg.loaders.containers.fields import ABSENT, StoredField, unpacked_npy
+from fastimg.loaders.containers.npy import npy_array
 from fastimg.loaders.containers.targets import Target, TargetValues, first_class
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
@@ -274,7 +273,7 @@ def _field(ext: str, content: bytes) -> BetonField:
             json.loads(content)
             return BetonField("json")
         if kind == "npy":
-            array = _array(content)
+            array = npy_array(content)
             if array.shape == () and array.dtype in (np.float64, np.int64) and _may_be_scalar(ext):
                 return BetonField("float" if array.dtype == np.float64 else "int")
             field = BetonField("ndarray", array.dtype, array.shape)
@@ -293,12 +292,6 @@ def _field(ext: str, content: bytes) -> BetonField:
     return BetonField("bytes")
 
 
-def _array(content: bytes) -> npt.NDArray[Any]:
-    """Read an .npy file only: np.load would also accept zip files and pickles."""
-    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    return array
-
-
 def _may_be_scalar(ext: str) -> bool:
     """Not under a name that a label could have: the .beton's own label is to be found."""
     name = ext.rpartition(".")[0].lower()
@@ -308,7 +301,7 @@ def _may_be_scalar(ext: str) -> bool:
 def _value(field: BetonField, content: bytes) -> Any:
     if field.kind in ("bytes", "json"):
         return content
-    array = _array(content)
+    array = npy_array(content)
     return array.item() if array.shape == () else array
 
 

@@ -23,8 +23,9 @@ from fastimg.data.digests import DIGEST, NONE, Elsewhere, of, sample_digests, st
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
-from fastimg.loaders.containers.arrays import ArrayDataset, Views, npy_bytes
+from fastimg.loaders.containers.arrays import ArrayDataset, Views
 from fastimg.loaders.containers.content import singular
+from fastimg.loaders.containers.npy import npy_bytes
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.decoder import Decoder

@@ -24,9 +24,10 @@ import numpy.typing as npt
 
 from fastimg.data.digests import BYTES, DIGEST, NONE
 from fastimg.errors import UserError
-from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, npy_bytes
+from fastimg.loaders.containers.arrays import PLACE, ArrayDataset
 from fastimg.loaders.containers.atomic import replace_file, sync_folder
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.npy import npy_bytes
 from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, move_shard, parse_index, split_name
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.file_locks import unlock_and_close

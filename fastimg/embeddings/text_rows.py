@@ -14,7 +14,8 @@ import torch
 
 from fastimg.data.datasets import TextSource
 from fastimg.loaders import Batch, BatchSource, Dataset, ImageError
-from fastimg.loaders.containers.arrays import ArrayDataset, npy_array, npy_bytes
+from fastimg.loaders.containers.arrays import ArrayDataset
+from fastimg.loaders.containers.npy import npy_array, npy_bytes
 from fastimg.loaders.crop import Size
 from fastimg.loaders.decoders.arrays import MULTIPLE, PAD, put_tokens
 from fastimg.loaders.epochs.config import LoaderConfig

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastimg.errors import printable
-from fastimg.loaders.containers.arrays import ArrayDataset, npy_array, npy_bytes
+from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.atomic import replace_file, temporary
+from fastimg.loaders.containers.npy import npy_array, npy_bytes
 from fastimg.loaders.containers.tars.shards import ShardWriter, index_path
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch

@@ -5,16 +5,13 @@ combines it with a dataset: the same ids, labels and names, but the content is a
 """
 
 import hashlib
-import io
-import math
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-import numpy.lib.format
 import numpy.typing as npt
 
 from fastimg.loaders.errors import ImageError, ShardError
@@ -26,55 +23,10 @@ from .targets import TargetColumn
 from .tars.headers import BLOCK, stated_size
 from .watch import FileWatch, Handles, fill
 
-_NPY = b"\x93NUMPY\x01\x00"  # a .npy file of format 1.0; then the length of its header, uint16
-_BEFORE = len(_NPY) + 2
-_KNOWN = 4096  # headers, of as many shapes
-
 MAX_IN_MEMORY = 1 << 28  # bytes of arrays of one dataset: 256 MiB
 
 # Where an array is stored: number of its shard, offset and size of its member. Shard -1: there is no array.
 PLACE = np.dtype([("shard", "<i4"), ("size", "<u4"), ("offset", "<u8")])
-
-
-def npy_bytes(array: npt.NDArray[Any]) -> bytes:
-    """An array as a .npy file (format 1.0). Raises ValueError for objects."""
-    array = np.asarray(array, order="C")
-    if array.dtype.hasobject:
-        raise ValueError("an array of objects would need pickle")
-    return _npy_head(array.dtype, array.shape) + array.tobytes()
-
-
-@lru_cache(_KNOWN)
-def _npy_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    buffer = io.BytesIO()
-    stated = {"descr": numpy.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    numpy.lib.format.write_array_header_1_0(buffer, stated)
-    return buffer.getvalue()
-
-
-def npy_array(data: memoryview | bytes) -> npt.NDArray[Any]:
-    """The array of a .npy file. Raises ValueError if it is not one, or holds objects."""
-    head = bytes(data[: _BEFORE + int.from_bytes(data[8:_BEFORE], "little")])
-    known = _npy_stated(head) if head.startswith(_NPY) else None
-    if known is None or len(data) < len(head) + known.nbytes:
-        return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
-    array: npt.NDArray[Any] = np.ndarray(known.shape, known.dtype, data, len(head))
-    return array.copy()
-
-
-class _NpyArray(NamedTuple):
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-@lru_cache(_KNOWN)
-def _npy_stated(head: bytes) -> _NpyArray | None:
-    """What a header of format 1.0 states; None for arrays that are not read as they lie. Raises ValueError."""
-    shape, fortran, dtype = numpy.lib.format.read_array_header_1_0(io.BytesIO(head[len(_NPY) :]))
-    if fortran or dtype.hasobject:
-        return None
-    return _NpyArray(dtype, shape, math.prod(shape) * dtype.itemsize)
 
 
 class ArrayDataset(WithFields):

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.containers.arrays import ArrayDataset, Views, npy_array, npy_bytes
+from fastimg.loaders.containers.arrays import ArrayDataset, Views
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.npy import npy_array, npy_bytes
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.scratch import Scratch

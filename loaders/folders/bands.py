@@ -5,7 +5,6 @@ TIFFs are read by tifffile, of the extra `tiff`: Pillow keeps 8 bits of several 
 
 import importlib.util
 import io
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.npy import MAGIC, npy_array, read_npy_header
 from fastimg.loaders.errors import ImageError
 
 MISSING = "TIFF files of several bands are read by tifffile, which is not installed; pip install 'fastimg[tiff]'"
@@ -66,15 +66,11 @@ def npy_head(file: Path | BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtyp
     if isinstance(file, Path):
         with file.open("rb") as opened:
             return npy_head(opened, name)
-    version = np.lib.format.read_magic(file)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"version {version} of the format, which holds no array of numbers")
-    shape, _, dtype = read(file)
+    header = read_npy_header(file)
     begin = file.tell()
-    if dtype.hasobject or file.seek(0, io.SEEK_END) - begin < dtype.itemsize * math.prod(shape):
-        raise ValueError(f"not the whole of {dtype} {list(shape)}")
-    return shape, dtype
+    if header.dtype.hasobject or file.seek(0, io.SEEK_END) - begin < header.nbytes:
+        raise ValueError(f"not the whole of {header.dtype} {list(header.shape)}")
+    return header.shape, header.dtype
 
 
 def _shaped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int, int]:
@@ -88,7 +84,8 @@ def _shaped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int, int
 
 def _npy(content: bytes | Path) -> npt.NDArray[Any]:
     try:
-        array: npt.NDArray[Any] = np.load(io.BytesIO(content) if isinstance(content, bytes) else content)
+        content = content.read_bytes() if isinstance(content, Path) else content
+        array: npt.NDArray[Any] = npy_array(content) if content.startswith(MAGIC) else np.load(io.BytesIO(content))
     except (OSError, ValueError, EOFError) as error:
         raise ImageError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not isinstance(array, np.ndarray):  # an archive of several

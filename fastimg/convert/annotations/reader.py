@@ -20,6 +20,7 @@ from fastimg.convert.sources.folders import file_part, file_size
 from fastimg.convert.sources.samples import Original, SamplePart, SourceEntry, SourceReader, WrappingReader
 from fastimg.convert.stored.files import announced_files
 from fastimg.loaders.containers.fields import StoredField, packed_npy
+from fastimg.loaders.containers.npy import npy_array
 from fastimg.loaders.decode import Header, read_header
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.bands import read_bands
@@ -219,7 +220,7 @@ class FieldsReader(WrappingReader):
         if schema.geometry == "bands":
             return self._bands(schema, value, header)
         if isinstance(value, dict):
-            value = np.load(io.BytesIO(self._content(value)), allow_pickle=False).tolist()
+            value = npy_array(self._content(value)).tolist()
         if schema.geometry == "box":
             boxes = boxes_of(value, self._styles.get(schema.name, "box"), frame.size)
             return turned_boxes(boxes, header, frame.orientation).astype(np.float32)

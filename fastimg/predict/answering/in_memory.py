@@ -14,9 +14,9 @@ import torch
 from PIL import Image, ImageOps
 
 from fastimg.loaders import FilesDataset, ImageError
-from fastimg.loaders.containers.arrays import npy_bytes
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.fields import WithFields
+from fastimg.loaders.containers.npy import npy_bytes
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.decode import check_pixels
 from fastimg.loaders.runtime.scratch import Scratch

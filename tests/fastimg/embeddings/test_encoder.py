@@ -10,7 +10,7 @@ from fastimg.embeddings import encoder as embedding
 from fastimg.embeddings.encoder import Encoder, backbone_digest, why_not
 from fastimg.errors import UserError
 from fastimg.loaders import open_dataset
-from fastimg.loaders.containers.arrays import npy_array
+from fastimg.loaders.containers.npy import npy_array
 from fastimg.models.freezing import freeze
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks, agree_on_buffers

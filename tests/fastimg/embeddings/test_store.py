@@ -17,7 +17,7 @@ from fastimg.embeddings import store as arraycache
 from fastimg.embeddings.store import ArrayCache, key_of
 from fastimg.errors import UserError
 from fastimg.loaders import FilesDataset
-from fastimg.loaders.containers.arrays import npy_array
+from fastimg.loaders.containers.npy import npy_array
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.ranks import Ranks, torch

@@ -1,6 +1,5 @@
 """Arrays as samples: read from shards, padded to a common length, and batched by length."""
 
-import io
 import threading
 from itertools import chain, pairwise
 
@@ -12,13 +11,8 @@ from hypothesis import strategies as st
 
 from fastimg.loaders import DataError, ImageError, Loader, LoaderConfig
 from fastimg.loaders.containers import arrays as arrays_module
-from fastimg.loaders.containers.arrays import (
-    PLACE,
-    ArrayDataset,
-    Views,
-    npy_array,
-    npy_bytes,
-)
+from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, Views
+from fastimg.loaders.containers.npy import npy_bytes
 from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, parse_index
 from fastimg.loaders.decoders.arrays import MULTIPLE, PAD, ArrayDecoder, TokenDecoder, longest, put_tokens
 from fastimg.loaders.errors import ShardError
@@ -75,43 +69,6 @@ def texts(store):
 def ids_of(loader):
     """Ids of weight 1 by batch, of one epoch or the rest of it."""
     return [[i for i, w in zip(b.ids.tolist(), b.weight.tolist(), strict=True) if w] for b in loader]
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 4)])
-def test_npy_round_trip(dtype, shape):
-    array = np.random.default_rng(0).integers(0, 99, shape).astype(dtype)
-    data = npy_bytes(array)
-    for back in (npy_array(data), npy_array(memoryview(data)), np.load(io.BytesIO(data))):
-        assert back.dtype == dtype and np.array_equal(back, array) and back.shape == shape
-    assert len(data) == 128 + array.nbytes
-
-
-def test_npy_files_of_others_and_broken_ones_are_read_as_numpy_does():
-    array = np.arange(12, dtype=">i2").reshape(3, 4)
-    for other in (np.asfortranarray(array), array[:, ::2], array):
-        for version in ((1, 0), (2, 0)):
-            buffer = io.BytesIO()
-            np.lib.format.write_array(buffer, other, version)
-            for _ in range(2):  # the second time its header is known
-                back = npy_array(buffer.getvalue() + b"and more")
-                assert back.dtype == other.dtype and back.flags.writeable and np.array_equal(back, other)
-    data = npy_bytes(array)
-    for broken in (b"", data[:7], data[:9], data[:100], data[:-1], data.replace(b"(3, 4)", b"(3,-4)"), b"x" * 200):
-        for _ in range(2):
-            with pytest.raises((ValueError, EOFError)) as theirs:
-                np.load(io.BytesIO(broken))
-            with pytest.raises(theirs.type):
-                npy_array(broken)
-
-
-def test_npy_of_objects_is_refused():
-    with pytest.raises(ValueError, match="pickle"):
-        npy_bytes(np.array([{}], object))
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([{}], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="pickle"):
-        npy_array(buffer.getvalue())
 
 
 @pytest.mark.parametrize("dtype", TYPES)
