@@ -8,6 +8,7 @@ rounds. The first line of output says how long the decoder took to compile, if i
 """
 
 import argparse
+import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import measure
 import numpy as np
 from images import list_images
 from measure import Spread
+from PIL import ExifTags, Image
 from rich.console import Console
 
 from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
@@ -45,10 +47,17 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--images", type=int, default=400, help="at most so many, the first ones")
     parser.add_argument("--repeats", type=int, default=16)
+    parser.add_argument(
+        "--orientation", type=int, choices=range(1, 9), default=1, help="of EXIF, which upright JPEGs are given first"
+    )
+    parser.add_argument(
+        "--restart-rows", type=int, default=0, help="rows of MCUs between restarts, with which JPEGs are encoded again"
+    )
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "untiled.jsonl")
     args = parser.parse_args()
     console = Console(width=150)
     images = [(args.data / name).read_bytes() for name in list_images(args.data)[: args.images]]
+    images = [_turned(_restarted(image, args.restart_rows), args.orientation) for image in images]
     began = time.perf_counter()
     seconds = None
     if missing_decoder(images[0]):
@@ -68,6 +77,8 @@ def main() -> None:
             "crop": name,
             "images": len(images),
             "size": args.size,
+            "orientation": args.orientation,
+            "restart_rows": args.restart_rows,
             "compiled_in": seconds,
         }
         fields = {**ours.fields("compiled_microseconds"), **theirs.fields("libjpeg_microseconds")}
@@ -77,6 +88,26 @@ def main() -> None:
         rows.append({"crop": name, **shown, **ratio.columns("ratio")})
     title = f"{len(images)} images of {args.data.name}, crops to {args.size}, microseconds of one thread an image"
     measure.show(console, title, rows)
+
+
+def _restarted(image: bytes, rows: int) -> bytes:
+    """A JPEG with restarts, quantised as before; other images as they are."""
+    if rows == 0 or image[:2] != b"\xff\xd8":
+        return image
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(image)) as opened:
+        opened.save(buffer, "JPEG", quality="keep", restart_marker_rows=rows)
+    return buffer.getvalue()
+
+
+def _turned(image: bytes, orientation: int) -> bytes:
+    """A JPEG with this orientation in an Exif segment of its own, ahead of all others; other images as they are."""
+    if orientation == 1 or image[:2] != b"\xff\xd8":
+        return image
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    body = b"Exif\0\0" + exif.tobytes().removeprefix(b"Exif\0\0")
+    return image[:2] + b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body + image[2:]
 
 
 def _rounds(images: Sequence[bytes], crop: CropRule, repeats: int) -> np.ndarray:

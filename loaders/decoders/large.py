@@ -86,7 +86,7 @@ class PartialReads:
         if not tiled or int(header["offset"][0]) != begin:
             blocks.doubt(index)
             return False
-        if width * height > max_pixels:
+        if width * height > max_pixels or header["orientation"][0] != 1:
             return False
         window = crop.window(width, height, draws)
         box, size, at = window

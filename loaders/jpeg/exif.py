@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64
 
 ORIENTATION = 0x0112
@@ -17,12 +19,19 @@ class Turn(NamedTuple):
     flip_y: bool
 
 
-_TURNS = {n: Turn(n >= 5, n in (2, 3, 6, 7), n in (3, 4, 7, 8)) for n in range(1, 9)}
+_TURNS = [Turn(n >= 5, n in (2, 3, 6, 7), n in (3, 4, 7, 8)) for n in range(9)]
+_TRANSPOSED, _FLIPS_X, _FLIPS_Y = (np.array(column) for column in zip(*_TURNS, strict=True))
 
 
 def turn_of(orientation: int) -> Turn:
     """The turn for an orientation, 1 to 8."""
     return _TURNS[orientation]
+
+
+@inlined
+def compiled_turn_of(orientation: int) -> tuple[bool, bool, bool]:
+    """The same in compiled code."""
+    return _TRANSPOSED[orientation], _FLIPS_X[orientation], _FLIPS_Y[orientation]
 
 
 @compiled

@@ -29,7 +29,7 @@ from fastimg.loaders.jpeg.decoding import union
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
-KINDS = ("tiled", "plain", "png", "turned", "restarts")
+KINDS = ("tiled", "plain", "png", "turned", "turned and untiled", "restarts")
 
 
 def photograph(kind, width, height, sampling=2, seed=0):
@@ -41,7 +41,7 @@ def photograph(kind, width, height, sampling=2, seed=0):
     if kind == "png":
         image.save(buffer, "PNG")
         return buffer.getvalue()
-    exif[0x0112] = 1 + seed % 8 if kind == "turned" else 1
+    exif[0x0112] = 1 + seed % 8 if "turned" in kind else 1
     restarts = {"restart_marker_blocks": 3} if kind == "restarts" else {}
     image.save(buffer, "JPEG", quality=90, subsampling=sampling, exif=exif, **restarts)
     return tile(buffer.getvalue()).jpeg if kind in ("tiled", "turned") else buffer.getvalue()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fastimg.loaders.jpeg.exif import compiled_turn_of
 from fastimg.loaders.runtime.compiled import compiled, inlined
 
 from .baseline import SCRATCH, decode_tiles
@@ -44,9 +45,17 @@ def size_of_columns(regions: Any) -> int:
 
 
 @inlined
+def upright_stride(regions: Any) -> int:
+    """The bytes from one column of a region to the next, once it is upright."""
+    region = regions[0]
+    rows = region.width if compiled_turn_of(region.orientation)[0] else region.height
+    return int(-(-rows // WIDE) * WIDE)
+
+
+@inlined
 def size_of_passes(regions: Any, across: int) -> int:
-    """The bytes that `resize_columns` takes for a window `across` pixels wide."""
-    return aligned(regions[0].stride * (-(-regions[0].planes * across // 8) * 8 + 8) + WIDE)
+    """The bytes that `resize_columns` takes for a window `across` pixels wide, once the region is upright."""
+    return aligned(upright_stride(regions) * (-(-regions[0].planes * across // 8) * 8 + 8) + WIDE)
 
 
 @inlined

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.crop import CenterCrop, CropRule, Window, reaches_out, shape_of
+from fastimg.loaders.jpeg.exif import compiled_turn_of
 from fastimg.loaders.runtime.compiled import compiled, held, is_compiled, is_kept
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
@@ -25,17 +26,16 @@ from .columns import (
     OTHER,
     decode_columns,
     size_of_columns,
-    size_of_passes,
     size_of_planes,
     size_of_sums,
 )
 from .entropy.scan import STREAM, advance, advance_alone
 from .entropy.symbols import NATURAL
-from .filters import resize_columns
 from .frame import JPEG_HEADER, MAX_SIDE, is_decodable, is_untiled, new_header, parse_header, view_of
 from .memory import bytes_at
 from .region import REGION, WINDOW, find_region, hold_luma
 from .scans import begin_scan, end_row, size_of_scan
+from .turning import resize_upright, size_of_resize
 
 _WORTH = 10_000  # crops
 _LARGE = 1 << 25  # bytes: untiled JPEGs that take more of scratch are decoded one at a time
@@ -171,12 +171,15 @@ def compile_for(data: bytes | memoryview) -> None:
 def peek(data: Any, headers: Any) -> tuple[int, int, int, bool]:
     """Fill the header; return width, height, the data's address and whether it is tiled.
 
-    All are zeros if it is not upright, or not decodable here.
+    Width and height are of the upright picture. All are zeros if it is not decodable here.
     """
-    if parse_header(data, headers) and headers[0].orientation == 1:
+    if parse_header(data, headers):
         tiled = is_decodable(headers)
         if tiled or is_untiled(headers):
-            return headers[0].width, headers[0].height, data.ctypes.data, tiled
+            header = headers[0]
+            if compiled_turn_of(header.orientation)[0]:
+                return header.height, header.width, data.ctypes.data, tiled
+            return header.width, header.height, data.ctypes.data, tiled
     return 0, 0, 0, False
 
 
@@ -185,7 +188,7 @@ def _crop_tiled(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: i
     """Decode the tiled of the jobs. Returns 0 when they are done, or the bytes of scratch that the next needs."""
     for i in range(jobs.shape[0]):
         job = jobs[i]
-        if job.status or headers[i].interval == 0:
+        if job.status or not is_decodable(headers[i : i + 1]):
             continue
         window = out[job.row]
         header, region = headers[i : i + 1], regions[i : i + 1]
@@ -218,7 +221,7 @@ def _crop_untiled(headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: 
     across = out.shape[2]
     each, columns, passes = 0, 0, 0
     for i in range(jobs.shape[0]):
-        if jobs[i].status or headers[i].interval:
+        if jobs[i].status or is_decodable(headers[i : i + 1]):
             continue
         header, region = headers[i : i + 1], regions[i : i + 1]
         if not _find_region(header, jobs[i : i + 1], out[jobs[i].row], bicubic, 0, region):
@@ -226,7 +229,7 @@ def _crop_untiled(headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: 
         else:
             size = size_of_planes(region) + size_of_scan(header, region, jobs[i].nbytes)
             each, columns = max(each, size), max(columns, size_of_columns(region))
-            passes = max(passes, size_of_passes(region, across), size_of_sums(region))
+            passes = max(passes, size_of_resize(region, across), size_of_sums(region))
     lanes = 2 if each <= _LARGE else 1
     needed = columns + passes + lanes * each
     if scratch.size < needed:
@@ -240,7 +243,7 @@ def _crop_untiled(headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: 
             while streams[lane].image < 0 and following < jobs.shape[0]:
                 i = following
                 following += 1
-                if jobs[i].status or headers[i].interval:
+                if jobs[i].status or is_decodable(headers[i : i + 1]):
                     continue
                 data = bytes_at(jobs[i].address, jobs[i].nbytes)
                 memory = scratch[begin + size_of_planes(regions[i : i + 1]) : begin + each]
@@ -278,10 +281,10 @@ def _resize_planes(headers: Any, regions: Any, bicubic: bool, planes: Any, colum
     """Make a region's planes columns, and write its window of the resized picture to `out` [H, W, C]."""
     if regions[0].planes == 1:
         hold_luma(regions, regions)
-        resize_columns(planes, regions, bicubic, work, out)
+        resize_upright(planes, regions, bicubic, work, out)
     else:
         to_columns(planes, headers, regions, work[: size_of_sums(regions)].view(np.uint16), columns)
-        resize_columns(columns, regions, bicubic, work, out)
+        resize_upright(columns, regions, bicubic, work, out)
 
 
 @compiled
@@ -293,9 +296,9 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
     Returns as `decode_columns` does.
     """
     regions[0].planes = out.shape[2]
-    status = decode_columns(data, headers, regions, size_of_passes(regions, out.shape[1]), scratch)
+    status = decode_columns(data, headers, regions, size_of_resize(regions, out.shape[1]), scratch)
     if status == DONE:
         if regions[0].planes == 1:
             hold_luma(regions, regions)
-        resize_columns(scratch, regions, bicubic, scratch[size_of_columns(regions) :], out)
+        resize_upright(scratch, regions, bicubic, scratch[size_of_columns(regions) :], out)
     return int(status)

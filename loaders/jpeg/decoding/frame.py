@@ -234,8 +234,8 @@ def is_decodable(headers: Any) -> bool:
 
 @compiled
 def is_untiled(headers: Any) -> bool:
-    """Whether the compiled decoder decodes it from its beginning: plain, in one sequential scan without restarts."""
-    return bool(is_sequential(headers) and headers[0].interval == 0 and is_plain(headers))
+    """Whether the compiled decoder decodes it from its beginning: plain, in one sequential scan, not as tiles."""
+    return bool(is_sequential(headers) and is_plain(headers) and not is_decodable(headers))
 
 
 @compiled

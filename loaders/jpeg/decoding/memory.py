@@ -60,6 +60,17 @@ def store_short(_: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def store_word(_: Any, address: Any, value: Any) -> Any:
+    """Store the 64 bits of a number at any address, the lowest byte first."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], I64.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.none(types.uint64, types.uint64), generate
+
+
+@intrinsic
 def copy_wide(_: Any, source: Any, to: Any) -> Any:
     """Copy WIDE bytes; return how many of them come before the first byte 255, WIDE if there is none."""
 

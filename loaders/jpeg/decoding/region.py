@@ -1,6 +1,6 @@
 """The part of a JPEG that a window depends on: its tiles, and where the resize begins in them, as a record.
 
-Without restarts, each MCU is a tile.
+Without tiles, each MCU is one.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -8,9 +8,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.jpeg.exif import compiled_turn_of
 from fastimg.loaders.runtime.compiled import compiled, inlined
 
 from .filters import reach
+from .frame import is_decodable
 from .vectors import WIDE
 
 # None; libjpeg-turbo's at 1/2, 1/4 and 1/8; the same with 1/4 and 1/8 by low frequencies alone; libjpeg-turbo's at each
@@ -23,11 +25,13 @@ _MARGIN = 2  # pixels that the upsampling of chroma looks past a box
 # Of a job: the window of its crop: the box, its size after the resize, and where the output begins in it.
 WINDOW = [(name, np.int64) for name in ("x", "y", "width", "height", "resized_width", "resized_height", "at_x", "at_y")]
 
-# In samples of the decoded picture, which may be scaled.
+# In samples of the decoded picture, which may be scaled. Of a picture that EXIF turns, tiles and samples are those of
+# the stored one, and the rest is of the upright one.
 REGION = np.dtype(
     [
         ("side", np.int64),  # samples across a decoded block of luma: 8, or fewer by DCT scaling
         ("low", np.int64),  # whether it is 2 or 1, and so many rows and columns of coefficients count, of chroma, too
+        ("orientation", np.int64),  # of EXIF; 1 where the columns that are resized are upright
         ("picture_width", np.int64),
         ("picture_height", np.int64),
         ("tile_width", np.int64),
@@ -85,23 +89,27 @@ def find_region(
     `size`, `at` and `window` are (across, down), in pixels.
 
     With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8; the latter two by low frequencies if
-    it is LOW. With EIGHTHS it is decoded at the smallest eighth at which it is as large as `size`. Untiled pictures are
-    not scaled. Returns False for a box or window that is not inside the picture, and for a picture that is too narrow
-    to cut.
+    it is LOW. With EIGHTHS it is decoded at the smallest eighth at which it is as large as `size`. Untiled and turned
+    pictures are not scaled. Returns False for a box or window that is not inside the upright picture, and for a picture
+    that is too narrow to cut.
     """
     header = headers[0]
     region = regions[0]
-    if box[0] < 0 or box[2] < 1 or box[0] + box[2] > header.width or at[0] < 0 or at[0] + window[0] > size[0]:
+    transposed, flip_x, flip_y = compiled_turn_of(header.orientation)
+    width, height = (header.height, header.width) if transposed else (header.width, header.height)
+    if box[0] < 0 or box[2] < 1 or box[0] + box[2] > width or at[0] < 0 or at[0] + window[0] > size[0]:
         return False
-    if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window[1] > size[1]:
+    if box[1] < 0 or box[3] < 1 or box[1] + box[3] > height or at[1] < 0 or at[1] + window[1] > size[1]:
         return False
-    mode = int(scaling) if header.interval else 0
+    per_tile = header.interval if is_decodable(headers) else 0
+    mode = int(scaling) if per_tile and header.orientation == 1 else 0
     side = _side(box, size, mode, header.h[0] == header.v[0])
     low = mode == LOW and side <= 2
     region.side = side
     region.low = low
+    region.orientation = header.orientation
     region.picture_width, region.picture_height = -(-header.width * side // 8), -(-header.height * side // 8)
-    region.tile_width = max(header.interval, 1) * (header.mcu_width * side // 8)
+    region.tile_width = max(per_tile, 1) * (header.mcu_width * side // 8)
     region.tile_height = header.mcu_height * side // 8
     # libjpeg-turbo's scaling makes chroma of 4:2:0 as large as luma, and leaves that of 4:2:2 to the upsampling.
     region.h, region.v = (1, 1) if side < 8 and not low and header.v[0] == 2 else (header.h[0], header.v[0])
@@ -109,11 +117,17 @@ def find_region(
     region.resized_width, region.resized_height = size[0], size[1]
     region.at_x, region.at_y = at[0], at[1]
     region.origin_x, region.start_x, region.extent_x, region.x, region.width = _span(
-        box[0], box[2], size[0], at[0], window[0], bicubic, side, region.picture_width
+        box[0], box[2], size[0], at[0], window[0], bicubic, side, -(-width * side // 8)
     )
     region.origin_y, region.start_y, region.extent_y, region.y, region.height = _span(
-        box[1], box[3], size[1], at[1], window[1], bicubic, side, region.picture_height
+        box[1], box[3], size[1], at[1], window[1], bicubic, side, -(-height * side // 8)
     )
+    if flip_x:
+        region.x = width - region.x - region.width
+    if flip_y:
+        region.y = height - region.y - region.height
+    if transposed:
+        region.x, region.y, region.width, region.height = region.y, region.x, region.height, region.width
     region.stride = -(-region.height // WIDE) * WIDE
     region.held_x, region.held_y, region.held_stride = region.x, region.y, region.stride
     region.left, region.right, region.top, region.bottom = tiles_around(
@@ -131,6 +145,7 @@ def region_of_pixels(picture: Any, box: Any, size: Any, at: Any, out: Any, bicub
     `picture` is (width, height); `box`, `size` and `at` are as in `find_region`, and inside the picture.
     """
     region = regions[0]
+    region.orientation = 1
     region.planes = out.shape[2]
     region.resized_width, region.resized_height = size[0], size[1]
     region.at_x, region.at_y = at[0], at[1]

@@ -2,9 +2,10 @@
 
     frame: header -> region: the wanted MCUs -> entropy.scan: coefficients, a row of MCUs at a time -> dct: samples
 
-A scan is decoded down to the last row of MCUs that is wanted, and only wanted MCUs become samples. The result equals
-libjpeg-turbo's for the whole picture, bit for bit. Damage is left to the general decoder, except below that row, where
-nothing is decoded; a file without an end of the image (EOI) is taken to be truncated.
+A scan is decoded down to the last row of MCUs that is wanted, without the intervals between restarts in which nothing
+is, and only wanted MCUs become samples. The result equals libjpeg-turbo's for the whole picture, bit for bit. Damage is
+left to the general decoder, except where nothing is decoded; a file without an end of the image (EOI) is taken to be
+truncated.
 """
 
 from typing import Any
@@ -17,9 +18,11 @@ from .baseline import WORK, fill_tables, table_of
 from .columns import aligned
 from .dct import inverse_dct
 from .entropy.lookups import TABLE
-from .entropy.scan import DAMAGED, advance_alone, collect_scan, start_block
+from .entropy.scan import DAMAGED, advance_alone, collect_scan, seek, start_block
 from .entropy.symbols import NATURAL, PAD, STRIDE
 from .frame import mcu_blocks
+
+_ENDLESS = 1 << 62  # MCUs before a restart that never comes
 
 
 @inlined
@@ -29,10 +32,18 @@ def _values_of_row(headers: Any, regions: Any) -> int:
 
 
 @inlined
+def _bounds_of_scan(headers: Any) -> int:
+    """The intervals of a scan, and two."""
+    header = headers[0]
+    mcus = -(-header.width // header.mcu_width) * -(-header.height // header.mcu_height)
+    return int(-(-mcus // header.interval) + 2) if header.interval else 3
+
+
+@inlined
 def size_of_scan(headers: Any, regions: Any, nbytes: int) -> int:
     """The bytes that decoding a JPEG of `nbytes` takes, beside those of its planes."""
     values = _values_of_row(headers, regions) + STRIDE
-    return aligned(8 * WORK) + aligned(2 * values) + aligned(nbytes + PAD)
+    return aligned(8 * WORK) + aligned(2 * values) + aligned(8 * _bounds_of_scan(headers)) + aligned(nbytes + PAD)
 
 
 @compiled
@@ -45,13 +56,19 @@ def begin_scan(data: Any, headers: Any, regions: Any, work: Any, streams: Any, i
     begin = aligned(8 * WORK)
     wanted = _values_of_row(headers, regions)
     values = work[begin : begin + 2 * (wanted + STRIDE)].view(np.int16)
-    bits = work[begin + aligned(2 * (wanted + STRIDE)) :]
-    nbytes = collect_scan(data, header.offset, bits)
+    begin += aligned(2 * (wanted + STRIDE))
+    intervals = _bounds_of_scan(headers)
+    bounds = work[begin : begin + 8 * intervals].view(np.int64)
+    bits = work[begin + aligned(8 * intervals) :]
+    nbytes = collect_scan(data, header.offset, bits, bounds)
     if nbytes == 0 or not fill_tables(data, headers, tables):
         return False
     values[:wanted] = 0
-    stream.position = 8 * bits.ctypes.data
-    stream.end = stream.position + 8 * nbytes
+    stream.begin = stream.position = 8 * bits.ctypes.data
+    stream.bounds = bounds.ctypes.data
+    stream.end = stream.begin + 8 * bounds[1]
+    stream.interval, stream.number = header.interval, 0
+    stream.ahead = header.interval if header.interval else _ENDLESS
     stream.blocks = mcu_blocks(headers)
     for block in range(stream.blocks):
         c = max(block + 1 - header.h[0] * header.v[0], 0)
@@ -64,6 +81,7 @@ def begin_scan(data: Any, headers: Any, regions: Any, work: Any, streams: Any, i
     stream.block = stream.column = stream.row = stream.status = 0
     stream.previous[:] = 0
     stream.base = stream.out if region.left == 0 and region.top == 0 else stream.spare
+    seek(streams, i, region.top * stream.across + region.left)
     return bool(start_block(streams, i))
 
 
@@ -105,6 +123,7 @@ def end_row(headers: Any, regions: Any, work: Any, streams: Any, i: int, planes:
         return 1
     values[:] = 0
     stream.status = 0
+    seek(streams, i, (row + 1) * stream.across + region.left)
     return 0 if start_block(streams, i) else -1
 
 

@@ -31,10 +31,11 @@ from .columns import (
 from .crops import is_mirrored, peek
 from .entropy.scan import STREAM
 from .filters import resize_columns
-from .frame import JPEG_HEADER, view_of
+from .frame import JPEG_HEADER, is_decodable, view_of
 from .memory import bytes_at
 from .region import REGION, WINDOW, find_region, hold_luma
 from .scans import decode_scan, size_of_scan
+from .turning import size_of_turned, turn_columns, turn_region
 from .vectors import WIDE
 
 _SIDES = 8  # samples across a decoded block, by DCT scaling: 8 or fewer
@@ -158,7 +159,7 @@ def _crop_images(
     """Decode the tiled images. Returns 0 when they are done, or the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
         image = images[i]
-        if image.status or headers[i].interval == 0:
+        if image.status or not is_decodable(headers[i : i + 1]):
             continue
         header = headers[i : i + 1]
         sides = _find_unions(header, crops[i], scaling, regions, unions)
@@ -183,7 +184,7 @@ def _crop_untiled(
     """Decode the untiled images. Returns 0 when they are done, or the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
         image = images[i]
-        if image.status or headers[i].interval:
+        if image.status or is_decodable(headers[i : i + 1]):
             continue
         header, union = headers[i : i + 1], unions[:1]
         if _find_unions(header, crops[i], 0, regions, unions) == 0 or union[0].width * union[0].height > MAX_DECODED:
@@ -239,6 +240,7 @@ def _find_unions(headers: Any, crops: Any, scaling: int, regions: Any, unions: A
     for number in range(sides):
         union = unions[number]
         union.stride = -(-union.height // WIDE) * WIDE
+        union.held_x, union.held_y, union.held_stride = union.x, union.y, union.stride
         for k in range(crops.shape[0]):
             region = regions[k]
             if region.side == union.side:
@@ -265,16 +267,24 @@ def _note_planes(crops: Any, regions: Any, unions: Any, channels: int) -> int:
     for k in range(crops.shape[0]):
         regions[k].planes = channels
         passes = max(passes, size_of_passes(regions[k : k + 1], crops[k].across))
-    return int(passes)
+    return int(passes + size_of_turned(unions))
 
 
 @compiled
 def _resize_crops(columns: Any, crops: Any, regions: Any, unions: Any, channels: int, work: Any) -> None:
     """Write each crop of the union's scale, from the columns of the union."""
+    turned = size_of_turned(unions)
+    if turned:
+        if channels == 1:
+            hold_luma(unions, unions)
+        turn_columns(columns, unions, work[:turned])
+        columns, work = work[:turned], work[turned:]
     for k in range(crops.shape[0]):
         crop = crops[k]
         if regions[k].side == unions[0].side:
-            if channels == 1:
+            if turned:
+                turn_region(regions[k : k + 1], unions)
+            elif channels == 1:
                 hold_luma(regions[k : k + 1], unions)
             out = bytes_at(crop.out, channels * crop.across * crop.down).reshape((crop.down, crop.across, channels))
             resize_columns(columns, regions[k : k + 1], crop.bicubic != 0, work, out)

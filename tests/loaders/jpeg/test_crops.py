@@ -156,20 +156,25 @@ def jpeg_by_pillow(**options):
 
 
 def test_unsupported_jpegs_are_left_to_other_decoders():
-    turned = Image.Exif()
-    turned[0x0112] = 6
     crop = Fixed(Window((0, 0, 60, 60), (32, 32), (0, 0)), 32)
     for name, data in {
         "nothing": b"",
         "no JPEG": b"\x89PNG\r\n\x1a\n" + bytes(50),
         "progressive": jpeg_by_pillow(progressive=True),
-        "turned": tile(jpeg_by_pillow(exif=turned)).jpeg,
         "4:4:0": tile(encoded(200, 100, "440")).jpeg,
     }.items():
         assert found(data, crop) is None, name
     upright = Image.Exif()
     upright[0x0112] = 1
     assert found(tile(jpeg_by_pillow(exif=upright)).jpeg, crop) is not None
+
+
+def test_a_last_tile_that_the_image_does_not_end_is_left_to_the_judge():
+    jpeg, crop = tile(encoded(64, 64, "420")).jpeg, CenterCrop(size=32, resize=32)
+    assert jpeg[-2:] == b"\xff\xd9" and found(jpeg, crop) is not None
+    for marker in (b"\xff\x0f", b"\xff\xc5", b"\xff\xd0", b"\xff", b""):
+        assert found(jpeg[:-2] + marker, crop) is None
+    assert found(jpeg + b"and more", crop) is not None
 
 
 def test_more_pixels_than_allowed_are_not_decoded():

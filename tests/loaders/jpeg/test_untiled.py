@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, ImageError, RandomResizedCrop
 from fastimg.loaders.crop import Window, shape_of
@@ -22,6 +22,22 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .test_crops import LIMIT, SAMPLINGS, Fixed, crops, encoded, expected, found, jpeg_by_pillow
 
 SCAN = b"\xff\xda"
+
+
+def restarted(jpeg, blocks):
+    """A JPEG with a restart after so many MCUs, quantised as before."""
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(jpeg)) as image:
+        image.save(buffer, "JPEG", quality="keep", restart_marker_blocks=blocks)
+    return buffer.getvalue()
+
+
+def turned(jpeg, orientation):
+    """A JPEG with this EXIF orientation."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    body = b"Exif\0\0" + exif.tobytes().removeprefix(b"Exif\0\0")
+    return jpeg[:2] + b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body + jpeg[2:]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -109,10 +125,59 @@ def test_they_are_not_scaled():
     assert np.array_equal(found(jpeg, crop, scaling=True), expected(jpeg, crop))
 
 
-def test_restarts_that_are_not_tiles_are_left_to_other_decoders():
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_any_window_of_any_picture_with_restarts(sampling, data):
+    """Also after each MCU, and after more MCUs than there are: nothing is restarted then."""
+    width, height = data.draw(st.integers(5, 150)), data.draw(st.integers(5, 150))
+    jpeg = encoded(width, height, sampling, data.draw(st.integers(1, 100)), data.draw(st.integers(0, 99)))
+    jpeg = restarted(jpeg, data.draw(st.one_of(st.integers(1, 40), st.sampled_from([1, 400, 65535]))))
+    crop = data.draw(crops(width, height))
+    assert np.array_equal(found(jpeg, crop), expected(jpeg, crop))
+
+
+def test_rows_that_are_too_wide_for_tiles():
+    """Restarts after each row of MCUs of a wide picture, as many cameras write them; a crop skips what it can."""
+    jpeg = restarted(encoded(2000, 200, "420"), 125)
+    for box in ((1500, 150, 300, 40), (0, 0, 2000, 200), (1990, 0, 10, 200)):
+        crop = Fixed(Window(box, (40, 40), (0, 0)), 40)
+        assert np.array_equal(found(jpeg, crop), expected(jpeg, crop))
+
+
+def test_restarts_that_are_missing_or_too_many_or_of_another_number_are_left_to_other_decoders():
+    jpeg = restarted(encoded(160, 160, "420"), 7)
+    assert jpeg.count(b"\xff\xd0") == 2 and jpeg.count(b"\xff\xd7") == 1
+    crop = Fixed(Window((0, 0, 160, 20), (24, 24), (0, 0)), 24)
+    assert found(jpeg, crop) is not None
+    for number in range(8):
+        marker = bytes((0xFF, 0xD0 + number))
+        for other in (bytes((0xFF, 0xD0 + (number + 1) % 8)), b"", 2 * marker):
+            assert found(jpeg.replace(marker, other, 1), crop) is None
+    assert found(jpeg[:-2] + b"\xff\xd6\xff\xd9", crop) is None
+
+
+def test_bytes_between_two_intervals_are_left_to_other_decoders():
+    jpeg = restarted(encoded(160, 160, "420"), 7)
+    crop = Fixed(Window((0, 0, 160, 160), (24, 24), (0, 0)), 24)
+    assert found(jpeg, crop) is not None
+    assert found(jpeg.replace(b"\xff\xd2", b"\0\xff\xd2", 1), crop) is None
+
+
+def test_intervals_in_which_nothing_is_wanted_are_not_decoded():
+    jpeg = bytearray(restarted(encoded(160, 160, "420"), 7))
+    crop = Fixed(Window((100, 100, 20, 20), (24, 24), (0, 0)), 24)
+    sound = expected(bytes(jpeg), crop)
+    first, following = jpeg.index(b"\xff\xd0"), jpeg.index(b"\xff\xd1")
+    jpeg[first + 2 : following] = bytes([0b01111110]) * (following - first - 2)
+    assert np.array_equal(found(bytes(jpeg), crop), sound)
+    assert np.array_equal(expected(bytes(jpeg), crop), sound)  # Pillow accepts it, and says the same
+    assert found(bytes(jpeg), Fixed(Window((0, 0, 160, 160), (24, 24), (0, 0)), 24)) is None
+
+
+def test_other_jpegs_are_left_to_other_decoders():
     crop = Fixed(Window((0, 0, 60, 60), (32, 32), (0, 0)), 32)
-    rgb = jpeg_by_pillow(keep_rgb=True)
-    for jpeg in (jpeg_by_pillow(restart_marker_blocks=3), jpeg_by_pillow(progressive=True), rgb):
+    for jpeg in (jpeg_by_pillow(progressive=True), jpeg_by_pillow(keep_rgb=True)):
         assert found(jpeg, crop) is None
     assert found(jpeg_by_pillow(), crop) is not None
     assert found(jpeg_by_pillow(optimize=True), crop) is not None
@@ -142,7 +207,8 @@ def test_what_lies_below_the_crop_is_not_decoded():
 @st.composite
 def damaged_jpegs(draw):
     """An untiled JPEG of 96 x 80 with a few other bytes, and perhaps without its end."""
-    jpeg = bytearray(encoded(96, 80, draw(st.sampled_from(SAMPLINGS)), 80))
+    jpeg = encoded(96, 80, draw(st.sampled_from(SAMPLINGS)), 80)
+    jpeg = bytearray(restarted(jpeg, draw(st.integers(1, 40))) if draw(st.booleans()) else jpeg)
     scan = jpeg.index(SCAN)
     for _ in range(draw(st.integers(1, 3))):
         low = 2 if draw(st.booleans()) else scan
@@ -187,7 +253,7 @@ def mutated(jpeg, rng):
     data = bytearray(jpeg)
     scan = data.index(SCAN)
     for _ in range(rng.choice([0, 1, 1, 2, 5])):
-        at = rng.randrange(2, scan + 2) if rng.random() < 0.2 else rng.randrange(2, len(data))
+        at = rng.randrange(2, min(scan + 2, len(data)) if rng.random() < 0.2 else len(data))
         match rng.randrange(6):
             case 0 | 1 | 2:
                 data[at] = rng.choice([0, 1, 255, rng.randrange(256)])
@@ -200,12 +266,15 @@ def mutated(jpeg, rng):
     return bytes(data)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # of tags of EXIF
 @pytest.mark.parametrize("seed", range(3))
 def test_mutated_ones_write_nothing_outside_their_memory(seed):
     rng = random.Random(seed)
     whole = [
         encoded(rng.randint(1, 120), rng.randint(1, 120), SAMPLINGS[i % 4], rng.randint(1, 100), i) for i in range(40)
     ]
+    for i in range(0, len(whole), 3):
+        whole[i] = turned(restarted(whole[i], rng.randint(1, 20)), rng.randint(1, 8))
     decoded = 0
     for _ in range(250):
         queue, scratch, crop = CropQueue(), Fenced(), RandomResizedCrop(size=rng.choice([1, 5, 16, 33]))
@@ -284,15 +353,6 @@ def test_loaders_give_the_same_batches_with_and_without_it(ready, tmp_path, buil
         for one, other in zip(ours, theirs, strict=True):
             assert one.inputs.equal(other.inputs) and one.weight.equal(other.weight)
     assert list(ours.unreadable) == list(theirs.unreadable) == [13]
-
-
-def test_photographs_turned_by_exif_are_left_to_other_decoders():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    jpeg = jpeg_by_pillow(exif=exif)
-    assert not CropQueue().add(jpeg, CenterCrop(size=32, resize=32), (), LIMIT, 0)
-    with Image.open(io.BytesIO(jpeg)) as image:
-        assert image.size == (80, 60)
 
 
 def test_pillow_and_libjpeg_agree_that_this_is_no_image():

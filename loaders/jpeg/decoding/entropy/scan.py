@@ -1,7 +1,8 @@
 """The one scan of an untiled baseline JPEG -> coefficients, in compiled code (ITU T.81 annex F).
 
 Its bits depend on all bits before them, so a scan is decoded from its beginning, down to the last row of MCUs that a
-window depends on. As in `tiles`, the CPU works on one image while it waits for another one's look-ups.
+window depends on. Where it has restarts, whole intervals without wanted MCUs are left out. As in `tiles`, the CPU works
+on one image while it waits for another one's look-ups.
 """
 
 from typing import Any
@@ -9,20 +10,25 @@ from typing import Any
 import numpy as np
 
 from fastimg.loaders.jpeg.decoding.frame import EOI, MAX_SCAN_BLOCKS
-from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short
+from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short, word_at
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
-from fastimg.loaders.runtime.compiled import compiled, int64, uint64
+from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 from .lookups import TABLE, code_at, value_of
 from .symbols import PAD, STRIDE, behind_block, held_at, two_entries
 
-# A scan that is being decoded. `position` and `end` are bits from address 0; `base`, `table`, `tables`, `out` and
-# `spare` are addresses of bytes.
+# A scan that is being decoded. `position`, `end` and `begin` are bits from address 0; `base`, `table`, `tables`, `out`,
+# `spare` and `bounds` are addresses of bytes.
 STREAM = np.dtype(
     [
         ("image", np.int64),  # its number among those that are decoded; -1 for none
         ("position", np.int64),  # of the current block's first bit behind its DC
-        ("end", np.int64),  # of the last bit
+        ("end", np.int64),  # of the last bit before the next restart, or of the scan
+        ("begin", np.int64),  # of the first bit of the scan
+        ("bounds", np.int64),  # of the bytes of the scan, int64, at which its intervals begin, and the last one ends
+        ("interval", np.int64),  # MCUs from one restart to the next; 0 for none
+        ("number", np.int64),  # of the current interval
+        ("ahead", np.int64),  # MCUs that are left in it
         ("base", np.int64),  # of the current block's coefficients
         ("table", np.int64),  # of AC of the current block
         ("block", np.int64),  # of its MCU
@@ -48,15 +54,18 @@ ROW, DAMAGED = 1, 2
 
 
 @compiled
-def collect_scan(data: Any, at: int, clean: Any) -> int:
+def collect_scan(data: Any, at: int, clean: Any, bounds: Any) -> int:
     """Copy the bits of a scan that begins at `at` to `clean`, without stuffing. Returns their bytes, 0 if damaged.
 
-    A scan that EOI does not end is damaged: the file is truncated.
+    Interval i, from one restart to the next, is then in clean[bounds[i]:bounds[i + 1]], and `bounds` is one longer than
+    that. A scan that EOI does not end, or which has other restarts, is damaged: the file may be truncated.
     """
     source, target = uint64(data.ctypes.data), uint64(clean.ctypes.data)
     begin, size = uint64(at), uint64(data.size)
     wide, two = uint64(WIDE), uint64(2)
     n = uint64(0)
+    intervals, number = bounds.size - 2, 0
+    bounds[0] = 0
     while True:
         while begin + wide <= size:
             ahead = copy_wide(source + begin, target + n)
@@ -71,13 +80,44 @@ def collect_scan(data: Any, at: int, clean: Any) -> int:
         if begin + two > size:
             return 0
         marker = int64(data[begin + uint64(1)])
-        if marker:
-            break
-        clean[n] = 255
-        n += uint64(1)
         begin += two
+        if marker == 0:
+            clean[n] = 255
+            n += uint64(1)
+            continue
+        number += 1
+        bounds[number] = int64(n)
+        if number == intervals:
+            break
+        if marker != 0xD0 + (number - 1) % 8:
+            return 0
+    bounds[number + 1] = int64(n)
     clean[int64(n) : int64(n) + PAD] = 0
     return int64(n) if marker == EOI else 0
+
+
+@compiled
+def seek(streams: Any, i: int, mcu: int) -> None:
+    """Go to the interval of the MCU of this number, from whose beginning a stream is then decoded; never backwards."""
+    stream = streams[i]
+    if stream.interval == 0 or mcu // stream.interval <= stream.number:
+        return
+    number = mcu // stream.interval
+    stream.row, stream.column = number * stream.interval // stream.across, number * stream.interval % stream.across
+    stream.base = stream.spare
+    if stream.column == stream.left and stream.row >= stream.top:
+        stream.base = stream.out
+    _begin_interval(streams, i, number)
+
+
+@inlined
+def _begin_interval(streams: Any, i: int, number: int) -> None:
+    stream = streams[i]
+    bounds = uint64(stream.bounds + 8 * number)
+    stream.number, stream.ahead = number, stream.interval
+    stream.position = stream.begin + 8 * int64(word_at(bounds))
+    stream.end = stream.begin + 8 * int64(word_at(bounds + uint64(8)))
+    stream.previous[:] = 0
 
 
 @compiled
@@ -113,6 +153,11 @@ def _finish_block(streams: Any, i: int, position: Any, entry: Any, before: Any, 
     else:
         stream.block = 0
         stream.column += 1
+        stream.ahead -= 1
+        if stream.ahead == 0:
+            if position + uint64(8) <= uint64(stream.end):  # more than padding is left
+                return DAMAGED
+            _begin_interval(streams, i, stream.number + 1)
         ended = wanted and stream.column == stream.right
         if stream.column == stream.across:
             stream.column = 0

@@ -6,6 +6,7 @@ and two entries of each are looked up in bits that are loaded once.
 
 from typing import Any
 
+from fastimg.loaders.jpeg.decoding.frame import EOI
 from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
@@ -124,8 +125,9 @@ def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> b
     wide, two = uint64(WIDE), uint64(2)
     n = uint64(0)
     found = 0
-    bounds[0], restart = 0, False
-    for tile in range((bottom - 1) * tiles + right):
+    bounds[0] = 0
+    stop = (bottom - 1) * tiles + right
+    for tile in range(stop):
         column = tile % tiles
         wanted = tile >= top * tiles and left <= column < right
         begin = n
@@ -153,11 +155,10 @@ def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> b
         else:
             n = begin
         marker = int64(data[at + uint64(1)])
-        restart = 0xD0 <= marker <= 0xD7
-        if restart != (tile + 1 < total) or (restart and marker & 7 != tile & 7):
+        if marker != (0xD0 + tile % 8 if tile + 1 < total else EOI):
             return False
         at += two
-    if at + two > size and restart:  # as in `splice`: the file ends with a tile
+    if at + two > size and stop < total:  # as in `splice`: the file ends with a tile
         return False
     clean[int64(n) : int64(n) + PAD] = 0
     return True
