@@ -1,7 +1,9 @@
 """Kornia's augmentations, by class name: what the fused pass does not have, run after it, for each image its own.
 
-Kornia draws from torch's generators, so they are seeded for every call: the result depends on the seed, the batch and
-the device, not on what was drawn before.
+Kornia draws from torch's generators, so they are seeded for every call: the result depends on the seed and the batch,
+not on what was drawn before. A few numbers per image are drawn on the CPU, whatever the device of the images: on a GPU
+each draw would be several kernels, and most classes would copy it to the CPU, which waits for the GPU, and back. Noise
+and gradients as large as the images are drawn where the images are, and so depend on the device, too.
 """
 
 import importlib
@@ -15,6 +17,7 @@ from torch import nn
 from fastimg.errors import UsageError, nearest
 
 _TRIED_SEED = 0
+_TRIED_IMAGES = 2
 
 
 class KorniaPass:
@@ -49,9 +52,10 @@ def build(entries: list[dict[str, dict[str, Any]]], size: int, device: torch.dev
         ((name, arguments),) = entry.items()
         kind = _kind(library, name)
         _check_arguments(kind, name, arguments)
+        always = _made(kind, name, arguments | ({"p": 1.0} if _takes(kind, "p") else {}))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            _try(_made(kind, name, arguments | ({"p": 1.0} if _takes(kind, "p") else {})), name, size, device)
-        modules.append(_made(kind, name, arguments).to(device))
+            _try(always, name, size, device)
+        modules.append(_placed(_made(kind, name, arguments), device, draws_pixels=_draws_pixels(always, size)))
     return KorniaPass(modules)
 
 
@@ -107,7 +111,7 @@ def _made(kind: type[nn.Module], name: str, arguments: dict[str, Any]) -> nn.Mod
 
 def _try(module: nn.Module, name: str, size: int, device: torch.device) -> None:
     torch.manual_seed(_TRIED_SEED)
-    images = torch.rand(2, 3, size, size, device=device)
+    images = torch.rand(_TRIED_IMAGES, 3, size, size, device=device)
     try:
         with torch.no_grad():
             augmented = module.to(device)(images)
@@ -120,6 +124,21 @@ def _try(module: nn.Module, name: str, size: int, device: torch.device) -> None:
         )
     if not torch.isfinite(augmented).all():
         raise UsageError(f"augmentation: {name} makes pixels that are NaN or infinite; change its arguments")
+
+
+def _draws_pixels(tried: Any, size: int) -> bool:
+    """Whether a module that has been called on `_TRIED_IMAGES` images drew at least one number for each pixel."""
+    return any(
+        drawn.numel() >= _TRIED_IMAGES * size * size for drawn in tried._params.values() if torch.is_tensor(drawn)
+    )
+
+
+def _placed(module: Any, device: torch.device, *, draws_pixels: bool) -> nn.Module:
+    """The module on `device`, drawing on the CPU unless it draws for each pixel."""
+    placed: nn.Module = module.to(device)  # moves the generator of its draws, too
+    if not draws_pixels:
+        module.set_rng_device_and_dtype(torch.device("cpu"), torch.float32)
+    return placed
 
 
 def _reason(error: Exception) -> str:

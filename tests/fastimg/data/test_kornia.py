@@ -39,6 +39,43 @@ def test_kornia_gets_unnormalised_images_and_seeded_draws():
 
 
 @needs_kornia
+@pytest.mark.parametrize(
+    ("name", "arguments", "drawn_at"),
+    [
+        ("RandomInvert", {}, "cpu"),
+        ("RandomGamma", {}, "cpu"),
+        ("RandomTranslate", {"translate_x": (-0.1, 0.1)}, "cpu"),
+        ("RandomGaussianNoise", {}, "meta"),
+        ("RandomElasticTransform", {}, "meta"),
+        ("RandomLinearIllumination", {}, "meta"),
+    ],
+)
+def test_numbers_per_image_are_drawn_on_the_cpu_and_numbers_per_pixel_on_the_device(name, arguments, drawn_at):
+    """The device is torch's `meta`: what is drawn there has no values."""
+    kind, side = getattr(kornia_pass._library(), name), 64
+    tried = kind(**arguments, p=1.0)
+    kornia_pass._try(tried, name, side, torch.device("cpu"))
+    placed = kornia_pass._placed(
+        kind(**arguments, p=0.5), torch.device("meta"), draws_pixels=kornia_pass._draws_pixels(tried, side)
+    )
+    drawn = placed.forward_parameters((4, 3, side, side))
+    del drawn["forward_input_shape"]  # is no draw
+    assert {each.device.type for each in drawn.values()} == {drawn_at}
+
+
+@needs_kornia
+def test_on_the_cpu_the_pixels_are_those_of_kornias_own_modules():
+    library, images = kornia_pass._library(), batch()
+    entries = {"RandomAffine": {"degrees": 15.0, "p": 0.5}, "RandomGaussianNoise": {"std": 0.1, "p": 0.5}}
+    ours = kornia_pass.build([{name: arguments} for name, arguments in entries.items()], 20, torch.device("cpu"))
+    torch.manual_seed(7)
+    values = images.float() / 255
+    for name, arguments in entries.items():
+        values = getattr(library, name)(**arguments)(values)
+    assert torch.equal(ours(images, 7), (values.clamp(0, 1) * 255).round().to(torch.uint8))
+
+
+@needs_kornia
 def test_checking_does_not_change_the_generators():
     torch.manual_seed(4)
     expected = torch.rand(1)
