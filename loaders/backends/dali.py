@@ -125,15 +125,16 @@ class DaliLoader(LoaderAdapter):
         return torch.utils.dlpack.from_dlpack(images.as_tensor())
 
     def _whole(self, read: _Read, images: torch.Tensor | None) -> torch.Tensor:
-        """All rows of the batch [B, H, W, 3]: DALI's, fastimg's, and zeros."""
+        """All rows of the batch [B, H, W, 3]: DALI's, fastimg's, and zeros. Nothing waits for the device."""
         count = len(read.rows.ids)
         if images is not None and len(images) == count:
             return images
         whole = torch.zeros((count, *shape_of(self.crop), 3), dtype=torch.uint8, device=self.device)
         if images is not None:
-            whole[list(read.encoded)] = images
-        for row, pixels in read.others.items():
-            whole[row] = torch.from_numpy(pixels).to(self.device)
+            whole[self._moved(torch.tensor(list(read.encoded)))] = images
+        if read.others:
+            pixels = torch.from_numpy(np.stack(list(read.others.values())))
+            whole[self._moved(torch.tensor(list(read.others)))] = self._moved(pixels)
         return whole
 
     def _drain(self) -> None:

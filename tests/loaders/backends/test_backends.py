@@ -3,11 +3,14 @@
 import contextlib
 import dataclasses
 import gc
+import importlib
 import inspect
 import multiprocessing
 import os
 import re
 import signal
+import sys
+import types
 import typing
 from pathlib import Path
 
@@ -60,6 +63,42 @@ def files(tmp_path, encode):
 
 def config(**options):
     return LoaderConfig(**({"batch_size": 4, "workers": 2} | options))
+
+
+# A batch of two decoders
+
+
+@pytest.fixture
+def dali(monkeypatch):
+    """The module of DALI's backend, beside a stand-in for DALI: what it does with DALI's images needs none."""
+    name = "fastimg.loaders.backends.dali"
+    stand_in = types.ModuleType("nvidia.dali")
+    stand_in.Pipeline = stand_in.fn = None
+    stand_in.types = types.SimpleNamespace(INTERP_LINEAR=0, INTERP_CUBIC=1)
+    monkeypatch.setitem(sys.modules, "nvidia.dali", stand_in)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(name)
+    yield module
+    sys.modules.pop(name)
+
+
+def test_rows_of_dali_and_of_fastimg_go_to_the_device_without_a_wait(dali):
+    """Row numbers, and all of fastimg's pixels together, go there by `_moved`: pinned, and not waited for."""
+    by_dali, ours = torch.full((2, SIZE, SIZE, 3), 7, dtype=torch.uint8), np.full((SIZE, SIZE, 3), 9, np.uint8)
+    rows = types.SimpleNamespace(ids=np.arange(6))
+    read = dali._Read(rows, [], encoded={3: b"", 1: b""}, others={0: ours, 4: ours + 1})
+    by_dali[1] = 8
+    moved = []
+
+    def record(tensor):
+        moved.append(tensor)
+        return tensor
+
+    loader = types.SimpleNamespace(crop=CENTRE, device=torch.device("cpu"), _moved=record)
+    whole = dali.DaliLoader._whole(loader, read, by_dali)
+    assert whole[:, 0, 0, 0].tolist() == [9, 8, 0, 7, 10, 0] and (whole == whole[:, :1, :1, :1]).all()
+    assert [tensor.tolist() if tensor.ndim == 1 else len(tensor) for tensor in moved] == [[3, 1], 2, [0, 4]]
+    assert dali.DaliLoader._whole(loader, read, None)[:, 0, 0, 0].tolist() == [9, 0, 0, 0, 10, 0]
 
 
 # The same batches
