@@ -75,7 +75,10 @@ def _snapshot(
     averages: dict[str, torch.Tensor] | None,
     files: dict[str, bytes] | None,
 ) -> Snapshot:
-    """A copy in host memory, on its way there on a GPU. What is trained on embeddings leaves the encoder as it is."""
+    """A copy in host memory, on its way there on a GPU. What is trained on embeddings leaves the encoder as it is.
+
+    Of the encoder the run keeps one copy in host memory.
+    """
     setup = run.setup
     module = setup.model.module
     state = setup.optimisation.optimizer.state_dict()
@@ -89,13 +92,14 @@ def _snapshot(
     addresses = {tensor.data_ptr() for tensor in (*beside, *averaged, *moments) if isinstance(tensor, torch.Tensor)}
     still = _frozen_sides(setup)
     moving = {name: value for name, value in weights.items() if name in learning and not name.startswith(still)}
+    frozen = run.progress.writer.still({name: value for name, value in weights.items() if name not in moving})
     room = run.progress.writer.room()
     copied = room.take(
         {"weights": moving, "averages": averages, "training": training, "optimizer": state}, beside=addresses
     )
     return Snapshot(
         card=card,
-        weights={name: copied["weights"].get(name, value) for name, value in weights.items()},
+        weights={name: copied["weights"][name] if name in moving else frozen[name] for name in weights},
         training={**copied["training"], "optimizer": copied["optimizer"]},
         averages=copied["averages"],
         files=files,

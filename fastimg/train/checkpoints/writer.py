@@ -30,7 +30,7 @@ _UNWRITTEN = (OSError, RuntimeError, SafetensorError)  # a full disk, as each li
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """A checkpoint that later steps do not change. Its tensors lie in `room`, or never change."""
+    """A checkpoint that later steps do not change. Its tensors lie in `room`, or are `Writer.still`."""
 
     card: checkpoint.Card
     weights: Mapping[str, torch.Tensor]
@@ -51,6 +51,7 @@ class Writer:
         self._keep = keep
         self._device = device
         self._rooms: list[HostCopy] = []  # free ones
+        self._still: dict[str, torch.Tensor] = {}  # by name, in host memory
         self._copying: HostCopy | None = None  # the next optimiser's step has to wait for it
         self._waiting: dict[str, Snapshot] = {}  # by link: what `last` and `best` will be
         self._thread: threading.Thread | None = None
@@ -61,6 +62,12 @@ class Writer:
     def room(self) -> HostCopy:
         """Host memory for a snapshot: the same again, unless checkpoints wait."""
         return self._rooms.pop() if self._rooms else HostCopy(self._device)
+
+    def still(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors that never change in a run, in host memory: each is copied from a GPU once, for all checkpoints."""
+        new = {name: tensor.detach().cpu() for name, tensor in tensors.items() if name not in self._still}
+        self._still |= new
+        return {name: self._still[name] for name in tensors}
 
     def hold(self) -> None:
         """Called before the weights change: on a GPU the step's stream waits for a copy of them under way."""

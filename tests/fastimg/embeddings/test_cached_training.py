@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from fastimg.embeddings import cache as cached
+from fastimg.train.checkpoints.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -39,6 +40,16 @@ def test_every_tensor_of_the_backbone_keeps_its_bits(train, weights, trained):
         moved = {tensor for tensor in loaded if not torch.equal(loaded[tensor], after[tensor])}
         assert moved == {"fc.weight", "fc.bias"}
         assert any("running_mean" in tensor for tensor in after)
+
+
+def test_checkpoints_share_one_host_copy_of_the_backbone(train, weights, monkeypatch):
+    saved, put = [], Writer.put
+    monkeypatch.setattr(Writer, "put", lambda self, made, *rest: saved.append(made) or put(self, made, *rest))
+    train("run", "--save-interval", "1")
+    backbone = saved[0].weights.keys() - {"fc.weight", "fc.bias"}
+    assert len(saved) > 5 and backbone
+    assert all(made.weights[name] is saved[0].weights[name] for made in saved for name in backbone)
+    assert all(torch.equal(tensor, saved[-1].weights[name]) for name, tensor in weights("run").items())
 
 
 def test_k_views_are_the_first_k_epochs_in_turn(train, losses, encoded, monkeypatch):

@@ -190,6 +190,23 @@ def test_one_checkpoint_at_a_time_in_the_same_buffer(gate: threading.Event, tmp_
         assert (saved["w"] == step).all()
 
 
+def test_what_never_changes_is_copied_to_the_host_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[torch.Tensor] = []
+
+    def from_device(tensor: torch.Tensor) -> torch.Tensor:
+        copied.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "cpu", from_device)
+    writer = Writer(tmp_path, 1, CPU)
+    encoder = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    first = writer.still(encoder)
+    again = writer.still({name: tensor.detach() for name, tensor in encoder.items()})
+    assert len(copied) == 2 and all(first[name] is again[name] and first[name].equal(encoder[name]) for name in "ab")
+    assert all(first[name].data_ptr() != encoder[name].data_ptr() for name in "ab")
+    assert writer.still({}) == {} and len(copied) == 2
+
+
 def test_a_waiting_checkpoint_is_replaced_by_the_next(gate: threading.Event, tmp_path: Path) -> None:
     """Epochs on embeddings: the last and the best checkpoint are written, those in between are not."""
     writer = Writer(tmp_path, 9, CPU)
