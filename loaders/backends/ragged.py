@@ -56,6 +56,14 @@ def fill_table(window: Window, size: int, interpolation: Interpolation, table: T
     return bool(_fill(width, height, *window.size, *window.at, size, cubic, table))
 
 
+def fill_tables(windows: npt.NDArray[np.int64], size: int, interpolation: Interpolation, tables: Table) -> bool:
+    """`fill_table` for rows [B, 8], a window's box, size and place: one call, without Python's lock.
+
+    A row of zeros makes a table of zeros. False if a table does not fit.
+    """
+    return bool(_fill_all(windows, size, interpolation == "bicubic", tables))
+
+
 def place(address: int, strides: tuple[int, int, int], box: Box, orientation: int) -> Place:
     """Where the kernel finds the pixels of `box`, in any layout, and turns them upright.
 
@@ -107,6 +115,19 @@ def _fill(
     down = _taps(height, to_height, top, size, cubic, table, HEADER + size, starts + across[0] * size)
     table[0], table[1], table[2], table[3] = across[0], down[0], across[1], down[1]
     return bool(down[0] > 0)
+
+
+@compiled
+def _fill_all(windows: Any, size: Any, cubic: bool, tables: Any) -> bool:
+    for row in range(windows.shape[0]):
+        width, height = windows[row, 2], windows[row, 3]
+        to_width, to_height = windows[row, 4], windows[row, 5]
+        left, top = windows[row, 6], windows[row, 7]
+        if width == 0:
+            tables[row, :] = 0
+        elif not _fill(width, height, to_width, to_height, left, top, size, cubic, tables[row]):
+            return False
+    return True
 
 
 @compiled

@@ -1,16 +1,17 @@
 """Images that are decoded once and stay on the device: crops are cut there, and nothing is read again.
 
     ResidentImages   headers -> sizes -> load: the pool decodes all images into one buffer, which goes to the device
-    ResidentLoader   ids, draws -> cut, or resized, on the device -> Batch
+    ResidentLoader   ids, draws -> cut, or resized, on the device -> Batch; a thread makes a resize's tables ahead
 
 What no random number decides is done before an image is kept: a centre crop is kept as it is cut, a padded crop's image
 as it is resized, any other image whole. Batches are the native loader's, bit for bit (without DCT scaling).
 """
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from fastimg.loaders.jpeg.decoding.filters import taps as most_taps
 from fastimg.loaders.loader import Loader
 from fastimg.loaders.random import keyed
 from fastimg.loaders.resample import resample
+from fastimg.loaders.runtime.in_order import in_order
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
@@ -37,6 +39,7 @@ from .cuts import cut, cut_rows, cut_shifted, shift_table, shifts_of
 
 _BATCH = 256  # images that the pool decodes at a time
 _STRETCH = 8  # batches whose numbers are drawn, and go to the device, together
+_IN_FLIGHT = 2  # batches: the one that is wanted, and the next one, whose tables are made meanwhile
 
 Places = npt.NDArray[np.int64]
 
@@ -140,8 +143,9 @@ class ResidentImages:
 
 
 class ResidentLoader(LoaderAdapter):
-    """Batches that are cut out of `images` on their device. It has no threads and reads nothing.
+    """Batches that are cut out of `images` on their device. It reads nothing.
 
+    Where a GPU resizes, a thread makes what the next batch's kernel takes, while the current batch is in use.
     `crop` is the one that the images were kept for. Raises ValueError for another one.
     """
 
@@ -149,7 +153,7 @@ class ResidentLoader(LoaderAdapter):
         if crop != images.crop:
             raise ValueError(f"{crop}: the images were kept for {images.crop}; keep them for this crop")
         super().__init__(images.dataset, crop, config, images.device, images.indices, workers=1)
-        self.workers = self.slot_bytes = 0  # none on the host
+        self.workers = self.slot_bytes = 0  # nothing is decoded, nor kept, on the host
         self._images = images
         self._resizes = bool(crop.draws) and not isinstance(crop, RandomCrop)
         self._compiled = self.device.type == "cpu"
@@ -174,20 +178,42 @@ class ResidentLoader(LoaderAdapter):
         pixels = self._images.load()
         if not (self._compiled or self._resizes) and self._table is None:
             self._table = self._shift_table()
-        unreadable = self._images.unreadable
+        if self._resizes and not self._compiled:
+            yield from self._resized_ahead(plan)
+            return
+        make = self._resized if self._resizes else self._cut
+        for part in self._parts(plan):
+            yield self._batch(part, make(pixels, part))
+
+    def _resized_ahead(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
+        """The batches of a GPU's resize."""
+        ahead = ThreadPoolExecutor(1, "fastimg-loader-resident")
+        try:
+            for part, jobs in in_order(ahead, self._with_jobs, self._parts(plan), most=_IN_FLIGHT):
+                yield self._batch(part, resize_on_device(jobs, self._blank()))
+        finally:  # without waiting: the garbage collector may end an abandoned iteration in that thread itself
+            ahead.shutdown(wait=False, cancel_futures=True)
+
+    def _with_jobs(self, part: "_Part") -> tuple["_Part", "ResizeJobs | None"]:
+        return part, resize_jobs(self._images, part.stretch.numbers[part.some], self._windows(part), self.crop)
+
+    def _parts(self, plan: EpochPlan) -> Iterator["_Part"]:
+        """What is known of each batch, in order; drawn for some of them together."""
         size = self.config.batch_size
         for start in range(0, plan.steps, _STRETCH):
             stretch = self._drawn(plan, range(start, min(start + _STRETCH, plan.steps)))
             for number, decoded in enumerate(stretch.decoded):
-                rows = slice(number * size, (number + 1) * size)
-                some = slice(rows.start, rows.start + decoded)
-                failed = {}
-                if unreadable:
-                    known = enumerate(stretch.ids[some].tolist())
-                    failed = {row: unreadable[index] for row, index in known if index in unreadable}
-                make = self._resized if self._resizes else self._cut
-                images = make(pixels, stretch, some)
-                yield DecodedBatch(images, failed, targets=stretch.targets[rows], weight=stretch.weight[rows])
+                first = number * size
+                yield _Part(stretch, some=slice(first, first + decoded), rows=slice(first, first + size))
+
+    def _batch(self, part: "_Part", images: torch.Tensor) -> DecodedBatch:
+        stretch = part.stretch
+        unreadable = self._images.unreadable
+        failed = {}
+        if unreadable:
+            known = enumerate(stretch.ids[part.some].tolist())
+            failed = {row: unreadable[index] for row, index in known if index in unreadable}
+        return DecodedBatch(images, failed, targets=stretch.targets[part.rows], weight=stretch.weight[part.rows])
 
     def _shift_table(self) -> torch.Tensor | None:
         """A table for images that can all be read and have one size; None for others."""
@@ -223,37 +249,39 @@ class ResidentLoader(LoaderAdapter):
             jobs=None if jobs is None else self._moved(torch.from_numpy(jobs)),
         )
 
-    def _cut(self, pixels: torch.Tensor, stretch: "_Stretch", rows: slice) -> torch.Tensor:
-        assert stretch.jobs is not None
+    def _cut(self, pixels: torch.Tensor, part: "_Part") -> torch.Tensor:
+        jobs, rows = part.stretch.jobs, part.some
+        assert jobs is not None
         shape = shape_of(self.crop)
         if self._compiled:
             out = self._blank()
-            cut_rows(pixels.numpy(), stretch.jobs[rows].numpy(), out.numpy())
+            cut_rows(pixels.numpy(), jobs[rows].numpy(), out.numpy())
             return out
         if self._table is None:
-            images = cut(pixels, stretch.jobs[rows], shape)
+            images = cut(pixels, jobs[rows], shape)
         else:
-            images = cut_shifted(pixels, self._table, stretch.jobs[:, rows], shape)
+            images = cut_shifted(pixels, self._table, jobs[:, rows], shape)
         if len(images) == self.config.batch_size:
             return images
         out = self._blank()
         out[: len(images)] = images
         return out
 
-    def _resized(self, pixels: torch.Tensor, stretch: "_Stretch", rows: slice) -> torch.Tensor:
-        out = self._blank()
-        numbers, draws = stretch.numbers[rows], stretch.draws[rows]
-        sizes = self._images.sizes[numbers].tolist()
-        windows = [
+    def _windows(self, part: "_Part") -> list[Window | None]:
+        """The crops of a batch's images; None for those that cannot be decoded."""
+        sizes = self._images.sizes[part.stretch.numbers[part.some]].tolist()
+        return [
             self.crop.window(width, height, chances) if width else None
-            for (width, height), chances in zip(sizes, draws.tolist(), strict=True)
+            for (width, height), chances in zip(sizes, part.stretch.draws[part.some].tolist(), strict=True)
         ]
-        if self.device.type != "cpu":
-            resize_on_device(self._images, pixels, numbers, windows, self.crop, out)
-            return out
+
+    def _resized(self, pixels: torch.Tensor, part: "_Part") -> torch.Tensor:
+        """On a CPU."""
+        out = self._blank()
         host = pixels.numpy()
         made = out.numpy()
-        for row, (number, window) in enumerate(zip(numbers.tolist(), windows, strict=True)):
+        numbers = part.stretch.numbers[part.some].tolist()
+        for row, (number, window) in enumerate(zip(numbers, self._windows(part), strict=True)):
             if window is not None:
                 resample(self._images.image(host, number), window, self.crop.interpolation, made[row])
         return out
@@ -279,6 +307,14 @@ class _Stretch:
     targets: torch.Tensor  # int64 [N], on the device
     weight: torch.Tensor  # float32 [N], on the device
     jobs: torch.Tensor | None  # of `jobs_of` [N, 5] or `shifts_of` [2, N], on the device; None for crops that resize
+
+
+class _Part(NamedTuple):
+    """One batch of a stretch."""
+
+    stretch: _Stretch
+    some: slice  # its rows that have an image
+    rows: slice  # and all of its rows
 
 
 @dataclass(frozen=True)
@@ -356,40 +392,47 @@ def jobs_of(images: ResidentImages, numbers: Places, draws: npt.NDArray[np.float
     return jobs
 
 
-def resize_on_device(
-    images: ResidentImages,
-    pixels: torch.Tensor,
-    numbers: Places,
-    windows: Sequence[Window | None],
-    crop: CropRule,
-    out: torch.Tensor,
-) -> None:
-    """Resize the windows of the images at `numbers` [B] into the first rows of `out`, where there is a window.
+class ResizeJobs(NamedTuple):
+    """What the resize kernel takes for B images, in host memory, pinned for a GPU."""
 
-    One Triton kernel (see `ragged`). Raises ModuleNotFoundError without Triton.
+    places: torch.Tensor  # int64 [B, 4]
+    tables: torch.Tensor  # int32 [B, words]
+
+
+def resize_jobs(
+    images: ResidentImages, numbers: Places, windows: Sequence[Window | None], crop: CropRule
+) -> ResizeJobs | None:
+    """What `resize_on_device` takes for windows of the loaded images at `numbers` [B]. None without any window.
+
+    Raises ModuleNotFoundError without Triton.
     """
     from . import ragged  # it needs Triton
 
-    size = out.shape[1]
-    boxes = [window.box for window in windows if window is not None]
-    if not boxes:
-        return
+    assert images.pixels is not None
+    size = shape_of(crop)[0]
+    rows = np.array([(*w.box, *w.size, *w.at) if w is not None else (0,) * 8 for w in windows], np.int64).reshape(-1, 8)
+    x, y, wide, tall = rows[:, :4].T
+    if not wide.any():
+        return None
     cubic = crop.interpolation == "bicubic"
-    longest = [float(max(box[side] for box in boxes)) for side in (2, 3)]
-    taps = most_taps(longest[0], size, cubic) + most_taps(longest[1], size, cubic)
-    tables = np.zeros((len(windows), ragged.table_words(size, taps)), np.int32)
-    places = np.zeros((len(windows), ragged.PLACE), np.int64)
-    begin = pixels.data_ptr()
-    for row, (number, window) in enumerate(zip(numbers.tolist(), windows, strict=True)):
-        if window is not None:
-            fits = ragged.fill_table(window, size, crop.interpolation, tables[row])
-            assert fits, (window, taps)
-            width = int(images.sizes[number, 0])
-            address = begin + 3 * int(images.first[number])
-            places[row] = ragged.place(address, (3, 3 * width, 1), window.box, 1)
-    ragged.resize(_on(places, out.device), _on(tables, out.device), out[: len(windows)])
+    taps = most_taps(float(wide.max()), size, cubic) + most_taps(float(tall.max()), size, cubic)
+    pinned = images.device.type == "cuda"
+    tables = torch.empty((len(rows), ragged.table_words(size, taps)), dtype=torch.int32, pin_memory=pinned)
+    places = torch.empty((len(rows), ragged.PLACE), dtype=torch.int64, pin_memory=pinned)
+    fits = ragged.fill_tables(rows, size, crop.interpolation, tables.numpy())
+    assert fits, (windows, taps)
+    across = images.sizes[numbers, 0]
+    begins = images.pixels.data_ptr() + 3 * (images.first[numbers] + y * across + x)
+    upright = np.stack([begins, np.full_like(begins, 3), 3 * across, np.ones_like(begins)], axis=1)  # `ragged.place`
+    places.numpy()[:] = np.where(wide[:, None] > 0, upright, 0)
+    return ResizeJobs(places, tables)
 
 
-def _on(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+def resize_on_device(jobs: ResizeJobs | None, out: torch.Tensor) -> torch.Tensor:
+    """Resize images into the first rows of `out` [B, S, S, 3], where there is a window; returns it. One kernel."""
+    if jobs is not None:
+        from . import ragged
+
+        places, tables = (tensor.to(out.device, non_blocking=True) for tensor in jobs)
+        ragged.resize(places, tables, out[: len(places)])
+    return out

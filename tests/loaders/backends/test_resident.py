@@ -6,6 +6,7 @@ Triton decides on import whether to interpret kernels, so `TestInterpreted` runs
 import contextlib
 import importlib.util
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +231,60 @@ def test_an_image_that_cannot_be_read_has_no_table(tmp_path, read_pixels, plain)
     assert all(torch.equal(*row) for row in rows[:-1]) and any(unread.any() for unread, _ in rows)
 
 
+def test_what_a_gpus_resize_takes_is_made_by_a_thread_one_batch_ahead(files, monkeypatch):
+    made, one_more = [], threading.Semaphore(0)
+
+    def record(images, numbers, windows, crop):
+        made.append((threading.current_thread().name, numbers.tolist(), windows))
+        one_more.release()
+
+    monkeypatch.setattr(resident, "resize_jobs", record)  # gives None: nothing to resize
+    crop = CROPS["resized"]
+    loader = ResidentLoader(ResidentImages(files, crop), crop, LoaderConfig(batch_size=4, order="sequential"))
+    loader._compiled = False
+    batches = iter(loader)
+    for step in range(1, 7):
+        batch = next(batches)
+        assert batch.ids.tolist()[: batch.samples] == list(range(4 * step - 4, min(4 * step, N)))
+        for _ in range((step == 1) + (step < 6)):
+            assert one_more.acquire(timeout=20)
+        assert len(made) == min(step + 1, 6)
+    assert next(batches, None) is None
+    assert {thread for thread, *_ in made} == {"fastimg-loader-resident_0"}
+    assert [number for _, numbers, _ in made for number in numbers] == list(range(N))
+    draws = ImageDecoder(crop).draw(loader.config.seed, 0, np.arange(N)).tolist()
+    sizes = ResidentImages(files, crop).sizes.tolist()
+    assert [window for *_, windows in made for window in windows] == [
+        crop.window(*size, row) for size, row in zip(sizes, draws, strict=True)
+    ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which torch brings on Linux")
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_what_a_resize_takes_is_made_at_once_as_one_by_one(files, interpolation):
+    from fastimg.loaders.backends import ragged
+
+    crop = RandomResizedCrop(size=11, interpolation=interpolation)
+    images = ResidentImages(files, crop)
+    begin = images.load().data_ptr()
+    numbers = np.arange(N)[::-1].copy()
+    draws = ImageDecoder(crop).draw(1, 2, numbers).tolist()
+    windows = [crop.window(*size, row) for size, row in zip(images.sizes[numbers].tolist(), draws, strict=True)]
+    windows[5] = None
+    places, tables = resident.resize_jobs(images, numbers, windows, crop)
+    for number, window, place, table in zip(numbers.tolist(), windows, places.tolist(), tables.numpy(), strict=True):
+        alone = np.zeros_like(table)
+        if window is None:
+            assert place == [0] * 4 and not table.any()
+            continue
+        assert ragged.fill_table(window, 11, interpolation, alone)
+        used = ragged.table_words(11, int(alone[:2].sum()))
+        assert np.array_equal(table[:used], alone[:used])
+        first, width = 3 * int(images.first[number]), int(images.sizes[number, 0])
+        assert tuple(place) == ragged.place(begin + first, (3, 3 * width, 1), window.box, 1)
+    assert resident.resize_jobs(images, numbers[:2], [None, None], crop) is None
+
+
 def by_kernel(files, crop, device="cpu", count=N):
     """The windows of images, and of one that cannot be decoded, by Triton's kernel and by `resample`."""
     images = ResidentImages(files, crop, device)
@@ -239,7 +294,7 @@ def by_kernel(files, crop, device="cpu", count=N):
     windows = [crop.window(w, h, d) for (w, h), d in zip(sizes, draws.tolist(), strict=True)]
     side = shape_of(crop)[0]
     out = torch.zeros(count + 2, side, side, 3, dtype=torch.uint8, device=device)  # two rows of padding
-    resident.resize_on_device(images, pixels, np.arange(count), [*windows[:-1], None], crop, out)
+    resident.resize_on_device(resident.resize_jobs(images, np.arange(count), [*windows[:-1], None], crop), out)
     expected = np.zeros(out.shape, np.uint8)
     host = pixels.cpu().numpy()
     for row, window in enumerate(windows[:-1]):
@@ -258,6 +313,15 @@ class TestInterpreted:
     @pytest.mark.parametrize("size", [5, 7, 9, 12, 16])
     def test_random_boxes(self, files, size, interpolation):
         assert torch.equal(*by_kernel(files, RandomResizedCrop(size=size, interpolation=interpolation), count=4))
+
+    def test_an_epoch(self, files, read_pixels, plain):
+        crop = RandomResizedCrop(size=5)
+        images = ResidentImages(files, crop, indices=np.array([7, 2, 4, 11, 1]))
+        loader, by_kernel = (ResidentLoader(images, crop, LoaderConfig(batch_size=2)) for _ in range(2))
+        by_kernel._compiled = False
+        expected, got = read_pixels(loader), read_pixels(by_kernel)
+        assert plain(got) == plain(expected) and len(got) == 3
+        assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(expected, got, strict=True))
 
 
 @pytest.mark.gpu
