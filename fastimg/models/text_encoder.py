@@ -141,6 +141,8 @@ def _encoder_only(model: Any) -> nn.Module:
     encoder: Any = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
+    if getattr(encoder.config, "use_cache", False):
+        encoder.config.use_cache = False  # a causal model's keys and values, for generating, which nobody reads
     module: nn.Module = encoder
     return module
 

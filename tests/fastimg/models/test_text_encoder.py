@@ -452,6 +452,23 @@ def test_layers_of_an_encoder_are_its_blocks(kind):
     assert checkpoint_blocks(model) == 2
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_causal_encoders_keep_no_keys_and_values(kind):
+    sizes = {
+        "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
+        "qwen2": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2},
+    }
+    values = transformers.AutoConfig.for_model(kind, vocab_size=9, bos_token_id=1, eos_token_id=2, **sizes[kind])
+    assert values.use_cache
+    encoder = textmodel.empty_encoder({"config": values.to_dict()}).eval()
+    given = {"input_ids": torch.tensor([[4, 5, 6, 7], [3, 8, 0, 0]])}
+    given["attention_mask"] = (given["input_ids"] > 0).long()
+    made = encoder(**given)
+    assert made.past_key_values is None
+    kept = encoder(**given, use_cache=True)
+    assert kept.past_key_values is not None and torch.equal(made.last_hidden_state, kept.last_hidden_state)
+
+
 @pytest.mark.slow
 def test_two_ranks_fine_tune_like_one_process(train, records, bert, texts, tmp_path, cli, two_ranks):
     """Every parameter gets a gradient, as DDP requires. FSDP leaves an ordinary checkpoint."""
