@@ -125,13 +125,13 @@ def _imported(checkout: Path) -> str:
 
 
 def _crops(folder: Path, size: int) -> list[tuple[Any, Any, Any]]:
-    """Data, header and region of a random crop of each photograph that the decoder takes."""
+    """Data, header and region of a random crop of each upright photograph that the decoder takes."""
     decoder = ImageDecoder(RandomResizedCrop(size=size))
     crops = []
     for number, name in enumerate(list_images(folder)):
         header, region = new_header(), new_region()
         data = view_of(tile((folder / name).read_bytes()).jpeg)
-        if not parse_header(data, header) or not is_decodable(header):
+        if not parse_header(data, header) or not is_decodable(header) or header["orientation"][0] != 1:
             continue
         draws = decoder.draw(0, 0, np.array([number]))[0].tolist()
         window = decoder.crop.window(int(header["width"][0]), int(header["height"][0]), draws)

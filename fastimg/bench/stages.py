@@ -17,11 +17,11 @@ from fastimg.loaders.crop import reaches_out, shape_of
 from fastimg.loaders.decode import decode_box, read_header
 from fastimg.loaders.jpeg.decoding import baseline
 from fastimg.loaders.jpeg.decoding.colour import to_columns
-from fastimg.loaders.jpeg.decoding.crops import CropQueue
+from fastimg.loaders.jpeg.decoding.crops import CropQueue, peek
 from fastimg.loaders.jpeg.decoding.entropy import tiles
-from fastimg.loaders.jpeg.decoding.filters import resize_columns
-from fastimg.loaders.jpeg.decoding.frame import is_decodable, new_header, parse_header, view_of
+from fastimg.loaders.jpeg.decoding.frame import new_header, view_of
 from fastimg.loaders.jpeg.decoding.region import find_region, new_region, scaling_of
+from fastimg.loaders.jpeg.decoding.turning import resize_upright
 from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -214,13 +214,12 @@ class _Thread:
         if queue.run(crop, scaling_of(decoder.dct_scaling), self.scratch, self.pair):
             return None
         t3 = clock()
-        parse_header(view_of(encoded), self.header)
-        width, height = int(self.header["width"][0]), int(self.header["height"][0])
+        width, height, _, _ = peek(view_of(encoded), self.header)
         window = crop.window(width, height, draws)
         bicubic = crop.interpolation == "bicubic"
         find_region(self.header, *window, shape_of(crop)[::-1], bicubic, 0, self.region)
         t4 = clock()
-        resize_columns(self.columns, self.region, bicubic, self.work, self.out)
+        resize_upright(self.columns, self.region, bicubic, self.work, self.out)
         t5 = clock()
         self.out[:] = self.pair[0]
         return 0, t1 - t0, max((t3 - t2) / 2 - (t5 - t4), 0.0), t5 - t4
@@ -236,10 +235,8 @@ class _Thread:
             return None
         view = view_of(encoded)
         crop = decoder.crop
-        if not parse_header(view, header) or not is_decodable(header) or header["orientation"][0] != 1:
-            return None
-        width, height = int(header["width"][0]), int(header["height"][0])
-        if width * height > min(MAX_PIXELS, decoder.max_pixels):
+        width, height, _, tiled = peek(view, header)
+        if not tiled or width * height > min(MAX_PIXELS, decoder.max_pixels):
             return None
         window = crop.window(width, height, draws)
         bicubic = crop.interpolation == "bicubic"
@@ -256,6 +253,6 @@ class _Thread:
         t3 = clock()
         to_columns(self.planes, header, region, self.sums, self.columns)
         t4 = clock()
-        resize_columns(self.columns, region, bicubic, self.work, self.out)
+        resize_upright(self.columns, region, bicubic, self.work, self.out)
         # decode_tiles locates the tiles again: that part counts as splicing, not as decoding.
         return 1, t2 - t0, max((t3 - t2) - (t2 - t1), 0.0) + t4 - t3, clock() - t4

@@ -1,13 +1,16 @@
 """The stages of a sample: timing arithmetic, the loader's own pixels, and images that cannot be decoded."""
 
+import io
 import threading
 
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from fastimg.bench import stages
 from fastimg.bench.stages import STAGES, Costs, read_rate, run_threads, take_apart
 from fastimg.loaders import CenterCrop, DataError, FilesDataset, ImageDecoder, RandomResizedCrop, open_dataset
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 
 class Ticks:
@@ -41,6 +44,20 @@ def test_the_stages_make_the_loaders_pixels(tiled, crop, scaling):
         costs = take_apart(tiled, ids, decoder, threads=1, seed=epoch)  # raises if a pixel differs
         assert costs.images == len(tiled) and costs.failed == 0
         assert costs.tiled == 27  # the other nine images are PNGs
+
+
+def test_photographs_that_exif_turns(tmp_path):
+    """Half of them tiled; what is compared is the first eight of each thread."""
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 80, 3), np.uint8)
+    for number in range(8):
+        exif, buffer = Image.Exif(), io.BytesIO()
+        exif[ExifTags.Base.Orientation] = 1 + number
+        Image.fromarray(pixels).save(buffer, "JPEG", exif=exif)
+        jpeg = buffer.getvalue()
+        (tmp_path / f"{number}.jpg").write_bytes(tile(jpeg, width_px=16).jpeg if number % 2 else jpeg)
+    data = FilesDataset(tmp_path, [f"{number}.jpg" for number in range(8)])
+    costs = take_apart(data, np.arange(8), ImageDecoder(RandomResizedCrop(size=24)), threads=1)
+    assert (costs.images, costs.failed, costs.tiled) == (8, 0, 4)
 
 
 def test_different_pixels_are_detected(tiled, monkeypatch):
