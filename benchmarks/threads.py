@@ -189,8 +189,8 @@ def _sleep_instead(microseconds: int) -> None:
     replaced.decode_jpeg = decoded
     if importlib.util.find_spec("fastimg.loaders.jpeg.decoding.crops"):
         replaced = importlib.import_module("fastimg.loaders.jpeg.decoding.crops")
-        replaced._crop_tiled = replaced._crop_untiled = cropped
-        replaced.is_ready = lambda: True
+        replaced._crop_tiled = replaced._crop_untiled = replaced._crop_progressive = cropped
+        replaced.is_ready = lambda kind: True
     else:  # an older checkout, which leaves untiled JPEGs to simplejpeg
         replaced = importlib.import_module("fastimg.loaders.jpeg.decoding.tiled")
         replaced._crop_rows = cropped

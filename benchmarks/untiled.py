@@ -1,4 +1,4 @@
-"""Crops of untiled JPEGs: the compiled decoder against libjpeg-turbo and torch's resize, in turn in one process.
+"""Crops of JPEGs without tiles: the compiled decoder against libjpeg-turbo and torch's resize, in turn in one process.
 
     python benchmarks/untiled.py --data FOLDER
 
@@ -53,11 +53,12 @@ def main() -> None:
     parser.add_argument(
         "--restart-rows", type=int, default=0, help="rows of MCUs between restarts, with which JPEGs are encoded again"
     )
+    parser.add_argument("--progressive", action="store_true", help="JPEGs are encoded again, as progressive ones")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "untiled.jsonl")
     args = parser.parse_args()
     console = Console(width=150)
     images = [(args.data / name).read_bytes() for name in list_images(args.data)[: args.images]]
-    images = [_turned(_restarted(image, args.restart_rows), args.orientation) for image in images]
+    images = [_turned(_saved(image, args.restart_rows, args.progressive), args.orientation) for image in images]
     began = time.perf_counter()
     seconds = None
     if missing_decoder(images[0]):
@@ -79,6 +80,7 @@ def main() -> None:
             "size": args.size,
             "orientation": args.orientation,
             "restart_rows": args.restart_rows,
+            "progressive": args.progressive,
             "compiled_in": seconds,
         }
         fields = {**ours.fields("compiled_microseconds"), **theirs.fields("libjpeg_microseconds")}
@@ -90,13 +92,13 @@ def main() -> None:
     measure.show(console, title, rows)
 
 
-def _restarted(image: bytes, rows: int) -> bytes:
-    """A JPEG with restarts, quantised as before; other images as they are."""
-    if rows == 0 or image[:2] != b"\xff\xd8":
+def _saved(image: bytes, restart_rows: int, progressive: bool) -> bytes:
+    """A JPEG with restarts, or progressive, quantised as before; other images as they are."""
+    if not (restart_rows or progressive) or image[:2] != b"\xff\xd8":
         return image
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(image)) as opened:
-        opened.save(buffer, "JPEG", quality="keep", restart_marker_rows=rows)
+        opened.save(buffer, "JPEG", quality="keep", restart_marker_rows=restart_rows, progressive=progressive)
     return buffer.getvalue()
 
 

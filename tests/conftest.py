@@ -63,13 +63,17 @@ COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (210, 50, 40)}
 
 
 def encoded_image(
-    colour: Sequence[int] = (120, 120, 120), size: tuple[int, int] = (40, 32), seed: int = 0, kind: str = "JPEG"
+    colour: Sequence[int] = (120, 120, 120),
+    size: tuple[int, int] = (40, 32),
+    seed: int = 0,
+    kind: str = "JPEG",
+    **options: Any,
 ) -> bytes:
-    """An image of one colour, (width, height), with noise that `seed` gives."""
+    """An image of one colour, (width, height), with noise that `seed` gives; `options` are Pillow's."""
     noise = np.random.default_rng(seed).integers(-25, 26, (size[1], size[0], 3))
     pixels = np.clip(np.asarray(colour) + noise, 0, 255).astype(np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, kind)
+    Image.fromarray(pixels).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -136,6 +140,7 @@ def compiled_decoder(compiled_once: None) -> None:
     draws = RandomResizedCrop(size=16).draws * [0.5]
     plain = encoded_image(size=(96, 64))
     compile_for(plain)
+    compile_for(encoded_image(size=(96, 64), progressive=True))
     for data in (plain, tile(plain).jpeg):
         for scaling in (False, True):
             decoder = ImageDecoder(RandomResizedCrop(size=16), dct_scaling=scaling)

@@ -19,7 +19,7 @@ from fastimg.loaders.jpeg.decoding import baseline
 from fastimg.loaders.jpeg.decoding.colour import to_columns
 from fastimg.loaders.jpeg.decoding.crops import CropQueue, peek
 from fastimg.loaders.jpeg.decoding.entropy import tiles
-from fastimg.loaders.jpeg.decoding.frame import new_header, view_of
+from fastimg.loaders.jpeg.decoding.frame import TILED, new_header, view_of
 from fastimg.loaders.jpeg.decoding.region import find_region, new_region, scaling_of
 from fastimg.loaders.jpeg.decoding.turning import resize_upright
 from fastimg.loaders.resample import resample
@@ -235,8 +235,8 @@ class _Thread:
             return None
         view = view_of(encoded)
         crop = decoder.crop
-        width, height, _, tiled = peek(view, header)
-        if not tiled or width * height > min(MAX_PIXELS, decoder.max_pixels):
+        width, height, _, kind = peek(view, header)
+        if kind != TILED or width * height > min(MAX_PIXELS, decoder.max_pixels):
             return None
         window = crop.window(width, height, draws)
         bicubic = crop.interpolation == "bicubic"

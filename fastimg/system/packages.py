@@ -157,6 +157,7 @@ def compiler(environ: Mapping[str, str] = os.environ, which: Callable[[str], str
 def compiled() -> Compiled:
     """Where fastimg's machine code is kept, and what of it lies there. Raises ImportError."""
     from fastimg.loaders.jpeg.decoding import crops
+    from fastimg.loaders.jpeg.decoding.frame import SCANS, UNTILED
     from fastimg.loaders.jpeg.rewriting import huffman
     from fastimg.loaders.runtime.compiled import is_kept
 
@@ -166,7 +167,8 @@ def compiled() -> Compiled:
         made={
             "convert": is_kept(huffman.read_scan),
             "tiled JPEGs": is_kept(crops.crop_tiled),
-            "untiled JPEGs": crops.is_ready(),
+            "untiled JPEGs": crops.is_ready(UNTILED),
+            "progressive JPEGs": crops.is_ready(SCANS),
         },
     )
 

@@ -18,7 +18,7 @@ from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding.columns import DONE, MAX_DECODED, OTHER
 from fastimg.loaders.jpeg.decoding.crops import is_mirrored, peek
 from fastimg.loaders.jpeg.decoding.entropy.symbols import PAD
-from fastimg.loaders.jpeg.decoding.frame import mcu_blocks, new_header, view_of
+from fastimg.loaders.jpeg.decoding.frame import TILED, mcu_blocks, new_header, view_of
 from fastimg.loaders.jpeg.decoding.region import LOW, find_region, new_region
 from fastimg.loaders.jpeg.indexed.crops import crop_known
 from fastimg.loaders.jpeg.indexed.dc_images import SLACK, crop_planes, plane_extents
@@ -82,8 +82,8 @@ class PartialReads:
         header, region = self._header, self._region
         begin = entry[3]
         start = view_of(reader.timed(dataset.read_start, index, begin, scratch))
-        width, height, _, tiled = peek(start, header)
-        if not tiled or int(header["offset"][0]) != begin:
+        width, height, _, kind = peek(start, header)
+        if kind != TILED or int(header["offset"][0]) != begin:
             blocks.doubt(index)
             return False
         if width * height > max_pixels or header["orientation"][0] != 1:

@@ -29,7 +29,7 @@ from fastimg.loaders.jpeg.decoding import union
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
-KINDS = ("tiled", "plain", "png", "turned", "turned and untiled", "restarts")
+KINDS = ("tiled", "plain", "png", "turned", "turned and untiled", "restarts", "progressive")
 
 
 def photograph(kind, width, height, sampling=2, seed=0):
@@ -42,15 +42,15 @@ def photograph(kind, width, height, sampling=2, seed=0):
         image.save(buffer, "PNG")
         return buffer.getvalue()
     exif[0x0112] = 1 + seed % 8 if "turned" in kind else 1
-    restarts = {"restart_marker_blocks": 3} if kind == "restarts" else {}
-    image.save(buffer, "JPEG", quality=90, subsampling=sampling, exif=exif, **restarts)
+    options = {"restart_marker_blocks": 3} if kind == "restarts" else {"progressive": kind == "progressive"}
+    image.save(buffer, "JPEG", quality=90, subsampling=sampling, exif=exif, **options)
     return tile(buffer.getvalue()).jpeg if kind in ("tiled", "turned") else buffer.getvalue()
 
 
 def filled(decoder, data, draws):
     """The pixels of each crop, in order."""
     row = {field.name: np.full(field.shape, 7, np.uint8) for field in decoder.fields}
-    with patch.object(union, "is_ready", lambda: True):  # untiled JPEGs do not wait for a compilation elsewhere
+    with patch.object(union, "is_ready", lambda kind: True):  # untiled JPEGs do not wait for a compilation elsewhere
         decoder.fill_row(memoryview(data), draws, row, Scratch())
     return [crop for field in decoder.fields for crop in row[field.name]]
 
@@ -105,7 +105,7 @@ def test_an_untiled_jpeg_is_left_to_libjpeg_until_its_decoder_is_compiled(monkey
     draws = decoder.draw(0, 0, np.array([1]))[0].tolist()
     kept, found = [], {}
     for ready in (True, False):
-        monkeypatch.setattr(union, "is_ready", lambda ready=ready: ready)
+        monkeypatch.setattr(union, "is_ready", lambda kind, ready=ready: ready)
         whole = {field.name: np.zeros(field.shape, np.uint8) for field in decoder.fields}
         with patch.object(union, "_crop_untiled", side_effect=union._crop_untiled) as called:
             decoder.fill_row(encoded, draws, whole, Scratch())

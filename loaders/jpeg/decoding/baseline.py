@@ -45,14 +45,21 @@ def table_of(headers: Any, c: int) -> int:
 
 
 @compiled
-def fill_tables(data: Any, headers: Any, work: Any, values: bool = True) -> bool:
-    """Fill the tables and quantisers in `work`, as `fill_table` does. False if a table is not a valid code."""
+def fill_quantisers(data: Any, headers: Any, quantisers: Any) -> None:
+    """Write the quantiser of each component, in rows, to int16 [4, 64]."""
     header = headers[0]
-    quantisers = work[6 * TABLE : WORK].view(np.int16)  # [4, 64], in rows
     for c in range(header.components):
         quantiser = header.quantisers[header.quantiser[c]]
         for i in range(64):
             quantisers[64 * c + NATURAL[i]] = data[quantiser + i]
+
+
+@compiled
+def fill_tables(data: Any, headers: Any, work: Any, values: bool = True) -> bool:
+    """Fill the tables and quantisers in `work`, as `fill_table` does. False if a table is not a valid code."""
+    header = headers[0]
+    fill_quantisers(data, headers, work[6 * TABLE : WORK].view(np.int16))
+    for c in range(header.components):
         slot = 2 * TABLE * c
         if _first_alike(headers, c) == c and not (
             fill_table(data, header.dc_codes[header.dc[c]], work[slot : slot + TABLE], False)

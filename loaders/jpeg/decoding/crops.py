@@ -1,14 +1,14 @@
-"""Baseline JPEGs -> the pixels that a model gets, several in one compiled call, without the GIL.
+"""JPEGs, baseline or progressive -> the pixels that a model gets, several in one compiled call, without the GIL.
 
     frame: the header -> region: the touched tiles -> columns: those of RGB or luma
         -> filters: the window of the resized picture
 
-Untiled JPEGs are decoded two at a time (`scans`). The result equals decoding the whole picture, cutting out the box,
-resizing it and cutting out the window, bit for bit.
+Untiled JPEGs are decoded two at a time, progressive ones one by one (`scans`). The result equals decoding the whole
+picture, cutting out the box, resizing it and cutting out the window, bit for bit.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -31,10 +31,10 @@ from .columns import (
 )
 from .entropy.scan import STREAM, advance, advance_alone
 from .entropy.symbols import NATURAL
-from .frame import JPEG_HEADER, MAX_SIDE, is_decodable, is_untiled, new_header, parse_header, view_of
+from .frame import JPEG_HEADER, MAX_SIDE, SCANS, TILED, UNTILED, kind_of, new_header, parse_header, view_of
 from .memory import bytes_at
 from .region import REGION, WINDOW, find_region, hold_luma
-from .scans import begin_scan, end_row, size_of_scan
+from .scans import MAX_SCANS_BYTES, begin_scan, decode_progressive, end_row, size_of_scan, size_of_scans
 from .turning import resize_upright, size_of_resize
 
 _WORTH = 10_000  # crops
@@ -45,6 +45,7 @@ _JOB = np.dtype(
         ("address", np.int64),  # of the encoded bytes
         ("nbytes", np.int64),
         ("row", np.int64),  # of the batch
+        ("kind", np.int64),  # of `frame.kind_of`
         ("status", np.int64),  # 0 while it waits
         *WINDOW,
     ]
@@ -52,7 +53,7 @@ _JOB = np.dtype(
 
 
 class CropQueue:
-    """Up to GROUP baseline JPEGs that are decoded in one call. It belongs to one thread, which reuses it."""
+    """Up to GROUP JPEGs that are decoded in one call. It belongs to one thread, which reuses it."""
 
     def __init__(self) -> None:
         self._headers = np.zeros(GROUP, JPEG_HEADER)
@@ -61,7 +62,7 @@ class CropQueue:
         self._regions = np.zeros(GROUP, REGION)
         self._streams = np.zeros(2, STREAM)
         self._queued: list[bytes | memoryview] = []  # the encoded JPEGs
-        self._tiled = self._untiled = False  # what there is among them
+        self._kinds = 0  # what there is among them: bit n for kind n
 
     def add(
         self,
@@ -74,30 +75,29 @@ class CropQueue:
     ) -> bool:
         """Queue the crop of a JPEG for a row; False if this decoder cannot decode it.
 
-        `data` must not change until `run`. Not to be `patient` is to leave an untiled JPEG to libjpeg-turbo, which
+        `data` must not change until `run`. Not to be `patient` is to leave a JPEG without tiles to libjpeg-turbo, which
         decodes it to the same bits, where its decoder would have to be compiled first.
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled
             return False
         view = view_of(data)
         number = len(self._queued)
-        width, height, address, tiled = peek(view, self._places[number])
-        if width == 0 or width * height > max_pixels or not (tiled or patient or is_ready()):
+        width, height, address, kind = peek(view, self._places[number])
+        if kind == 0 or width * height > max_pixels or not (patient or kind == TILED or is_ready(kind)):
             return False
         window = crop.window(width, height, draws)
         box, size, at = window
         if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
             return False
-        self._jobs[number] = (address, view.size, row, 0, *box, *size, *at)
+        self._jobs[number] = (address, view.size, row, kind, 0, *box, *size, *at)
         self._queued.append(data)
-        self._tiled |= tiled
-        self._untiled |= not tiled
+        self._kinds |= 1 << kind
         return True
 
     def clear(self) -> None:
         """Forget what is queued."""
         self._queued.clear()
-        self._tiled = self._untiled = False
+        self._kinds = 0
 
     def run(
         self, crop: CropRule, scaling: int, scratch: Scratch, out: npt.NDArray[np.uint8]
@@ -111,11 +111,14 @@ class CropQueue:
         jobs = self._jobs[: len(self._queued)]
         bicubic = crop.interpolation == "bicubic"
         headers, regions = self._headers, self._regions
-        if self._tiled:
+        if self._kinds & 1 << TILED:
             while needed := _crop_tiled(headers, jobs, regions, bicubic, scaling, scratch.work(0), out):
                 scratch.work(needed)
-        if self._untiled:
+        if self._kinds & 1 << UNTILED:
             while needed := _crop_untiled(headers, jobs, regions, self._streams, bicubic, scratch.work(0), out):
+                scratch.work(needed)
+        if self._kinds & 1 << SCANS:
+            while needed := _crop_progressive(headers, jobs, regions, bicubic, scratch.work(0), out):
                 scratch.work(needed)
         queued = zip(jobs["row"].tolist(), jobs["status"].tolist(), self._queued, strict=True)
         undecoded = [(row, data) for row, status, data in queued if status == OTHER]
@@ -131,33 +134,40 @@ def is_mirrored(window: Window, crop: CropRule) -> bool:
     return reaches_out(window, wide, tall)
 
 
-def is_ready() -> bool:
-    """Whether untiled JPEGs can be decoded without compiling their decoder first."""
-    return is_compiled(_crop_untiled) or _was_kept()
+def _decoder_of(kind: int) -> Callable[..., Any]:
+    """The compiled function that decodes JPEGs of a kind."""
+    decoders: dict[int, Callable[..., Any]] = {TILED: _crop_tiled, UNTILED: _crop_untiled, SCANS: _crop_progressive}
+    return decoders[kind]
+
+
+def is_ready(kind: int) -> bool:
+    """Whether JPEGs of this kind can be decoded without compiling their decoder first."""
+    return is_compiled(_decoder_of(kind)) or _was_kept(kind)
 
 
 @functools.cache
-def _was_kept() -> bool:
-    """Whether the decoder of untiled JPEGs was in the machine's cache when this process first asked."""
-    return is_kept(_crop_untiled)
+def _was_kept(kind: int) -> bool:
+    """Whether the decoder of this kind was in the machine's cache when this process first asked."""
+    return is_kept(_decoder_of(kind))
 
 
 def is_worth_compiling(crops: int) -> bool:
-    """Whether so many crops of untiled JPEGs justify compiling their decoder, once per machine.
+    """Whether so many crops of JPEGs without tiles justify compiling their decoder, once per machine.
 
-    On one slow core that takes 17 s, and saves 0.7 ms for each crop of a photograph of 500 x 375 pixels.
+    On one slow core that takes 17 s, and saves 0.7 ms for each crop of a photograph of 500 x 375 pixels, or more if it
+    is progressive.
     """
     return crops >= _WORTH
 
 
-def missing_decoder(data: bytes | memoryview) -> Literal["", "tiled", "untiled"]:
+def missing_decoder(data: bytes | memoryview) -> Literal["", "tiled", "untiled", "progressive"]:
     """The kind of JPEGs whose decoder this image needs, and this machine has not compiled yet; "" for none."""
     if data[:2] != b"\xff\xd8":  # before anything is compiled
         return ""
-    width, _, _, tiled = peek(view_of(data), new_header())
-    if width == 0 or is_kept(_crop_tiled if tiled else _crop_untiled):
+    kind = peek(view_of(data), new_header())[3]
+    if kind == 0 or is_kept(_decoder_of(kind)):
         return ""
-    return "tiled" if tiled else "untiled"
+    return "tiled" if kind == TILED else "untiled" if kind == UNTILED else "progressive"
 
 
 def compile_for(data: bytes | memoryview) -> None:
@@ -168,19 +178,19 @@ def compile_for(data: bytes | memoryview) -> None:
 
 
 @held
-def peek(data: Any, headers: Any) -> tuple[int, int, int, bool]:
-    """Fill the header; return width, height, the data's address and whether it is tiled.
+def peek(data: Any, headers: Any) -> tuple[int, int, int, int]:
+    """Fill the header; return width, height, the data's address and its kind, as `frame.kind_of` names it.
 
     Width and height are of the upright picture. All are zeros if it is not decodable here.
     """
     if parse_header(data, headers):
-        tiled = is_decodable(headers)
-        if tiled or is_untiled(headers):
+        kind = kind_of(headers)
+        if kind:
             header = headers[0]
             if compiled_turn_of(header.orientation)[0]:
-                return header.height, header.width, data.ctypes.data, tiled
-            return header.width, header.height, data.ctypes.data, tiled
-    return 0, 0, 0, False
+                return header.height, header.width, data.ctypes.data, kind
+            return header.width, header.height, data.ctypes.data, kind
+    return 0, 0, 0, 0
 
 
 @compiled
@@ -188,7 +198,7 @@ def _crop_tiled(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: i
     """Decode the tiled of the jobs. Returns 0 when they are done, or the bytes of scratch that the next needs."""
     for i in range(jobs.shape[0]):
         job = jobs[i]
-        if job.status or not is_decodable(headers[i : i + 1]):
+        if job.status or job.kind != TILED:
             continue
         window = out[job.row]
         header, region = headers[i : i + 1], regions[i : i + 1]
@@ -221,7 +231,7 @@ def _crop_untiled(headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: 
     across = out.shape[2]
     each, columns, passes = 0, 0, 0
     for i in range(jobs.shape[0]):
-        if jobs[i].status or is_decodable(headers[i : i + 1]):
+        if jobs[i].status or jobs[i].kind != UNTILED:
             continue
         header, region = headers[i : i + 1], regions[i : i + 1]
         if not _find_region(header, jobs[i : i + 1], out[jobs[i].row], bicubic, 0, region):
@@ -243,7 +253,7 @@ def _crop_untiled(headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: 
             while streams[lane].image < 0 and following < jobs.shape[0]:
                 i = following
                 following += 1
-                if jobs[i].status or is_decodable(headers[i : i + 1]):
+                if jobs[i].status or jobs[i].kind != UNTILED:
                     continue
                 data = bytes_at(jobs[i].address, jobs[i].nbytes)
                 memory = scratch[begin + size_of_planes(regions[i : i + 1]) : begin + each]
@@ -274,6 +284,33 @@ def _crop_untiled(headers: Any, jobs: Any, regions: Any, streams: Any, bicubic: 
             jobs[i].status = DONE if ended > 0 else OTHER
             if ended > 0:
                 _resize_planes(header, region, bicubic, planes, scratch[:columns], work, out[jobs[i].row])
+
+
+@compiled
+def _crop_progressive(headers: Any, jobs: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
+    """Decode the progressive of the jobs. Returns 0, or the bytes of scratch that the next needs."""
+    for i in range(jobs.shape[0]):
+        job = jobs[i]
+        if job.status or job.kind != SCANS:
+            continue
+        header, region, window = headers[i : i + 1], regions[i : i + 1], out[job.row]
+        job.status = OTHER
+        if not _find_region(header, jobs[i : i + 1], window, bicubic, 0, region):
+            continue
+        scans = size_of_scans(header, region, job.nbytes)
+        if scans > MAX_SCANS_BYTES:
+            continue
+        columns = size_of_columns(region)
+        samples = columns + size_of_planes(region)
+        needed = samples + max(scans, size_of_resize(region, window.shape[1]), size_of_sums(region))
+        if scratch.size < needed:
+            job.status = 0
+            return int(needed)
+        planes, work = scratch[columns:samples], scratch[samples:]
+        if decode_progressive(bytes_at(job.address, job.nbytes), header, region, work, planes):
+            _resize_planes(header, region, bicubic, planes, scratch[:columns], work, window)
+            job.status = DONE
+    return 0
 
 
 @compiled

@@ -24,6 +24,8 @@ JFIF, EXIF, ADOBE = 0xE0, 0xE1, 0xEE  # the application segments that contain th
 SOUND, DAMAGED, UNUSUAL, PRECISION, LARGE, LOSSLESS, ARITHMETIC, HIERARCHICAL = range(8)
 
 MAX_SIDE = 65500  # libjpeg's limit, across and down
+TILED, UNTILED, SCANS = 1, 2, 3  # kinds of JPEGs that the compiled decoder decodes; SCANS are progressive
+
 MAX_BLOCKS = 6 * 64  # of a tile, at most, for the compiled decoder
 
 MAX_SCAN_BLOCKS = 10  # of an MCU with several components (B.2.3)
@@ -239,13 +241,40 @@ def is_untiled(headers: Any) -> bool:
 
 
 @compiled
+def is_progressive(headers: Any) -> bool:
+    """Whether the compiled decoder decodes its scans: a sound progressive picture, plain, and without restarts."""
+    header = headers[0]
+    return bool(header.sof == PROGRESSIVE and not header.fault and header.interval == 0 and _is_usual(headers))
+
+
+@compiled
+def kind_of(headers: Any) -> int:
+    """TILED, UNTILED or SCANS if the compiled decoder decodes it, otherwise 0."""
+    if is_decodable(headers):
+        return TILED
+    if is_untiled(headers):
+        return UNTILED
+    return SCANS if is_progressive(headers) else 0
+
+
+@compiled
 def is_plain(headers: Any) -> bool:
-    """Whether it is gray or YCbCr in 4:4:4, 4:2:2 or 4:2:0, with tables of 8 bits."""
+    """Whether it has the tables that its scan names, and is of a usual kind."""
     header = headers[0]
     for i in range(header.components):
-        if header.dc[i] > 3 or header.ac[i] > 3 or header.wide[header.quantiser[i]]:
+        if header.dc[i] > 3 or header.ac[i] > 3:
             return False
         if header.dc_codes[header.dc[i]] == 0 or header.ac_codes[header.ac[i]] == 0:
+            return False
+    return bool(_is_usual(headers))
+
+
+@compiled
+def _is_usual(headers: Any) -> bool:
+    """Whether it is gray or YCbCr in 4:4:4, 4:2:2 or 4:2:0, with quantisers of 8 bits."""
+    header = headers[0]
+    for i in range(header.components):
+        if header.wide[header.quantiser[i]]:
             return False
     if header.components == 1:
         return True

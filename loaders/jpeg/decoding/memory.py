@@ -48,6 +48,17 @@ bits_at = _load(I64, swapped=True)  # 64 bits, the first one highest; on little-
 
 
 @intrinsic
+def short_at(_: Any, address: Any) -> Any:
+    """The signed number of 16 bits at an even address, as int64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = builder.load(builder.inttoptr(arguments[0], I16.as_pointer()), align=2)
+        return builder.sext(value, I64)
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
 def store_short(_: Any, address: Any, value: Any) -> Any:
     """Store the low 16 bits of a number at an even address."""
 

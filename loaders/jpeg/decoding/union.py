@@ -1,4 +1,4 @@
-"""Several crops of each baseline JPEG -> their pixels: the tiles around all of them are decoded once.
+"""Several crops of each JPEG -> their pixels: the tiles around all of them are decoded once.
 
     frame: the header -> region: each crop's samples, and what all of them need -> columns: the RGB columns of these
         -> filters: each crop's window of its own resized picture
@@ -7,7 +7,7 @@ Each crop has the bits that `crops` gives it alone. With DCT scaling that takes 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -31,16 +31,17 @@ from .columns import (
 from .crops import is_mirrored, peek
 from .entropy.scan import STREAM
 from .filters import resize_columns
-from .frame import JPEG_HEADER, is_decodable, view_of
+from .frame import JPEG_HEADER, SCANS, TILED, UNTILED, view_of
 from .memory import bytes_at
 from .region import REGION, WINDOW, find_region, hold_luma
-from .scans import decode_scan, size_of_scan
+from .scans import MAX_SCANS_BYTES, decode_progressive, decode_scan, size_of_scan, size_of_scans
 from .turning import size_of_turned, turn_columns, turn_region
 from .vectors import WIDE
 
 _SIDES = 8  # samples across a decoded block, by DCT scaling: 8 or fewer
 
-_IMAGE = np.dtype([("address", np.int64), ("nbytes", np.int64), ("status", np.int64)])  # status 0 while it waits
+# `kind` is that of `frame.kind_of`; `status` is 0 while it waits.
+_IMAGE = np.dtype([("address", np.int64), ("nbytes", np.int64), ("kind", np.int64), ("status", np.int64)])
 
 _CROP = np.dtype(
     [
@@ -58,7 +59,7 @@ Taken = Literal["queued", "alone", "other"]
 
 
 class UnionQueue:
-    """Up to GROUP baseline JPEGs, several crops of each, decoded in one call. It belongs to one thread."""
+    """Up to GROUP JPEGs, several crops of each, decoded in one call. It belongs to one thread."""
 
     def __init__(self) -> None:
         self._headers = np.zeros(GROUP, JPEG_HEADER)
@@ -68,7 +69,7 @@ class UnionQueue:
         self._regions = np.zeros(0, REGION)
         self._unions = np.zeros(_SIDES, REGION)
         self._streams = np.zeros(1, STREAM)
-        self._tiled = self._untiled = False  # what is queued
+        self._kinds = 0  # what is queued: bit n for kind n
         self._queued: list[tuple[int, bytes | memoryview]] = []  # row, encoded JPEG
         self._channels = 3
         self._targets: list[tuple[CropRule, int, int, int, int]] = []  # crop, address, bytes of a row, width, height
@@ -87,7 +88,7 @@ class UnionQueue:
 
     def _forget(self) -> None:
         self._queued.clear()
-        self._tiled = self._untiled = False
+        self._kinds = 0
 
     def add(
         self,
@@ -106,8 +107,8 @@ class UnionQueue:
             return "other"
         view = view_of(data)
         number = len(self._queued)
-        width, height, address, tiled = peek(view, self._places[number])
-        if width == 0 or width * height > max_pixels or not (tiled or patient or is_ready()):
+        width, height, address, kind = peek(view, self._places[number])
+        if kind == 0 or width * height > max_pixels or not (patient or kind == TILED or is_ready(kind)):
             return "other"
         jobs = self._crops[number]
         for k, (crop, begin, stride, across, down) in enumerate(self._targets):
@@ -117,10 +118,9 @@ class UnionQueue:
                 return "alone"
             out = begin + row * stride
             jobs[k] = (*box, *size, *at, out, across, down, crop.interpolation == "bicubic")
-        self._images[number] = (address, view.size, 0)
+        self._images[number] = (address, view.size, kind, 0)
         self._queued.append((row, data))
-        self._tiled |= tiled
-        self._untiled |= not tiled
+        self._kinds |= 1 << kind
         return "queued"
 
     def run(self, scaling: int, scratch: Scratch) -> list[tuple[int, bytes | memoryview]]:
@@ -129,11 +129,14 @@ class UnionQueue:
             return []
         images = self._images[: len(self._queued)]
         known = self._headers, images, self._crops, self._regions, self._unions
-        if self._tiled:
+        if self._kinds & 1 << TILED:
             while needed := _crop_images(*known, self._channels, scaling, scratch.work(0)):
                 scratch.work(needed)
-        if self._untiled:
+        if self._kinds & 1 << UNTILED:
             while needed := _crop_untiled(*known, self._streams, self._channels, scratch.work(0)):
+                scratch.work(needed)
+        if self._kinds & 1 << SCANS:
+            while needed := _crop_progressive(*known, self._channels, scratch.work(0)):
                 scratch.work(needed)
         statuses = images["status"].tolist()
         undecoded = [queued for queued, status in zip(self._queued, statuses, strict=True) if status == OTHER]
@@ -141,15 +144,21 @@ class UnionQueue:
         return undecoded
 
 
-def is_ready() -> bool:
-    """Whether untiled JPEGs can be decoded without compiling their decoder first."""
-    return is_compiled(_crop_untiled) or _was_kept()
+def is_ready(kind: int) -> bool:
+    """Whether JPEGs of this kind can be decoded without compiling their decoder first."""
+    return is_compiled(_decoder_of(kind)) or _was_kept(kind)
 
 
 @functools.cache
-def _was_kept() -> bool:
-    """Whether the decoder of untiled JPEGs was in the machine's cache when this process first asked."""
-    return is_kept(_crop_untiled)
+def _was_kept(kind: int) -> bool:
+    """Whether the decoder of this kind was in the machine's cache when this process first asked."""
+    return is_kept(_decoder_of(kind))
+
+
+def _decoder_of(kind: int) -> Callable[..., Any]:
+    """The compiled function that decodes JPEGs of a kind."""
+    decoders: dict[int, Callable[..., Any]] = {TILED: _crop_images, UNTILED: _crop_untiled, SCANS: _crop_progressive}
+    return decoders[kind]
 
 
 @compiled
@@ -159,7 +168,7 @@ def _crop_images(
     """Decode the tiled images. Returns 0 when they are done, or the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
         image = images[i]
-        if image.status or not is_decodable(headers[i : i + 1]):
+        if image.status or image.kind != TILED:
             continue
         header = headers[i : i + 1]
         sides = _find_unions(header, crops[i], scaling, regions, unions)
@@ -184,27 +193,78 @@ def _crop_untiled(
     """Decode the untiled images. Returns 0 when they are done, or the bytes of scratch that the next one needs."""
     for i in range(images.shape[0]):
         image = images[i]
-        if image.status or is_decodable(headers[i : i + 1]):
+        if image.status or image.kind != UNTILED:
             continue
         header, union = headers[i : i + 1], unions[:1]
-        if _find_unions(header, crops[i], 0, regions, unions) == 0 or union[0].width * union[0].height > MAX_DECODED:
-            image.status = OTHER
+        image.status = OTHER
+        if not _find_union(header, crops[i], regions, unions):
             continue
-        passes = _note_planes(crops[i], regions, unions, channels)
-        columns = size_of_columns(union) if channels == 3 else 0
-        samples = columns + size_of_planes(union)
-        needed = samples + max(size_of_scan(header, union, image.nbytes), size_of_sums(union), passes)
+        columns, samples, passes = _lay_out_union(crops[i], regions, union, channels)
+        needed = samples + max(size_of_scan(header, union, image.nbytes), passes)
         if scratch.size < needed:
+            image.status = 0
             return int(needed)
         planes, work = scratch[columns:samples], scratch[samples:]
-        if not decode_scan(bytes_at(image.address, image.nbytes), header, union, work, streams, planes):
-            image.status = OTHER
-            continue
-        if channels == 3:
-            to_columns(planes, header, union, work[: size_of_sums(union)].view(np.uint16), scratch[:columns])
-        _resize_crops(scratch, crops[i], regions, union, channels, work)
-        image.status = DONE
+        if decode_scan(bytes_at(image.address, image.nbytes), header, union, work, streams, planes):
+            _crop_planes(header, crops[i], regions, union, channels, scratch, columns, samples)
+            image.status = DONE
     return 0
+
+
+@compiled
+def _crop_progressive(
+    headers: Any, images: Any, crops: Any, regions: Any, unions: Any, channels: int, scratch: Any
+) -> int:
+    """Decode the progressive images. Returns 0 when they are done, or the bytes of scratch that the next one needs."""
+    for i in range(images.shape[0]):
+        image = images[i]
+        if image.status or image.kind != SCANS:
+            continue
+        header, union = headers[i : i + 1], unions[:1]
+        image.status = OTHER
+        if not _find_union(header, crops[i], regions, unions):
+            continue
+        columns, samples, passes = _lay_out_union(crops[i], regions, union, channels)
+        scans = size_of_scans(header, union, image.nbytes)
+        if scans > MAX_SCANS_BYTES:
+            continue
+        needed = samples + max(scans, passes)
+        if scratch.size < needed:
+            image.status = 0
+            return int(needed)
+        planes, work = scratch[columns:samples], scratch[samples:]
+        if decode_progressive(bytes_at(image.address, image.nbytes), header, union, work, planes):
+            _crop_planes(header, crops[i], regions, union, channels, scratch, columns, samples)
+            image.status = DONE
+    return 0
+
+
+@compiled
+def _find_union(headers: Any, crops: Any, regions: Any, unions: Any) -> bool:
+    """Fill the regions and the union of an image without tiles. False if this decoder leaves it to others."""
+    if _find_unions(headers, crops, 0, regions, unions) == 0:
+        return False
+    return bool(unions[0].width * unions[0].height <= MAX_DECODED)
+
+
+@compiled
+def _lay_out_union(crops: Any, regions: Any, unions: Any, channels: int) -> tuple[int, int, int]:
+    """Where the columns and the planes of a union end in scratch, and what their colours and resizes take behind."""
+    passes = _note_planes(crops, regions, unions, channels)
+    columns = size_of_columns(unions) if channels == 3 else 0
+    return columns, columns + size_of_planes(unions), max(size_of_sums(unions), passes)
+
+
+@compiled
+def _crop_planes(
+    headers: Any, crops: Any, regions: Any, unions: Any, channels: int, scratch: Any, columns: int, samples: int
+) -> None:
+    """Write each crop from the planes of a union, scratch[columns:samples]."""
+    work = scratch[samples:]
+    if channels == 3:
+        sums = work[: size_of_sums(unions)].view(np.uint16)
+        to_columns(scratch[columns:samples], headers, unions, sums, scratch[:columns])
+    _resize_crops(scratch, crops, regions, unions, channels, work)
 
 
 @compiled

@@ -17,6 +17,7 @@ from fastimg.loaders.decode import MAX_PIXELS, decode_box, read_header
 from fastimg.loaders.jpeg.decoding import crops as compiling
 from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
 from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
+from fastimg.loaders.jpeg.decoding.frame import SCANS, TILED, UNTILED
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.resample import resample
@@ -160,7 +161,6 @@ def test_unsupported_jpegs_are_left_to_other_decoders():
     for name, data in {
         "nothing": b"",
         "no JPEG": b"\x89PNG\r\n\x1a\n" + bytes(50),
-        "progressive": jpeg_by_pillow(progressive=True),
         "4:4:0": tile(encoded(200, 100, "440")).jpeg,
     }.items():
         assert found(data, crop) is None, name
@@ -291,13 +291,17 @@ def test_weights_are_torchs(bicubic):
 
 
 def test_what_must_be_compiled_for_an_image(monkeypatch):
-    jpegs = {"tiled": tile(encoded(100, 80, "420")).jpeg, "untiled": jpeg_by_pillow()}
+    jpegs = {
+        "tiled": tile(encoded(100, 80, "420")).jpeg,
+        "untiled": jpeg_by_pillow(),
+        "progressive": jpeg_by_pillow(progressive=True),
+    }
     for jpeg in jpegs.values():
         compiling.compile_for(jpeg)
         assert compiling.missing_decoder(jpeg) == ""
-    assert compiling.is_ready()
+    assert all(compiling.is_ready(kind) for kind in (TILED, UNTILED, SCANS))
     monkeypatch.setattr(compiling, "is_kept", lambda function: False)
     for name, jpeg in jpegs.items():
         assert compiling.missing_decoder(jpeg) == name
-    assert compiling.missing_decoder(jpeg_by_pillow(progressive=True)) == ""
+    assert compiling.missing_decoder(jpeg_by_pillow(keep_rgb=True)) == ""
     assert compiling.missing_decoder(b"\x89PNG\r\n\x1a\n") == ""

@@ -51,7 +51,7 @@ def test_reading_is_counted_separately(image_folder, monkeypatch):
 
 def test_decoding_is_the_rest_of_the_threads_time(image_folder, monkeypatch):
     epoch(image_folder)
-    monkeypatch.setattr(crops, "is_ready", lambda: False)  # JPEGs are decoded one by one, too
+    monkeypatch.setattr(crops, "is_ready", lambda kind: False)  # JPEGs are decoded one by one, too
     monkeypatch.setattr(ImageDecoder, "_decode_to_queue", asleep(ImageDecoder._decode_to_queue))
     spent, _, count = epoch(image_folder)
     assert spent.busy - spent.read >= NAP * count

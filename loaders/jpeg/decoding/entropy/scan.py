@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastimg.loaders.jpeg.decoding.frame import EOI, MAX_SCAN_BLOCKS
+from fastimg.loaders.jpeg.decoding.frame import MAX_SCAN_BLOCKS
 from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short, word_at
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
@@ -54,11 +54,12 @@ ROW, DAMAGED = 1, 2
 
 
 @compiled
-def collect_scan(data: Any, at: int, clean: Any, bounds: Any) -> int:
-    """Copy the bits of a scan that begins at `at` to `clean`, without stuffing. Returns their bytes, 0 if damaged.
+def collect_scan(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
+    """Copy the bits of a scan that begins at `at` to `clean`, without stuffing.
 
+    Returns their bytes, and where the marker behind them begins; 0 for no bytes, or other restarts than there must be.
     Interval i, from one restart to the next, is then in clean[bounds[i]:bounds[i + 1]], and `bounds` is one longer than
-    that. A scan that EOI does not end, or which has other restarts, is damaged: the file may be truncated.
+    that.
     """
     source, target = uint64(data.ctypes.data), uint64(clean.ctypes.data)
     begin, size = uint64(at), uint64(data.size)
@@ -78,7 +79,7 @@ def collect_scan(data: Any, at: int, clean: Any, bounds: Any) -> int:
             begin += uint64(1)
             n += uint64(1)
         if begin + two > size:
-            return 0
+            return 0, 0
         marker = int64(data[begin + uint64(1)])
         begin += two
         if marker == 0:
@@ -90,10 +91,10 @@ def collect_scan(data: Any, at: int, clean: Any, bounds: Any) -> int:
         if number == intervals:
             break
         if marker != 0xD0 + (number - 1) % 8:
-            return 0
+            return 0, 0
     bounds[number + 1] = int64(n)
     clean[int64(n) : int64(n) + PAD] = 0
-    return int64(n) if marker == EOI else 0
+    return int64(n), int64(begin) - 2
 
 
 @compiled
