@@ -42,11 +42,15 @@ _SPACED_NUMBERS = re.compile(r"[0-9]+(?: +[0-9]+)+")
 
 
 class Labels:
-    """Reads the labels of one column row by row, then checks that they look like classes."""
+    """Reads the labels of one column row by row, then checks that they look like classes.
 
-    def __init__(self, src: Path, column: str, columns: Columns) -> None:
+    `names` are those that a schema gives to the numbers of the column: the classes.
+    """
+
+    def __init__(self, src: Path, column: str, columns: Columns, names: tuple[str, ...] | None = None) -> None:
         self._src = src
         self._column = column
+        self.names = names
         self._accepted = columns.labels_are_classes
         self._known = columns.known_classes
         self._as_written = None in columns.as_written
@@ -54,9 +58,21 @@ class Labels:
         self._trimmed = 0
         self._first_trimmed = ""
 
+    def is_missing(self, value: Any) -> bool:
+        """Whether a cell has no label, which Hugging Face writes as -1 among the numbers of classes with names."""
+        return is_empty(value) or (self.names is not None and value == -1)
+
     def read(self, where: str, value: Any) -> str:
-        """Read the label in a cell. Raises DataError if it is empty or its type is not that of a class."""
+        """Read the label in a cell. Raises DataError if it is empty, no class of the schema, or of another type."""
         label = sys.intern(self._text(where, value))
+        if self.names is not None:
+            number = int(label) if _INTEGER.fullmatch(label) else -1
+            if not 0 <= number < len(self.names):
+                raise DataError(
+                    f"{where}: the label {label} in column {self._column!r} is not one of the "
+                    f"{plural(len(self.names), 'class')} that the schema names; correct it or drop the row"
+                )
+            label = self.names[number]
         if isinstance(value, str) and value != label:
             self._trimmed += 1
             self._first_trimmed = self._first_trimmed or value
@@ -70,6 +86,8 @@ class Labels:
         """
         if not self._counts:
             raise DataError(f"{self._src}: every label in column {self._column!r} is empty; fill them in")
+        if self.names is not None:
+            return ()
         what = f"{self._src}: the labels in column {self._column!r}"
         unknown = {label: count for label, count in self._counts.items() if label not in self._known}
         rows = self._counts.total()
@@ -91,7 +109,17 @@ class Labels:
 
     def respelled(self) -> frozenset[None]:
         """What Source.respelled says of the labels."""
-        return frozenset((None,)) if respelled(self._counts, self._as_written) else frozenset()
+        changed = self.names is None and respelled(self._counts, self._as_written)
+        return frozenset((None,)) if changed else frozenset()
+
+    def numbered(self, labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+        """Class names, and the class index of each label; in the order of the schema, if it has names."""
+        if self.names is None:
+            return number_classes(labels, self._as_written)
+        used = set(labels)
+        classes = tuple(name for name in self.names if name in used)
+        places = {name: place for place, name in enumerate(classes)}
+        return classes, np.array([places[label] for label in labels], np.int64)
 
     def _text(self, where: str, value: Any) -> str:
         if isinstance(value, float) and value.is_integer():  # pandas turns integers into floats if one is missing

@@ -1,8 +1,9 @@
 """A manifest as a source: CSV, TSV, JSONL or Parquet, one row per image with a path, a label and, optionally, a split.
 
 Paths are absolute or relative to the folder of the manifest. A CSV or TSV without a header is recognised by the path of
-an image in its first line. If all labels are integers, the classes are the sorted integers, otherwise the sorted
-strings. The values of other columns are kept with each sample.
+an image in its first line. The classes are the names that a Parquet file's schema gives to the numbers of its labels;
+else the sorted integers if all labels are integers, or the sorted strings. The values of other columns are kept with
+each sample.
 """
 
 import math
@@ -33,7 +34,7 @@ from .columns import (
     on_delimiter,
 )
 from .folders import FilesReader, WrittenPaths, file_size
-from .labels import Labels, is_empty, number_classes
+from .labels import Labels, is_empty
 from .samples import Entries, Row, Source, SourceEntry, SourceReader
 from .tables import Rows, later_names, readable, table_rows
 from .targets import TargetCells, check_targets, labels_from
@@ -78,12 +79,13 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
             "rename it"
         )
     listed = Entries()
-    label_cells = None if label_column is None else Labels(src, label_column, columns)
+    names = schema_names(src, columns, label_column)
+    label_cells = None if label_column is None else Labels(src, label_column, columns, names.get(label_column))
     target_cells = None
     if columns.targets:
         again = table_rows(src, columns.delimiter or "", header=not columns.no_header)
-        target_cells = TargetCells(src, columns, again, {})
-    field_cells = FieldCells(src, columns.fields) if columns.fields else None
+        target_cells = TargetCells(src, columns, again, names)
+    field_cells = FieldCells(src, columns.fields, names) if columns.fields else None
     paths = _Paths(src)
     read_apart = {*taken, *(field.name for field in columns.fields)}
     labels: list[str] = []
@@ -95,7 +97,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         if not absent and (not isinstance(path, str) or not _is_path(path)):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
         label = -1
-        if label_cells is not None and label_column is not None and not is_empty(row.get(label_column)):
+        if label_cells is not None and label_column is not None and not label_cells.is_missing(row.get(label_column)):
             label = len(labels)
             labels.append(label_cells.read(where, row[label_column]))
         splits.append("train" if split_column is None else split_of(where, row.get(split_column)))
@@ -106,14 +108,12 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
             field_cells.read_into(extra, number, row)
         path, size = paths.absent(number) if absent else paths.find(path, number)
         listed.append(SourceEntry(path, label, size, number, extra, NO_IMAGE if absent else 0))
-    judged = label_cells.judged() if label_cells is not None else ()
-    if target_cells is not None:
-        classes, judged = target_cells.classes, target_cells.judged()
-    else:
-        classes, numbers = number_classes(labels, None in columns.as_written)
-        listed.relabel(numbers)
+    classes, judged = classes_of(listed, labels, label_cells, target_cells)
     remarks = (*header_remarks, *judged, *paths.remarks(listed, classes))
     entries = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
+    if label_cells is not None:
+        entries, left_out = labelled_splits(src, entries, label_cells)
+        remarks = (*remarks, *left_out)
     used = f"{src}: path from column {path_column!r}{labels_from(label_column, columns)}"
     used += f", split from {split_column!r}" if split_column is not None else ""
     used += f", fields from {', '.join(repr(field.name) for field in columns.fields)}" if columns.fields else ""
@@ -133,12 +133,51 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         uncounted=(uncounted,),
         remarks=remarks,
         columns=(used + on_delimiter(src, columns),),
-        from_table=label_cells is not None,
+        from_table=label_cells is not None and label_cells.names is None,
         targets=target_cells.targets if target_cells is not None else (),
         fields=tuple(schema.member for schema in schemas if schema.member),
         stored_fields=schemas,
         respelled=respelled_in(label_cells, target_cells),
     )
+
+
+def schema_names(src: Path, columns: Columns, label: str | None) -> dict[str, tuple[str, ...]]:
+    """The class names that the schema of a Parquet file gives to the numbers of labels, targets and fields."""
+    if src.suffix.lower() != ".parquet":
+        return {}
+    from .image_parquets import named_columns  # brings pyarrow
+
+    asked = (label, *(target.name for target in columns.targets), *(field.name for field in columns.fields))
+    return named_columns(src, [name for name in asked if name is not None])
+
+
+def classes_of(
+    listed: Entries, labels: Sequence[str], label_cells: Labels | None, target_cells: TargetCells | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The classes, which `listed` then has the numbers of, and remarks on them. Raises DataError.
+
+    An entry's label is its place in `labels`, or, with targets, the number of its class already.
+    """
+    if target_cells is not None:
+        return target_cells.classes, target_cells.judged()
+    if label_cells is None:
+        return (), ()
+    judged = label_cells.judged()
+    classes, numbers = label_cells.numbered(labels)
+    listed.relabel(numbers)
+    return classes, judged
+
+
+def labelled_splits(src: Path, splits: dict[str, Entries], cells: Labels) -> tuple[dict[str, Entries], list[str]]:
+    """The splits with labels, and remarks on those without, where a schema names the classes: benchmarks keep the
+    labels of their test splits to themselves.
+    """
+    bare = [split for split, entries in splits.items() if cells.names is not None and (entries.labels < 0).all()]
+    remarks = [
+        f"{src}: the split {split} is left out: its {plural(len(splits[split]), 'row', 'has')} no label"
+        for split in bare
+    ]
+    return {split: entries for split, entries in splits.items() if split not in bare}, remarks
 
 
 def respelled_in(labels: Labels | None, targets: TargetCells | None) -> frozenset[str | None]:

@@ -10,9 +10,6 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.formats import image_extensions
@@ -30,8 +27,17 @@ from .columns import (
     lower,
     on_delimiter,
 )
-from .labels import Labels, is_empty, number_classes
-from .manifests import first_row, plain, respelled_in, split_of, split_up
+from .labels import Labels
+from .manifests import (
+    classes_of,
+    first_row,
+    labelled_splits,
+    plain,
+    respelled_in,
+    schema_names,
+    split_of,
+    split_up,
+)
 from .samples import NO_LABEL, Entries, Row, Source, SourceEntry
 from .spools import Spool, SpoolReader
 from .tables import (
@@ -133,30 +139,34 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         quoted = not by_tabs or (header and quotes_fields(src))
         remarks = _on_quotes(src, header, quoted) if by_tabs else []
         chosen = _chosen(src, columns, header, quoted)
-        names = None
 
         def read_rows() -> Rows:
             return table_rows(src, columns.delimiter or "", header=header, strict=False, quoted=quoted)
 
         rows = read_rows()
         if src.suffix.lower() == ".parquet":
-            names, rows = _parquet(src, chosen)
+            rows = _parquet_rows(src, chosen.text)
     known, rows = first_row(src, _readable_rows(src, rows))
-    target_cells = None
     if columns.targets:
         check_targets(src, [*known, *later_names(src, known)], columns.targets, chosen[:3])
-        target_cells = TargetCells(src, columns, _readable_rows(src, read_rows()), _schema_names(src, columns))
+    with readable(src):
+        names = schema_names(src, columns, chosen.label)
+    target_cells = None
+    if columns.targets:
+        target_cells = TargetCells(src, columns, _readable_rows(src, read_rows()), names)
     listed = Entries()
-    label_cells = None if chosen.label is None else Labels(src, chosen.label, columns)
+    label_cells = None
+    if chosen.label is not None:
+        label_cells = Labels(src, chosen.label, columns, names.get(chosen.label))
     labels: list[str] = []
     splits: list[str] = []
     taken = set(chosen[:3])
     for number, row in rows:
         where = f"{src}: row {number}"
         label = -1
-        if label_cells is not None and chosen.label is not None and not _unlabelled(row.get(chosen.label), names):
+        if label_cells is not None and chosen.label is not None and not label_cells.is_missing(row.get(chosen.label)):
             label = len(labels)
-            labels.append(_label(where, chosen.label, label_cells.read(where, row[chosen.label]), names))
+            labels.append(_checked_label(where, chosen.label, label_cells.read(where, row[chosen.label])))
         splits.append("train" if chosen.split is None else split_of(where, row.get(chosen.split)))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         fault = _fault_beside(extra) if separated else ""
@@ -166,15 +176,10 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
             fault = NO_LABEL
         entry = SourceEntry(f"{src.name}:{number}", label, 0, number)
         listed.append(reader.add_text(entry, row.get(chosen.text), fault, extra))
-    if target_cells is not None:
-        classes, judged = target_cells.classes, target_cells.judged()
-    else:
-        judged = label_cells.judged() if label_cells is not None and names is None else ()
-        classes, numbers = _numbered(labels, names, None in columns.as_written)
-        listed.relabel(numbers)
+    classes, judged = classes_of(listed, labels, label_cells, target_cells)
     entries = split_up(src, listed, splits, chosen.split, classes)
-    if names is not None:
-        entries, left_out = _labelled(src, entries, chosen.label)
+    if label_cells is not None:
+        entries, left_out = labelled_splits(src, entries, label_cells)
         remarks += left_out
     columns_used = f"{src}: text from column {chosen.text!r}{labels_from(chosen.label, columns)}"
     columns_used += f", split from {chosen.split!r}" if chosen.split is not None else ""
@@ -187,50 +192,10 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         remarks=(*chosen.remarks, *remarks, *judged),
         content="text",
         columns=(columns_used + (on_delimiter(src, columns) if separated else ""),),
-        from_table=names is None and target_cells is None,
+        from_table=label_cells is not None and label_cells.names is None,
         targets=target_cells.targets if target_cells is not None else (),
-        respelled=respelled_in(label_cells if names is None else None, target_cells),
+        respelled=respelled_in(label_cells, target_cells),
     )
-
-
-def _unlabelled(value: Any, names: tuple[str, ...] | None) -> bool:
-    """Whether a cell has no label, which Hugging Face writes as -1 among the numbers of classes with `names`."""
-    return is_empty(value) or (names is not None and value == -1)
-
-
-def _labelled(src: Path, splits: dict[str, Entries], column: str | None) -> tuple[dict[str, Entries], list[str]]:
-    """The splits with labels, and remarks on those without: benchmarks keep the labels of their test splits to
-    themselves. Raises DataError if there are no labels at all.
-    """
-    bare = [split for split, entries in splits.items() if (entries.labels < 0).all()]
-    if len(bare) == len(splits):
-        raise DataError(f"{src}: every label in column {column!r} is empty; fill them in")
-    remarks = [
-        f"{src}: the split {split} is left out: its {plural(len(splits[split]), 'row', 'has')} no label"
-        for split in bare
-    ]
-    return {split: entries for split, entries in splits.items() if split not in bare}, remarks
-
-
-def _numbered(
-    labels: list[str], names: tuple[str, ...] | None, as_written: bool
-) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Class names, and the class index of each label; in the order of the schema, if it has names."""
-    if names is None:
-        return number_classes(labels, as_written)
-    used = set(labels)
-    classes = tuple(name for name in names if name in used)
-    places = {name: place for place, name in enumerate(classes)}
-    return classes, np.array([places[label] for label in labels], np.int64)
-
-
-def _schema_names(src: Path, columns: Columns) -> dict[str, tuple[str, ...]]:
-    """The class names that the schema of a parquet file gives to the numbers of targets."""
-    if src.suffix.lower() != ".parquet":
-        return {}
-    from .image_parquets import named_columns
-
-    return named_columns(src, [target.name for target in columns.targets])
 
 
 def _readable_rows(src: Path, rows: Rows) -> Rows:
@@ -344,32 +309,21 @@ def _text_and_label(src: Path, columns: Columns, quoted: bool, numbered: str) ->
     return str(text + 1), str(label + 1), f"{many:,} and {few:,} different values in {plural(rows, 'row')}"
 
 
-def _parquet(src: Path, chosen: _Chosen) -> tuple[tuple[str, ...] | None, Rows]:
-    """Class names if the schema has them, and the rows with texts as bytes."""
+def _parquet_rows(src: Path, text: str) -> Rows:
+    """The rows of a Parquet file, with texts as bytes. Raises DataError if its column `text` has none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from .image_parquets import class_names
-
-    schema = pq.read_schema(src)
-    kind = schema.field(chosen.text).type
+    kind = pq.read_schema(src).field(text).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     strings = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (strings or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-        raise DataError(f"{src}: the column {chosen.text!r} is of type {kind}, not of strings; name another one")
-    names = None if chosen.label is None else class_names(schema, chosen.label)
-    return names, parquet_rows(src, chosen.text)
+        raise DataError(f"{src}: the column {text!r} is of type {kind}, not of strings; name another one")
+    return parquet_rows(src, text)
 
 
-def _label(where: str, column: str, label: str, names: tuple[str, ...] | None) -> str:
-    if names is not None:
-        if not 0 <= int(label) < len(names):
-            raise DataError(
-                f"{where}: the label {label} in column {column!r} is not one of the "
-                f"{plural(len(names), 'class')} that the schema names; correct it or drop the row"
-            )
-        return names[int(label)]
+def _checked_label(where: str, column: str, label: str) -> str:
     if not _is_utf8(label):
         raise DataError(f"{where}: the label {shortened(label, 40)!r} in column {column!r} is not UTF-8; correct it")
     return label

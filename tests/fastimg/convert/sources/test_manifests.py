@@ -11,6 +11,7 @@ from fastimg.convert.sources.samples import Entries
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
 
+from . import parquets
 from .manifests import ROWS, read_source, write_csv, write_manifest
 
 
@@ -44,6 +45,27 @@ def test_integers_among_strings_are_strings(files):
 def test_floats_that_pandas_made_of_integers(files):
     src = write_manifest(files, "parquet", [{"path": "a/1.jpg", "label": 2.0}, {"path": "a/2.jpg", "label": 1.0}])
     assert read_source(src, Columns()).classes == ("1", "2")
+
+
+def test_class_names_in_the_schema_of_a_parquet(files):
+    def write(*labels, splits=("train", "train", "train")):
+        columns = {"path": ["b/1.jpg", "a/2.jpg", "a/1.jpg"], "label": list(labels), "split": list(splits)}
+        return parquets.write(files / "set.parquet", columns, metadata=parquets.features(label=["owl", "cat", "dog"]))
+
+    source = read_source(write(2, 0, -1), Columns())
+    assert source.classes == ("owl", "dog") and not source.from_table
+    listed = {entry.path: entry for entry in source.splits["train"]}
+    assert {path: entry.label for path, entry in listed.items()} == {"b/1.jpg": 1, "a/2.jpg": 0, "a/1.jpg": -1}
+    assert source.problem(listed["a/1.jpg"]) == "the label is empty"
+    source = read_source(write(2, 0, -1, splits=("train", "train", "test")), Columns())
+    assert list(source.splits) == ["train"]
+    assert "the split test is left out: its 1 row has no label" in source.remarks[-1]
+    source = read_source(write(2, 0, -1), Columns(targets=(AskedTarget("label"),)))
+    assert source.classes == ("owl", "dog") and source.targets[0].classes == ("owl", "dog")
+    with pytest.raises(DataError, match=r"row 1: the label 3 in column 'label' is not one of the 3 classes"):
+        read_source(write(3, 0, 1), Columns())
+    with pytest.raises(DataError, match=r"every label in column 'label' is empty"):
+        read_source(write(-1, -1, -1), Columns())
 
 
 def test_named_and_usual_columns(files):
