@@ -27,7 +27,7 @@ from .columns import (
     lower,
     on_delimiter,
 )
-from .labels import Labels
+from .labels import Labels, is_empty
 from .manifests import (
     classes_of,
     first_row,
@@ -109,13 +109,21 @@ def _by_tabs(src: Path, columns: Columns) -> bool:
 
 
 def _names(src: Path, columns: Columns, quoted: bool) -> set[str]:
-    """Column names in lower case; the fields of the first line if there is no header."""
+    """Column names in lower case; the fields of the first line if there is no header.
+
+    Of a JSONL file those that have a value in any row, or all if these tell neither images nor texts.
+    """
     suffix = src.suffix.lower()
     if suffix == ".parquet":
         return lower(parquet_names(src))
-    if suffix == ".jsonl":
-        return lower(next(table_rows(src, strict=False), (0, {}))[1])
-    return lower(first_fields(src, columns.delimiter or "", quoted))
+    if suffix != ".jsonl":
+        return lower(first_fields(src, columns.delimiter or "", quoted))
+    filled: set[str] = set()
+    names: set[str] = set()
+    for _, row in table_rows(src, strict=False):
+        names.update(row)
+        filled.update(name for name, value in row.items() if not is_empty(value))
+    return found if (found := lower(filled)) & {*PATH_COLUMNS, *TEXT_COLUMNS} else lower(names)
 
 
 def read_texts(src: Path, columns: Columns, spool: Path) -> Source:
@@ -169,6 +177,8 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
             labels.append(_checked_label(where, chosen.label, label_cells.read(where, row[chosen.label])))
         splits.append("train" if chosen.split is None else split_of(where, row.get(chosen.split)))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
+        if is_empty(extra.get("path")):  # a note's path tells where the text came from
+            extra.pop("path", None)
         fault = _fault_beside(extra) if separated else ""
         if target_cells is not None:
             label = target_cells.read_into(extra, number, row, splits[-1])

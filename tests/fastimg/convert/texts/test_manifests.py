@@ -1,6 +1,7 @@
 """Manifests of texts to either container: columns, labels, and rows that are skipped or refused."""
 
 import json
+import tarfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -173,6 +174,27 @@ def test_columns_that_the_first_row_of_a_jsonl_lacks(tmp_path, make):
     assert texts(dst) == [("two", "x")] and report.skipped == [("set.jsonl:1", "the label is empty")]
     dst, report = make(rows(first, second | {"stars": 0.5}), target=("stars",))
     assert report.targets == [{"name": "stars", "kind": "number", "missing": 1}]
+
+
+def test_all_rows_of_a_jsonl_tell_whether_it_has_texts(tmp_path, make):
+    def rows(*rows):
+        return write(tmp_path / "set.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    one, two = {"text": "one", "label": "x"}, {"text": "two", "label": "x"}
+    dst, report = make(rows({"label": "x"}, one, two), no_shuffle=True)
+    assert texts(dst) == [("one", "x"), ("two", "x")]
+    assert report.skipped == [("set.jsonl:1", "no text (null)")]
+    dst, _ = make(rows(one | {"path": None}, two | {"path": ""}), no_shuffle=True)
+    assert texts(dst) == [("one", "x"), ("two", "x")]
+    with tarfile.open(dst / "train-00000.tar") as tar:
+        notes = [json.loads(tar.extractfile(name).read()) for name in tar.getnames() if name.endswith(".json")]
+    assert notes == [{"path": "set.jsonl:1"}, {"path": "set.jsonl:2"}]
+    dst, _ = make(rows(one | {"path": None}, two), text_column="text", no_shuffle=True)
+    assert texts(dst) == [("one", "x"), ("two", "x")]
+    with pytest.raises(DataError, match=r"set.jsonl: row 1: None in column 'path' is not a path"):
+        make(rows(one, two | {"path": "1.jpg"}))  # images and their captions
+    with pytest.raises(DataError, match=r"set.jsonl: no path column"):
+        make(rows({"label": "x"}))
 
 
 def test_parquet_with_class_names_and_invalid_text(tmp_path, make):
