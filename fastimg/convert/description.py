@@ -24,6 +24,7 @@ from fastimg.loaders.containers.description import (
 from fastimg.loaders.containers.quick_sums import both_sums_of_file
 from fastimg.loaders.containers.targets import first_class
 from fastimg.loaders.errors import DataError
+from fastimg.wording import plural
 
 from .journal import Finished, Journal
 from .pairs import stored_counts
@@ -48,7 +49,11 @@ def describe(
     schema: Schema | None,
     base: Base | None,
 ) -> dict[str, Any]:
-    """dataset.json for the shards in the journal. Raises DataError if too few samples are left to train on."""
+    """dataset.json for the shards in the journal. Raises DataError if too few samples are left to train on, or to
+    append.
+    """
+    if base:
+        _check_added(source, [journal.finished[shard.split, shard.number] for shard in plan])
     old: dict[str, Any] = base.description if base else {"splits": {}, "skipped": [], "outcomes": {}}
     inputs = source.inputs or (base.inputs if base else ())
     splits: dict[str, Any] = dict(old["splits"])
@@ -170,6 +175,20 @@ def _recompressed(plan: list[Shard], journal: Journal, options: dict[str, Any], 
     added = (journal.finished[shard.split, shard.number].recompressed for shard in plan)
     facts = joined_recompressions([*before, *added])
     return {"recompressed": {"to": options["recompress"], **asdict(facts)}}
+
+
+def _check_added(source: Source, shards: list[Finished]) -> None:
+    """Raise DataError if an append adds nothing."""
+    if any(shard.samples for shard in shards):
+        return
+    skipped = [each for shard in shards for each in shard.skipped]
+    reasons = Counter(reason for _, reason in skipped).most_common()
+    what = plural(len(skipped), singular(source.content), "was")
+    counted = ", ".join(f"{count:,} {reason}" for reason, count in reasons[:5]) + (", ..." if reasons[5:] else "")
+    raise DataError(
+        f"{source.src}: nothing was added: {what} left out ({counted}), such as {printable(skipped[0][0])}; repair "
+        "or replace them"
+    )
 
 
 def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:

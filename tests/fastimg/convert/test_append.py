@@ -209,6 +209,22 @@ def test_a_failing_append_leaves_nothing(config: Convert, more: Path) -> None:
 
 
 @FORMATS
+def test_an_append_of_which_nothing_can_be_decoded(config: Convert, more: Path, container: Any) -> None:
+    convert(replace(config, format=container), QUIET)
+    before = contents(config.dst)
+    images = {image: image.read_bytes() for image in more.rglob("*.*")}
+    for image in images:
+        image.write_bytes(b"no image".ljust(len(images[image])))
+    told = r"nothing was added: 11 images were left out \(11 not an image .*\), such as (amber|green)/\w.\w+; repair"
+    with pytest.raises(DataError, match=told):
+        convert(appending(config, more), QUIET)
+    assert contents(config.dst) == before
+    for image, content in images.items():  # of the same names and sizes, repaired
+        image.write_bytes(content)
+    assert convert(appending(config, more), QUIET).added == len(images)
+
+
+@FORMATS
 def test_a_new_split_of_which_nothing_can_be_decoded(
     config: Convert, more: Path, tmp_path: Path, container: Any
 ) -> None:
