@@ -1,7 +1,7 @@
 """`fastimg verify`: checks that a dataset is unchanged since its conversion. Reports every fault; changes nothing."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from .recompression.facts import recompression_lines
 from .shards.base import stated_recompression
 from .text_preparation import text_fault
 
+_COPY = "copy it again, or convert again with --overwrite"
 _WRONG_QUICK_SUM = f"as converted by its SHA-256, but {QUICK_SUM} in dataset.json is of another content; convert again"
 
 
@@ -81,7 +82,7 @@ def verify(config: Verify, out: Console, err: Console) -> int:
         faults, shards, images = [Fault(str(config.data), str(error))], 0, 0
     else:
         faults, shards = _all_shard_faults(config.data, splits if described else None, err)
-        more, images, content = _content_faults(config, splits, err)
+        more, images, content = _content_faults(config, splits, {fault.name for fault in faults}, err)
         faults += more
     result = Verification(
         data=as_given(config.data),
@@ -127,8 +128,13 @@ def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console
     return faults, len(tars)
 
 
-def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tuple[list[Fault], int, Content]:
-    """What is wrong with samples, how many of them were decoded or read, and their kind."""
+def _content_faults(
+    config: Verify, splits: dict[str, Any], known: Collection[str], err: Console
+) -> tuple[list[Fault], int, Content]:
+    """What is wrong with samples, how many of them were decoded or read, and their kind.
+
+    A split that cannot be opened because of a file whose fault is `known` has no other one.
+    """
     faults: list[Fault] = []
     images = 0
     content: Content = "images"
@@ -138,7 +144,8 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
             index_large(config.data, name)
             dataset = open_dataset(config.data, name)
         except DataError as error:
-            faults.append(Fault(str(config.data), str(error)))
+            if not any(file in str(error) for file in known):
+                faults.append(Fault(str(config.data), str(error)))
             continue
         try:
             content = dataset.content
@@ -173,12 +180,12 @@ def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
     ):
         try:
             actual = file.stat().st_size
-            fault = f"{actual} bytes, not {size}: cut short or altered" if actual != size else ""
+            fault = f"{actual} bytes, not {size}: cut short or altered; {_COPY}" if actual != size else ""
             if not fault:
                 quick = entry.get(QUICK_SUM, "") if file == shard else ""
                 fault = _content_fault(file, sha256, quick)
         except OSError as error:
-            fault = f"{error.strerror or error}"
+            fault = f"missing; {_COPY}" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
         if fault:
             whole = False
             yield Fault(str(file), fault)
