@@ -191,18 +191,23 @@ def without_effect(config: Any, rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def dropped(
-    kind: type[Any], below: Mapping[str, Any], above: Mapping[str, Any], rules: Sequence[Rule], recipe: bool = False
+    make: Callable[..., Any],
+    below: Mapping[str, Any],
+    above: Mapping[str, Any],
+    rules: Sequence[Rule],
+    recipe: bool = False,
 ) -> set[str]:
     """The settings of `below`, a file or a recipe, that those `above` replace, exclude or leave without effect.
 
+    `make` makes a configuration of settings; under those of a file there may be a recipe's.
     A setting that has no effect in `below` alone stays, so that `refuse` names it.
     """
     new = {name for name, value in above.items() if below.get(name) != value}
     concerned = [rule for rule in rules if not isinstance(rule, Idle | Needs) or rule.field in below]
-    alone = kind(**below)
+    alone = make(**below)
     lost: set[str] = set()
     while new:
-        merged = kind(**{name: value for name, value in below.items() if name not in lost} | dict(above))
+        merged = make(**{name: value for name, value in below.items() if name not in lost} | dict(above))
         losers = {name for rule in concerned for name in _losers(rule, merged, alone, new, recipe)}
         losers = (losers & below.keys()) - lost - above.keys()
         if not losers:

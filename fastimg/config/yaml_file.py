@@ -162,16 +162,24 @@ def layered(given: Mapping[str, Any]) -> Train:
 
 def combined(file: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Train:
     """A recipe's settings, over them a file's, over those the flags'. Raises UsageError for an unknown recipe."""
-    above = _over(file, given or {})
+    return _over_recipe(**_over(file, given or {}))
+
+
+def _over(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, without the settings of the file that give way to those that are given; a recipe is below, by its name."""
+    return _without(rules.dropped(_over_recipe, file, given, TRAIN), file) | dict(given)
+
+
+def _over_recipe(**above: Any) -> Train:
+    """Settings over those of the recipe that they name, if they name one."""
     if above.get("recipe") is None:
         return Train(**above)
-    return Train(**_over(recipes.settings(above["recipe"], above.get("epochs")), above, recipe=True))
+    recipe = recipes.settings(above["recipe"], above.get("epochs"))
+    return Train(**_without(rules.dropped(Train, recipe, above, TRAIN, recipe=True), recipe) | above)
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any], recipe: bool = False) -> dict[str, Any]:
-    """Both, without the settings of `below` that give way to those `above`."""
-    dropped = rules.dropped(Train, below, above, TRAIN, recipe)
-    return {name: value for name, value in below.items() if name not in dropped} | dict(above)
+def _without(dropped: Collection[str], below: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in below.items() if name not in dropped}
 
 
 def without_contradicted(file: Train, given: Mapping[str, Any]) -> Train:

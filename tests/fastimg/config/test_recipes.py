@@ -241,6 +241,21 @@ def test_what_is_given_stays_where_it_equals_the_recipes(recipe, said, in_a_file
     assert {name: getattr(given, name) for name in said} == said
 
 
+@pytest.mark.parametrize(
+    ("lr", "expected"),
+    [
+        (1.5, {"lr_scale": "linear", "lr_base_size": 512, "warmup_lr": 0.2, "min_lr": 0.105}),  # the recipe's own rate
+        (0.7, {"lr_scale": None, "lr_base_size": None, "warmup_lr": 0.2, "min_lr": None}),
+    ],
+)
+def test_a_file_keeps_what_has_an_effect_over_its_recipe(lr, expected, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("recipe: cifar-fast\nlr_base_size: 512\nwarmup_lr: 0.2\n")
+    given = layered({"config": file, "lr": lr})
+    check(given)
+    assert given.lr == lr and {name: getattr(given, name) for name in expected} == expected
+
+
 def test_a_list_in_a_file_replaces_the_recipes_augmentation(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("recipe: cifar-fast\naugmentation: [vflip]\n")
