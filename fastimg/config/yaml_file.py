@@ -149,6 +149,11 @@ def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
 
 def layered(given: Mapping[str, Any]) -> Train:
     """What is given, over the file that it names or that of the run to resume, over a recipe. Raises UsageError."""
+    return combined(settings_of(given))
+
+
+def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with the recipe by its name: for `combined`, to lay more over both. Raises UsageError."""
     path, resumed, recipe = given.get("config"), given.get("resume"), given.get("recipe")
     file: dict[str, Any] = {}
     if path is not None:
@@ -157,7 +162,7 @@ def layered(given: Mapping[str, Any]) -> Train:
         file = read(Path(resumed) / "config.yaml", Train)
     if recipe is not None:
         file = {**file, "recipe": recipe}
-    return combined(file, given)
+    return _over(file, given)
 
 
 def combined(file: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Train:

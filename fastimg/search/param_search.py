@@ -52,7 +52,7 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
         pool.speed_split = data.val_split
     say(_announced(asked, study, data, metric, interrupted))
     names = [name for parameter in asked.parameters for name in (parameter.name, *map(str, parameter.choices))]
-    archs = [name for name in (asked.base.arch, *names) if name is not None and name.startswith(HF_PREFIX)]
+    archs = [name for name in (asked.shared.get("arch"), *names) if name is not None and name.startswith(HF_PREFIX)]
     _, words = text_reader(data, asked.shared, chosen=True, archs=archs)
     if words and "text_arch" not in names:
         say(f"texts       {words}")

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from fastimg.config import yaml_file
@@ -82,8 +82,8 @@ class Parameter:
         return f"{self.flag}={prefix}{self.low:g}:{self.high:g}{'' if self.step is None else f':{self.step:g}'}"
 
 
-def read(texts: Sequence[str], base: Train) -> tuple[Parameter, ...]:
-    """The parameters that --param names, for trials that share the settings `base`.
+def read(texts: Sequence[str], base: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """The parameters that --param names, for trials that share the settings `base`, a recipe by its name.
 
     Raises UsageError for one that is no flag, for values that are none of it, and for what `train` would refuse.
     """
@@ -96,7 +96,7 @@ def read(texts: Sequence[str], base: Train) -> tuple[Parameter, ...]:
     return parameters
 
 
-def settings(drawn: Mapping[str, Any], base: Train) -> dict[str, Any]:
+def settings(drawn: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """What a trial sets for what was drawn: fields of Train, with YAML's values.
 
     A parameter is left out where it has no effect beside the others, as momentum beside `--opt adamw`.
@@ -107,14 +107,16 @@ def settings(drawn: Mapping[str, Any], base: Train) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if name not in idle}
 
 
-def trial_config(drawn: Mapping[str, Any], base: Train) -> Train:
+def trial_config(drawn: Mapping[str, Any], base: Mapping[str, Any]) -> Train:
     """What a trial trains with: what was drawn for it, over the settings that all share. Raises UsageError."""
     return merged(base, settings(drawn, base))
 
 
-def merged(base: Train, chosen: Mapping[str, Any]) -> Train:
-    """The settings that trials share, and over them a trial's own, as flags lie over a file. Raises UsageError."""
-    return yaml_file.combined(differing(base), yaml_file.fitted(chosen, Train))
+def merged(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Train:
+    """The settings that trials share, and over them a trial's own, as flags lie over a file, and both over a recipe,
+    whose settings are then the trial's. Raises UsageError.
+    """
+    return replace(yaml_file.combined(base, yaml_file.fitted(chosen, Train)), recipe=None)
 
 
 def differing(config: Train) -> dict[str, Any]:
@@ -238,7 +240,7 @@ def _yaml_value(value: Any, flag: Flag) -> Any:
     return value.split() if several and isinstance(value, str) else value
 
 
-def _refuse(parameters: Sequence[Parameter], base: Train) -> None:
+def _refuse(parameters: Sequence[Parameter], base: Mapping[str, Any]) -> None:
     """Raises UsageError for an end or a choice that `train` refuses, whatever the other parameters are."""
     for parameter in parameters:
         for value in parameter.corners:
@@ -260,7 +262,7 @@ def _corners(parameters: Sequence[Parameter]) -> Iterator[dict[str, Any]]:
         yield dict(zip(names, values, strict=True))
 
 
-def _fault(drawn: Mapping[str, Any], base: Train, name: str) -> str | None:
+def _fault(drawn: Mapping[str, Any], base: Mapping[str, Any], name: str) -> str | None:
     """Why `train` refuses what was drawn, or why a parameter has no effect in it; None where it trains."""
     try:
         chosen = settings(drawn, base)

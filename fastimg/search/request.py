@@ -27,12 +27,13 @@ from fastimg.loaders.remote.listing import named_tars
 from fastimg.loaders.remote.stores import shown, url_of
 from fastimg.train.checkpoints.stored_runs import options_of
 
-from .parameters import OURS, Parameter, combinations, differing, read
+from .parameters import OURS, Parameter, combinations, differing, merged, read
 from .places.stored_search import SearchStore, folder_here
 
 OBJECTIVES = ("accuracy", "speed")
 # What is searched where only a number of trials is given.
 USUAL = ("lr=log:1e-4:1e-1", "weight-decay=log:1e-5:1e-1", "smoothing=0:0.2", "aa=none,trivial")
+_OF_A_RUN = ("data", "output", "name", "resume", "config")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,8 @@ class SearchRequest:
 
     parameters: none where stages decide what is tried. shared: settings of Train that all trials have, with YAML's
     values. seconds: None where only the number of trials ends it. amounts: what a trial takes of a Ray cluster, by its
-    names; empty for the usual. folder: on this machine; store: where it is uploaded to.
+    names; empty for the usual. base: the same settings for `parameters`, a recipe by its name. folder: on this machine;
+    store: where it is uploaded to.
     """
 
     data: Path
@@ -54,7 +56,7 @@ class SearchRequest:
     objectives: tuple[str, ...]
     archs: tuple[str, ...]
     amounts: Mapping[str, float]
-    base: Train
+    base: Mapping[str, Any]
     asked: Search
 
     @property
@@ -98,13 +100,14 @@ def request(asked: Search) -> SearchRequest:
         )
     given = _base(asked, archs, bool(texts))
     base = _of_trials(given, asked)
-    if not texts and base.in_chans not in (None, 3):
+    shared = merged(base, {})
+    if not texts and shared.in_chans not in (None, 3):
         raise UsageError(
-            f"--in-chans {base.in_chans}: a search by stages compares encoders of RGB images; give --param, to search "
-            "values of flags, or leave it out"
+            f"--in-chans {shared.in_chans}: a search by stages compares encoders of RGB images; give --param, to "
+            "search values of flags, or leave it out"
         )
-    if not texts and (base.image_field is not None or base.depth == 16):
-        flag = f"--depth {base.depth}" if base.depth == 16 else f"--image-field {base.image_field}"
+    if not texts and (shared.image_field is not None or shared.depth == 16):
+        flag = f"--depth {shared.depth}" if shared.depth == 16 else f"--image-field {shared.image_field}"
         raise UsageError(
             f"{flag}: a search by stages compares encoders of RGB images of 8 bits; give --param, to search values of "
             "flags, or leave it out"
@@ -117,13 +120,14 @@ def request(asked: Search) -> SearchRequest:
     name = os.path.basename(os.path.abspath(asked.data)) if url is None else named_tars(url)[0].rpartition("/")[2]
     output = asked.output or Path("searches") / (name or "data")
     place = url_of(output)
-    store = None if place is None else SearchStore(place, given.cache_dir, options_of(given))
+    stored = merged(given, {})
+    store = None if place is None else SearchStore(place, stored.cache_dir, options_of(stored))
     return SearchRequest(
-        data=local_folder(asked.data, given),
+        data=local_folder(asked.data, stored),
         folder=output if store is None else folder_here(store),
         store=store,
         parameters=parameters,
-        shared=as_yaml(base),
+        shared=as_yaml(shared),
         trials=asked.trials,
         seconds=seconds,
         objectives=_objectives(asked.objective),
@@ -154,7 +158,7 @@ def as_yaml(config: Train) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> Train:
+def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> dict[str, Any]:
     """The settings that all trials share: what stands behind `--`, over the file of --config. Raises UsageError."""
     given = parse("train", Train, asked.shared, {})
     refuse_urls(given)
@@ -178,28 +182,27 @@ def _base(asked: Search, archs: tuple[str, ...], by_parameters: bool) -> Train:
         given["metric"] = asked.metric
     if asked.config is not None:
         given["config"] = asked.config
-    base = yaml_file.layered(given | ({} if url_of(asked.data) is None else {"data": asked.data}))
+    settings = yaml_file.settings_of(given | ({} if url_of(asked.data) is None else {"data": asked.data}))
+    base = yaml_file.combined(settings)
     elsewhere = [path for path in asked.weights if url_of(path) is not None]  # flags of the store have an effect
     ruled = replace(base, weights=elsewhere[0]) if elsewhere else base
     if asked.output is not None and url_of(asked.output) is not None:
         ruled = replace(ruled, output=asked.output, name="search")
     refuse(ruled, TRAIN if ruled.weights is None else [rule for rule in TRAIN if isinstance(rule, Range | Excludes)])
-    # What a file says of one run is not for all of them; a recipe's settings are in `base` by now.
-    data = None if url_of(asked.data) is None else asked.data  # of a URL, other flags have an effect
-    return replace(base, data=data, config=None, recipe=None, output=Train().output, name=None, resume=None)
+    # What a file says of one run is not for all of them.
+    settings = {name: value for name, value in settings.items() if name not in _OF_A_RUN}
+    return settings if url_of(asked.data) is None else settings | {"data": asked.data}  # other flags have an effect
 
 
-def _of_trials(given: Train, asked: Search) -> Train:
+def _of_trials(given: dict[str, Any], asked: Search) -> dict[str, Any]:
     """The settings without those of the store that only the folder of the search needs: trials would refuse them."""
     elsewhere = [path for path in asked.weights if url_of(path) is not None]
-    used = replace(given, weights=elsewhere[0]) if elsewhere else given
     if asked.output is None or url_of(asked.output) is None:
         return given
-    return replace(
-        given,
-        cache_dir=given.cache_dir if caches(used) else None,
-        storage_option=given.storage_option if uses_store(used) else (),
-    )
+    used = merged(given, {})
+    used = replace(used, weights=elsewhere[0]) if elsewhere else used
+    useful = {"cache_dir": caches(used), "storage_option": uses_store(used)}
+    return {name: value for name, value in given.items() if useful.get(name, True)}
 
 
 def _objectives(text: str) -> tuple[str, ...]:

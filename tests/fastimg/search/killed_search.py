@@ -9,7 +9,6 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from fastimg.config.commands import Train
 from fastimg.search.hosts.machine import LocalHosts
 from fastimg.search.messages import TrialJob
 from fastimg.search.parameters import read
@@ -43,7 +42,7 @@ def hosts_of(folder, lock, address, stack):
 
 
 def main(folder, address=None):
-    parameters = read(["lr=log:1e-4:1e-1"], Train())
+    parameters = read(["lr=log:1e-4:1e-1"], {})
     plan = StudyPlan(parameters=parameters, sampler="random", pruner="none", largest=(True,), seed=0)
     with ExitStack() as stack:
         lock = stack.enter_context(locked(folder))

@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 from optuna.storages import InMemoryStorage
 
-from fastimg.config.commands import Train
 from fastimg.search.parameters import read
 from fastimg.search.study import SearchStudy, StudyPlan
 
 SCRIPT = Path(__file__).with_name("killed_search.py")
 KILLS = 10
 TRIALS = 6
-PLAN = StudyPlan(
-    parameters=read(["lr=log:1e-4:1e-1"], Train()), sampler="random", pruner="none", largest=(True,), seed=0
-)
+PLAN = StudyPlan(parameters=read(["lr=log:1e-4:1e-1"], {}), sampler="random", pruner="none", largest=(True,), seed=0)
 
 
 def run(folder, steps):

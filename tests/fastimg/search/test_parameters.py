@@ -1,9 +1,11 @@
 """What --param asks for: ranges, choices, and what is refused before anything starts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fastimg.config import yaml_file
 from fastimg.config.commands import Train
 from fastimg.config.searching import Search
 from fastimg.errors import UsageError
@@ -12,7 +14,7 @@ from fastimg.search.request import request
 
 
 def one(text: str, **base: object) -> Parameter:
-    return read([text], Train(**base))[0]
+    return read([text], base)[0]
 
 
 @pytest.mark.parametrize(
@@ -72,18 +74,18 @@ def test_what_cannot_be_searched(text, words):
 
 def test_a_flag_is_searched_once():
     with pytest.raises(UsageError, match="--param lr: given twice"):
-        read(["lr=0.1:0.2", "lr=log:0.1:0.2"], Train())
+        read(["lr=0.1:0.2", "lr=log:0.1:0.2"], {})
 
 
 def test_a_parameter_that_other_choices_give_an_effect_is_searched_and_left_out_where_it_has_none():
-    parameters = read(["opt=adamw,sgd", "momentum=0.8:0.99"], Train())
+    parameters = read(["opt=adamw,sgd", "momentum=0.8:0.99"], {})
     assert [parameter.name for parameter in parameters] == ["opt", "momentum"]
-    assert settings({"opt": "sgd", "momentum": 0.9}, Train()) == {"opt": "sgd", "momentum": 0.9}
-    assert settings({"opt": "adamw", "momentum": 0.9}, Train()) == {"opt": "adamw"}
+    assert settings({"opt": "sgd", "momentum": 0.9}, {}) == {"opt": "sgd", "momentum": 0.9}
+    assert settings({"opt": "adamw", "momentum": 0.9}, {}) == {"opt": "adamw"}
 
 
 def test_a_trial_is_what_was_drawn_over_what_all_share():
-    base = Train(arch="resnet18", aa="trivial", smoothing=0.3, weights=Path("w.safetensors"))
+    base = {"arch": "resnet18", "aa": "trivial", "smoothing": 0.3, "weights": Path("w.safetensors")}
     config = trial_config({"lr": 0.01, "aa": "none", "scale": "0.5 1"}, base)
     assert (config.lr, config.scale, config.smoothing) == (0.01, (0.5, 1.0), 0.3)
     assert (config.arch, config.weights, config.aa) == ("resnet18", Path("w.safetensors"), "trivial")
@@ -93,12 +95,26 @@ def test_what_all_trials_share_stays_where_it_equals_the_recipes(tmp_path: Path)
     file = tmp_path / "c.yaml"
     file.write_text("recipe: resnet50-short\n")
     shared = ("--opt", "adamw", "--lr", "1.7")
-    base = request(Search(data=tmp_path, config=file, trials=4, param=("smoothing=0:0.2",), shared=shared)).base
-    assert (base.opt, base.lr) == ("adamw", 1.7)
+    asked = request(Search(data=tmp_path, config=file, trials=4, param=("smoothing=0:0.2",), shared=shared))
+    config = trial_config({"smoothing": 0.1}, asked.base)
+    assert (config.opt, config.lr, config.smoothing, config.recipe) == ("adamw", 1.7, 0.1, None)
+    assert asked.shared["lr"] == 1.7 and "recipe" not in asked.shared
+
+
+def test_a_trial_drops_settings_of_the_recipe_as_train_does(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("recipe: cifar-fast\nweight_decay: 0.01\n")
+    asked = request(Search(data=tmp_path, config=file, trials=4, param=("opt=sgd,lion", "lr=log:1e-4:1e-2")))
+    assert (asked.shared["momentum"], asked.shared["arch"]) == (0.85, "fastimg/airnet")
+    for opt, momentum in (("sgd", 0.85), ("lion", Train().momentum)):
+        config = trial_config({"opt": opt, "lr": 1e-3}, asked.base)
+        trained = yaml_file.layered({"config": file, "opt": opt, "lr": 1e-3})
+        assert config == replace(trained, config=None, recipe=None)
+        assert (config.opt, config.momentum, config.weight_decay) == (opt, momentum, 0.01)
 
 
 def test_a_grid_has_every_combination():
-    parameters = read(["smoothing=0:0.2:0.1", "aa=none,trivial", "epochs=1:2"], Train())
+    parameters = read(["smoothing=0:0.2:0.1", "aa=none,trivial", "epochs=1:2"], {})
     drawn = list(combinations(parameters))
     assert len(drawn) == 12
     assert drawn[:2] == [
@@ -110,7 +126,7 @@ def test_a_grid_has_every_combination():
 
 def test_a_grid_needs_steps():
     with pytest.raises(UsageError, match=r"--sampler grid: .*lr=log:0.0001:0.1 has no steps"):
-        list(combinations(read(["lr=log:1e-4:1e-1"], Train())))
+        list(combinations(read(["lr=log:1e-4:1e-1"], {})))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ import statistics
 import optuna
 import pytest
 
-from fastimg.config.commands import Train
 from fastimg.errors import UsageError
 from fastimg.search.parameters import read
 from fastimg.search.records import TrialRecord
 from fastimg.search.study import SearchStudy, StudyPlan
 
-PARAMETERS = read(["lr=log:1e-4:1e-1", "smoothing=0:0.2", "aa=none,trivial"], Train())
+PARAMETERS = read(["lr=log:1e-4:1e-1", "smoothing=0:0.2", "aa=none,trivial"], {})
 EPOCHS = 3
 
 
@@ -161,7 +160,7 @@ def test_a_trial_that_the_clock_ended_goes_on_first_and_says_nothing_about_its_v
 
 
 def test_a_grid_is_drawn_in_order_and_ends(tmp_path, storage):
-    parameters = read(["smoothing=0:0.2:0.1", "aa=none,trivial"], Train())
+    parameters = read(["smoothing=0:0.2:0.1", "aa=none,trivial"], {})
     chosen = StudyPlan(parameters=parameters, sampler="grid", pruner="none", largest=(True,), seed=0)
     study = SearchStudy(tmp_path, storage, chosen)
     drawn = []
@@ -184,7 +183,7 @@ def test_a_trial_below_the_median_is_ended(tmp_path, storage):
 
 
 def test_a_combination_is_never_tried_twice_and_a_search_ends_when_all_are(tmp_path, monkeypatch):
-    parameters = read(["smoothing=0:0.3:0.1", "aa=none,trivial", "epochs=1:3"], Train())
+    parameters = read(["smoothing=0:0.3:0.1", "aa=none,trivial", "epochs=1:3"], {})
     chosen = StudyPlan(parameters=parameters, sampler="tpe", pruner="none", largest=(True,), seed=0)
 
     def drawn(study: SearchStudy, trials: int) -> list[tuple[object, ...]]:
@@ -218,7 +217,7 @@ def test_a_combination_is_never_tried_twice_and_a_search_ends_when_all_are(tmp_p
 
 def draws(tmp_path, sampler: str, trials: int) -> list[float]:
     """The learning rates of trials that are the better the nearer they are to 0.01."""
-    parameters = read(["lr=log:1e-4:1e-1"], Train())
+    parameters = read(["lr=log:1e-4:1e-1"], {})
     chosen = StudyPlan(parameters=parameters, sampler=sampler, pruner="none", largest=(True,), seed=0)
     study = SearchStudy(tmp_path, optuna.storages.InMemoryStorage(), chosen)
     found = []
