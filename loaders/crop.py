@@ -228,22 +228,28 @@ class RandomCrop:
         return _covering(width, height, self.size)
 
 
-def check_room(max_pixels: int, crop: CropRule) -> None:
-    """Raises ValueError for fewer `max_pixels` than every image has once it is resized for `crop`.
+def least_pixels(crop: CropRule) -> tuple[int, str]:
+    """How many pixels every image has, at least, once it is resized for `crop`, and why.
 
-    What is resized for a canvas, or for a crop of your own, may be smaller than the crop.
+    What is resized for a canvas, or for a crop of your own, may be smaller than the crop: 1.
     """
     if isinstance(crop, CenterCrop):
         least = crop.resize
     elif isinstance(crop, RandomResizedCrop | RandomCrop):
         least = crop.size
     else:
-        return
+        return 1, ""
     height, width = pair(least)
-    if height * width > max_pixels:
+    resized = f"each is resized to {height} x {width} pixels or more for a crop of {describe_size(crop.size)}"
+    return height * width, resized
+
+
+def check_room(max_pixels: int, crop: CropRule) -> None:
+    """Raises ValueError for fewer `max_pixels` than every image has once it is resized for `crop`."""
+    least, why = least_pixels(crop)
+    if least > max_pixels:
         raise ValueError(
-            f"max_pixels={max_pixels}: no image could be decoded, as each is resized to {height} x {width} pixels or "
-            f"more for a crop of {describe_size(crop.size)}; give {height * width} or more, or a smaller crop"
+            f"max_pixels={max_pixels}: no image could be decoded, as {why}; give {least} or more, or a smaller crop"
         )
 
 

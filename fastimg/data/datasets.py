@@ -27,7 +27,7 @@ from fastimg.loaders.backends.settings import RGB_ONLY, Backend, Reading
 from fastimg.loaders.containers.bands import BandsDataset
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
-from fastimg.loaders.crop import CropRule, Interpolation
+from fastimg.loaders.crop import CropRule, Interpolation, least_pixels
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.folders.bands import is_bands
 from fastimg.loaders.folders.folder import Level
@@ -250,6 +250,17 @@ def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
             f"--loader {backend}: FFCV reads only .beton files; {data} is not one; make one with `fastimg convert "
             f"{data} DST --format beton`, or choose another loader"
         )
+
+
+def refuse_few_pixels(max_pixels: int | None, crop: CropRule, size_flag: str | None = None) -> None:
+    """Raises UsageError for --max-pixels that no image could keep to, once it is resized for the crop.
+
+    size_flag: what makes the crop smaller; None for that of a checkpoint.
+    """
+    least, why = least_pixels(crop)
+    if max_pixels is not None and least > max_pixels:
+        smaller = f", or a smaller {size_flag}" if size_flag else ""
+        raise UsageError(f"--max-pixels {max_pixels}: no image could be read, as {why}; give {least} or more{smaller}")
 
 
 def build_loader(

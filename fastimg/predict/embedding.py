@@ -30,7 +30,15 @@ from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables.reading import EMBED
 from fastimg.config.rules import refuse
 from fastimg.config.values.trial_resources import written
-from fastimg.data.datasets import DatasetPart, banded, build_loader, center_crop, check_classes, worker_count
+from fastimg.data.datasets import (
+    DatasetPart,
+    banded,
+    build_loader,
+    center_crop,
+    check_classes,
+    refuse_few_pixels,
+    worker_count,
+)
 from fastimg.data.derived import cache_root
 from fastimg.data.elsewhere import local_folder, setting_of, sources, with_local_data
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
@@ -255,6 +263,7 @@ def _encoding(
     def open_(part: DatasetPart) -> BatchSource:
         if model.text is not None:
             return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, ranks.device)
+        refuse_few_pixels(config.max_pixels, crop, "--img-size")
         return build_loader(part, crop, settings, config.max_pixels, ranks.device, seen=preprocessing)
 
     return Encoding(

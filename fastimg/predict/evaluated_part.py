@@ -70,6 +70,7 @@ def opened(config: Eval, engine: Inference, selection: Selection, ranks: Ranks) 
     check_readable(backend, config.data, dataset)
     if backend != "native" and engine.model.text is not None:
         raise UsageError(f"--loader {backend}: does not read texts; leave it out")
+    engine.refuse_few_pixels(config.max_pixels)
     texts = texts_beside(engine, dataset, config.data)
     workers = worker_count(config.workers, ranks)
     batch_size = config.batch_size or BATCH[ranks.device.type]

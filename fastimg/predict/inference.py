@@ -11,7 +11,7 @@ import torch
 
 from fastimg.augment import Policy
 from fastimg.config.training import Tta
-from fastimg.data.datasets import DatasetPart, build_loader, center_crop
+from fastimg.data.datasets import DatasetPart, build_loader, center_crop, refuse_few_pixels
 from fastimg.data.model_input import model_input
 from fastimg.data.read_back import read_back
 from fastimg.embeddings.cache import array_loader
@@ -45,6 +45,11 @@ class Inference:
     def tasks(self) -> Tasks | None:
         """What the outputs stand for, where they are not those of a class alone."""
         return several(self.card.targets)
+
+    def refuse_few_pixels(self, max_pixels: int | None) -> None:
+        """Raises UsageError for --max-pixels that no image could keep to."""
+        if self.model.text is None:
+            refuse_few_pixels(max_pixels, center_crop(self.card.preprocessing))
 
     def loader(
         self,

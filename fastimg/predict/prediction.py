@@ -124,6 +124,7 @@ def _answered(config: Predict, err: Console) -> list[Answer]:
             datasets.append((GivenTexts(config.text), list(config.text), None))
         wanted = Wanted(config.topk, config.threshold)
         wanted.check(engine.tasks)
+        engine.refuse_few_pixels(config.max_pixels)
         workers = worker_count(config.workers, ranks)
         batch_size = config.batch_size or BATCH[ranks.device.type]
         for dataset, names, beside in datasets:

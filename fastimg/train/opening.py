@@ -24,6 +24,7 @@ from fastimg.data.datasets import (
     chosen_backend,
     find_dataset,
     open_parts,
+    refuse_few_pixels,
     train_crop,
     worker_count,
 )
@@ -37,7 +38,7 @@ from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.bands import bands_of
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.containers.description import previewed_field, read_description
-from fastimg.loaders.crop import CropRule
+from fastimg.loaders.crop import CenterCrop, CropRule
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs.config import Padding
 from fastimg.loaders.jpeg.decoding.region import Scaling
@@ -194,8 +195,7 @@ def build_model(
         )
     kwargs = parse_kwargs(config.model_kwargs)
     size = config.train_crop_size or config.img_size
-    size_flag = _size_flag(config)
-    check_kwargs(kwargs, size, size_flag)
+    check_kwargs(kwargs, size, size_flag(config))
     if config.drop_path is not None:
         kwargs["drop_path_rate"] = config.drop_path
     if "in_chans" in kwargs:
@@ -216,7 +216,7 @@ def build_model(
             weights=None if stated.pair else config.weights,
             kwargs=kwargs,
             img_size=size or stated.image_size(),
-            size_flag=size_flag,
+            size_flag=size_flag(config),
             classes=classes,
             blurpool=config.blurpool,
             head_init=config.head_init or "zeros",
@@ -288,8 +288,12 @@ def _sampling(sampler: str, part: DatasetPart) -> Sampling:
     return Sampling(class_balance.sampling(sampler, part.dataset.classes, labels))
 
 
-def _size_flag(config: Train) -> str:
-    """The flag that sets the size of training images."""
+def size_flag(config: Train, crop: CropRule | None = None) -> str:
+    """The flag that sets the size of training images, or of what has this `crop`."""
+    if isinstance(crop, CenterCrop) and config.val_resize_size is not None:
+        return "--val-resize-size"
+    if isinstance(crop, CenterCrop) and config.val_crop_size is not None:
+        return "--val-crop-size"
     if config.progressive is not None:
         return "--progressive"
     return "--train-crop-size" if config.train_crop_size is not None else "--img-size"
@@ -298,7 +302,7 @@ def _size_flag(config: Train) -> str:
 def _sizes(config: Train, model: Model, num_classes: int) -> Preprocessing:
     """The preprocessing of images. Runs the model once at every size that the run will use."""
     preprocessing = effective.preprocessing(config, model.preprocessing)
-    check_input(model, preprocessing.train_size, num_classes, _size_flag(config))
+    check_input(model, preprocessing.train_size, num_classes, size_flag(config))
     if preprocessing.val_size != preprocessing.train_size:
         check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
     if config.progressive is not None:
@@ -350,4 +354,6 @@ def open_loader(
         return array_loader(part, tokens, settings, device)
     backend = chosen_backend(config.loader)
     decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
+    if part.held is None:
+        refuse_few_pixels(config.max_pixels, crop, size_flag(config, crop))
     return build_loader(part, crop, settings, config.max_pixels, device, backend, decode, scaling, model.preprocessing)

@@ -13,14 +13,14 @@ from fastimg.config.augmentation import effective as augmenting
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import parse_workers
 from fastimg.data import augmentation
-from fastimg.data.datasets import DatasetPart, center_crop, chosen_backend, train_crop
+from fastimg.data.datasets import DatasetPart, center_crop, chosen_backend, refuse_few_pixels, train_crop
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Encoding, Keeper, pixels_of, views
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.loaders.backends.resident import ResidentImages
 from fastimg.loaders.containers.arrays import ArrayDataset
-from fastimg.loaders.crop import CropRule
+from fastimg.loaders.crop import CropRule, RandomResizedCrop
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing, TextSide
@@ -33,7 +33,7 @@ from . import pairs
 from .choices import resolution as effective
 from .distillation.kept_logits import KeptLogits, Labelling
 from .distillation.teacher import load
-from .opening import open_loader
+from .opening import open_loader, size_flag
 from .tasks.joint import Tasks
 
 
@@ -103,6 +103,8 @@ def resident(config: Train, preprocessing: Preprocessing, ranks: Ranks, parts: P
     def kept(part: DatasetPart | None, crop: CropRule) -> DatasetPart | None:
         if part is None:
             return None
+        if not isinstance(crop, RandomResizedCrop):  # for which images are kept as they are
+            refuse_few_pixels(config.max_pixels, crop, size_flag(config, crop))
         workers = parse_workers(config.workers, ranks.cpus)  # nothing trains meanwhile
         settings = {} if config.max_pixels is None else {"max_pixels": config.max_pixels}
         images = ResidentImages(

@@ -104,11 +104,31 @@ def test_no_decodable_image(command, folder, commands, refuses):
 
 @pytest.mark.parametrize("command", READERS)
 def test_max_pixels_is_held(command, folder, commands, refuses):
-    """All images have 36 x 48 pixels or more."""
-    ran = refuses(1, [folder], *commands[command](folder), "--max-pixels", "1000")
-    assert "pixels are more than --max-pixels 1000" in with_flags(ran.err)
+    """All images have 36 x 48 pixels or more, and each is resized to 33 x 33 or more."""
+    ran = refuses(1, [folder], *commands[command](folder), "--max-pixels", "1500")
+    assert "pixels are more than --max-pixels 1500" in with_flags(ran.err)
     refuses(2, ["--max-pixels", "1 or more"], *commands[command](folder), "--max-pixels", "0")
 
 
 def test_max_pixels_applies_to_shards_too(shards, commands, refuses):
-    refuses(1, [shards, "more than --max-pixels 1000"], *commands["train"](shards), "--max-pixels", "1000")
+    refuses(1, [shards, "more than --max-pixels 1500"], *commands["train"](shards), "--max-pixels", "1500")
+
+
+@pytest.mark.parametrize(
+    ("command", "most", "flags", "words"),
+    [
+        (
+            "train",
+            1050,
+            (),
+            "resized to 33 x 33 pixels or more for a crop of 32; give 1089 or more, or a smaller --",
+        ),
+        ("train", 1050, ("--resident",), "give 1089 or more, or a smaller --img-size"),
+        ("train", 1023, (), "resized to 32 x 32 pixels or more for a crop of 32; give 1024 or more"),
+        ("eval", 1050, (), "resized to 33 x 33 pixels or more for a crop of 32; give 1089 or more"),
+    ],
+)
+def test_fewer_pixels_than_the_crop_has_are_refused_at_once(command, most, flags, words, folder, commands, refuses):
+    """Not image by image."""
+    ran = refuses(2, [f"--max-pixels {most}", words], *commands[command](folder), "--max-pixels", str(most), *flags)
+    assert ".jpg" not in ran.err
