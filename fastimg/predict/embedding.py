@@ -39,6 +39,7 @@ from fastimg.data.datasets import (
     refuse_few_pixels,
     worker_count,
 )
+from fastimg.data.decoder_compilation import Say, compile_decoders
 from fastimg.data.derived import cache_root
 from fastimg.data.elsewhere import local_folder, setting_of, sources, with_local_data
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
@@ -100,7 +101,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
         nodes = cluster.nodes if cluster else None
         keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err, nodes)
-        encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
+        encoding = _encoding(config, model, preprocessing, precision, ranks, workers, keeper.say)
         config, stored = stack.enter_context(_destination(config, ranks))
         _before(config, encoding)  # what is refused is refused before anything is computed
         normalize = bool(model.text and model.text.settings.get("normalize"))
@@ -208,7 +209,7 @@ def _open_on_node(config: Embed, stated: Stated, device: str, cores: int, split:
     model.module.to(ranks.device)
     workers = parse_workers(config.workers, cores)
     precision = choose_precision(ranks.device, config.amp, "auto")
-    encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
+    encoding = _encoding(config, model, preprocessing, precision, ranks, workers, lambda _: None)
     part = DatasetPart(dataset, None, split, split=split)
     if model.text is not None:
         keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, Console(quiet=True))
@@ -251,7 +252,13 @@ def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Prep
 
 
 def _encoding(
-    config: Embed, model: Model, preprocessing: Preprocessing, precision: Precision, ranks: Ranks, workers: int
+    config: Embed,
+    model: Model,
+    preprocessing: Preprocessing,
+    precision: Precision,
+    ranks: Ranks,
+    workers: int,
+    tell: Say,
 ) -> Encoding:
     if model.convolutional:
         model.module.to(memory_format=torch.channels_last)
@@ -264,6 +271,8 @@ def _encoding(
         if model.text is not None:
             return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, ranks.device)
         refuse_few_pixels(config.max_pixels, crop, "--img-size")
+        if not preprocessing.is_deep:
+            compile_decoders(part.dataset, part.indices, tell)
         return build_loader(part, crop, settings, config.max_pixels, ranks.device, seen=preprocessing)
 
     return Encoding(

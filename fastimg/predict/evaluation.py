@@ -85,7 +85,9 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         for remark in dataset.notes:
             say(err, with_flags(remark))
         tasks, loader = opened(config, engine, selection, ranks)
-        if backend != "native":
+        if backend == "native":
+            engine.compile_decoders(dataset, selection.indices, partial(say, err))
+        else:
             say(err, f"loader: {loader.describe()}")
         file = checkpoint.find(config.checkpoint)
         with closing(loader), closing(dataset):

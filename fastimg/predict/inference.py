@@ -12,6 +12,7 @@ import torch
 from fastimg.augment import Policy
 from fastimg.config.training import Tta
 from fastimg.data.datasets import DatasetPart, build_loader, center_crop, refuse_few_pixels
+from fastimg.data.decoder_compilation import Say, compile_decoders
 from fastimg.data.model_input import model_input
 from fastimg.data.read_back import read_back
 from fastimg.embeddings.cache import array_loader
@@ -50,6 +51,11 @@ class Inference:
         """Raises UsageError for --max-pixels that no image could keep to."""
         if self.model.text is None:
             refuse_few_pixels(max_pixels, center_crop(self.card.preprocessing))
+
+    def compile_decoders(self, dataset: Dataset, indices: npt.NDArray[np.int64] | None, say: Say) -> None:
+        """Compile what fastimg's loader needs for such a dataset, before anything else is said to be done."""
+        if self.model.text is None and not self.card.preprocessing.is_deep and len(dataset):
+            compile_decoders(dataset, indices, say)
 
     def loader(
         self,

@@ -130,6 +130,7 @@ def _answered(config: Predict, err: Console) -> list[Answer]:
         for dataset, names, beside in datasets:
             loader = engine.loader(dataset, batch_size, workers, config.max_pixels, "skip", texts=beside)
             try:
+                engine.compile_decoders(dataset, None, partial(say, err))
                 answers += answers_of(engine, loader, names, wanted, err)
             finally:
                 loader.close()

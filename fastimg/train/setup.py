@@ -3,9 +3,7 @@
 Each step returns a frozen value that the next one takes. Until `begin`, nothing is written into the run's directory.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +16,14 @@ from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, class_balance, provenance
 from fastimg.data.datasets import DatasetPart, display_name, worker_count
+from fastimg.data.decoder_compilation import compile_decoders
 from fastimg.data.derived import cache_root
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
 from fastimg.errors import UsageError, UserError, printable, reason_of
-from fastimg.loaders import DataError, ImageError
-from fastimg.loaders.decoders.large import compile_large, will_compile_large
-from fastimg.loaders.jpeg.decoding.crops import compile_for, is_worth_compiling, missing_decoder
+from fastimg.loaders import DataError
 from fastimg.loaders.remote.origins import named_by_origins
 from fastimg.loaders.remote.stores import shown, url_of
-from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, check_strategy
@@ -385,30 +381,11 @@ def _compile_decoder(run: Run, console: Console) -> None:
         or setup.input.preprocessing.is_deep
     ):
         return
-    dataset = data.loader.dataset
-    indices = data.loader.indices
     crops = setup.steps * setup.nominal_batch
-    with setup.ranks.first_goes_first(), suppress(DataError, ImageError):  # the loader will report these
-        content = dataset.read(0 if indices is None else int(indices[0]), Scratch())
-        missing = missing_decoder(content)
-        if missing == "untiled" and not is_worth_compiling(crops):
+    with setup.ranks.first_goes_first():
+        if not compile_decoders(data.loader.dataset, data.loader.indices, partial(say, console), crops):
             why = f"{plural(crops, 'crop')} would not make up for compiling fastimg's decoder first"
             say(console, f"decoder      libjpeg-turbo, with the same pixels: {why}")
-        elif missing:
-            with _compiling("the decoder of " + missing + " JPEGs", console):
-                compile_for(content)
-        if will_compile_large(dataset):
-            with _compiling("the decoder of large photographs", console):
-                compile_large(dataset)
-
-
-@contextmanager
-def _compiling(what: str, console: Console) -> Iterator[None]:
-    """Say that something is compiled, and how long it took."""
-    say(console, f"compiling {what}, once per machine")
-    began = time.perf_counter()
-    yield
-    say(console, f"compiled    {what} in {time.perf_counter() - began:.1f} s")
 
 
 def _print_wrapper(run: Run, console: Console) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fastimg.data import decoder_compilation
 from fastimg.errors import UserError
 from fastimg.models import compilation
 from fastimg.models.compilation import ahead, compile_modules
@@ -130,8 +131,8 @@ def test_a_compiled_run_trains_like_a_plain_one(trained, fast, tmp_path, cli, mo
 def test_the_decoder_is_compiled_before_the_first_step(missing, trained, fast, tmp_path, cli, monkeypatch):
     """The duration is printed afterwards, without an estimate before."""
     ticks = iter([100.0, 134.56])
-    monkeypatch.setattr(prepare, "missing_decoder", lambda data: missing)
-    monkeypatch.setattr(prepare, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(decoder_compilation, "missing_decoder", lambda data: missing)
+    monkeypatch.setattr(decoder_compilation, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     ran = cli("train", trained.shards, *fast, "-o", tmp_path, "--name", "run")
     assert ran.code == 0, ran.err
     said = [line for line in ran.out.splitlines() if "decoder of tiled JPEGs" in line]
@@ -144,14 +145,48 @@ def test_the_decoder_is_compiled_before_the_first_step(missing, trained, fast, t
 @pytest.mark.parametrize("worth", [True, False])
 def test_that_of_untiled_jpegs_is_compiled_for_long_runs(worth, image_folder, fast, tmp_path, cli, monkeypatch):
     compiled: list[int] = []
-    monkeypatch.setattr(prepare, "missing_decoder", lambda data: "untiled")
-    monkeypatch.setattr(prepare, "compile_for", lambda data: compiled.append(len(data)))
-    monkeypatch.setattr(prepare, "is_worth_compiling", lambda crops: crops == 40 and worth)
+    monkeypatch.setattr(decoder_compilation, "missing_decoder", lambda data: "untiled")
+    monkeypatch.setattr(decoder_compilation, "compile_for", lambda data: compiled.append(len(data)))
+    monkeypatch.setattr(decoder_compilation, "is_worth_compiling", lambda crops: crops == 40 and worth)
     ran = cli("train", image_folder, *fast, "-o", tmp_path, "--name", "run")
     assert ran.code == 0, ran.err
     assert ("compiling the decoder of untiled JPEGs, once per machine" in ran.out) == worth == bool(compiled)
     said = "decoder      libjpeg-turbo, with the same pixels: 40 crops would not make up for compiling"
     assert (said in ran.out) != worth
+
+
+@pytest.mark.parametrize("command", ["eval", "predict", "embed"])
+@pytest.mark.parametrize(("missing", "worth"), [("", True), ("tiled", True), ("tiled", False), ("untiled", True)])
+def test_what_reads_a_dataset_once_says_that_it_compiles(command, missing, worth, trained, cli, monkeypatch, tmp_path):
+    ran, compiled = reading(command, missing, worth, trained, cli, monkeypatch, tmp_path)
+    said = [line for line in ran.err.splitlines() if "the decoder of" in line]
+    assert len(compiled) == bool(missing) == len(said) // 2
+    if missing:
+        assert said[0] == f"compiling the decoder of {missing} JPEGs, once per machine"
+        assert re.fullmatch(rf"compiled    the decoder of {missing} JPEGs in \d+\.\d s", said[1])
+
+
+@pytest.mark.parametrize("command", ["eval", "predict", "embed"])
+def test_what_reads_little_compiles_no_decoder_of_untiled_jpegs(command, trained, cli, monkeypatch, tmp_path):
+    ran, compiled = reading(command, "untiled", False, trained, cli, monkeypatch, tmp_path)
+    assert "decoder" not in ran.out + ran.err and not compiled
+
+
+def reading(command, missing, worth, trained, cli, monkeypatch, tmp_path):
+    """A command on images, of which this machine lacks a decoder that is or is not worth compiling."""
+    compiled: list[int] = []
+    monkeypatch.setattr(decoder_compilation, "missing_decoder", lambda data: missing)
+    monkeypatch.setattr(decoder_compilation, "compile_for", lambda data: compiled.append(len(data)))
+    monkeypatch.setattr(decoder_compilation, "is_worth_compiling", lambda crops: worth)
+    more = {
+        "eval": (trained.run, trained.images, "--plot", tmp_path / "plot.png"),
+        "predict": (trained.run, trained.images),
+        "embed": (trained.images, tmp_path / "E", "--weights", trained.run, "--split", "train"),
+    }[command]
+    cache = ("--cache-dir", tmp_path / "cache") if command == "embed" else ()
+    ran = cli(command, *more, *cache, "--no-amp")
+    assert ran.code == 0, ran.err
+    return ran, compiled
 
 
 @pytest.mark.parametrize(

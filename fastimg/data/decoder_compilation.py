@@ -1,0 +1,47 @@
+"""The decoders of JPEGs that a command needs: compiled before it reads its data, once per machine, and said so."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders import DataError, Dataset, ImageError
+from fastimg.loaders.decoders.large import compile_large, will_compile_large
+from fastimg.loaders.jpeg.decoding.crops import compile_for, is_worth_compiling, missing_decoder
+from fastimg.loaders.runtime.scratch import Scratch
+
+Say = Callable[[str], object]
+
+
+def compile_decoders(
+    dataset: Dataset, indices: npt.NDArray[np.int64] | None, say: Say, crops: int | None = None
+) -> bool:
+    """Compile what fastimg's loader needs for images like the first, if this machine has not yet, and say how long it
+    took. Returns False where that is left out because so few crops would not make up for it.
+
+    crops: as many as there are samples, if left out, which is how the loader decides without random crops.
+    """
+    crops = len(dataset) if crops is None else crops
+    worth = True
+    with suppress(DataError, ImageError):  # the loader will report these
+        content = dataset.read(0 if indices is None else int(indices[0]), Scratch())
+        missing = missing_decoder(content)
+        worth = missing != "untiled" or is_worth_compiling(crops)
+        if missing and worth:
+            with _compiling("the decoder of " + missing + " JPEGs", say):
+                compile_for(content)
+        if will_compile_large(dataset):
+            with _compiling("the decoder of large photographs", say):
+                compile_large(dataset)
+    return worth
+
+
+@contextmanager
+def _compiling(what: str, say: Say) -> Iterator[None]:
+    """Say that something is compiled, and how long it took."""
+    say(f"compiling {what}, once per machine")
+    began = time.perf_counter()
+    yield
+    say(f"compiled    {what} in {time.perf_counter() - began:.1f} s")
