@@ -3,6 +3,7 @@
 Each step returns a frozen value that the next one takes. Until `begin`, nothing is written into the run's directory.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -299,14 +300,16 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
         say(console, f"resuming {directory} after step {run.progress.step} of {setup.steps}")
         if note is not None:
             say(console, note, style="yellow")
-    elif config.resume is not None:
+    elif opened.resuming:
+        say(console, f"--resume: {directory} has no checkpoint yet, and starts from its beginning")
+    elif opened.checked.config.resume is not None:
         say(console, f"--resume: {config.output} has nothing to resume yet; starting a new run")
     setup.ranks.barrier()  # all ranks have read the directory
     if setup.ranks.first:
         if opened.resuming:
             extension.write_length(run)
         if not opened.resuming:
-            stack.callback(rundir.withdraw, directory, rundir.begin(directory, config))
+            stack.push(_withdrawing(directory, rundir.begin(directory, config), console))
         _open_trackers(run, console, stack)
         if config.trace is not None:
             run.accounting.timeline = Timeline(directory / rundir.TRACE, config.trace, setup.ranks.device)
@@ -318,6 +321,19 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
         if (taught := parts.taught) is not None:
             seconds = round(taught.seconds, 3)
             log.add("cache", step=run.progress.step, made=taught.made, seconds=seconds, bytes=taught.nbytes)
+
+
+def _withdrawing(directory: Path, made: list[Path], console: Console) -> Callable[..., None]:
+    """What deletes a new run without a checkpoint when it ends. One that is interrupted stays, to be resumed."""
+
+    def ended(kind: type[BaseException] | None, *_: object) -> None:
+        if kind not in (KeyboardInterrupt, SystemExit):  # a search that ends a trial has a kind of its own
+            rundir.withdraw(directory, made)
+        elif not (directory / "last").exists():
+            words = f"the same command with --resume auto starts {directory} from its beginning"
+            say(console, f"no checkpoint yet: {words}")
+
+    return ended
 
 
 def _open_trackers(run: Run, console: Console, stack: ExitStack) -> None:

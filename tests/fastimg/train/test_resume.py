@@ -22,6 +22,7 @@ from fastimg import cli
 from fastimg.config.commands import Convert, Train
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
+from fastimg.train import loop
 from fastimg.train import step as training_step
 from fastimg.train.checkpoints import changed_data
 from fastimg.train.checkpoints import format as checkpoint
@@ -314,6 +315,36 @@ def test_resume_of_a_finished_run_changes_nothing(shards: Path, whole: Path, tmp
     after = outcome(tmp_path / "runs/run")
     assert before[2] == after[2]
     assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
+
+
+def test_a_run_that_is_interrupted_before_its_first_step_starts_again(
+    shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(error: BaseException) -> None:
+        def end(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(loop, "compile_ahead", end)
+        cli.run(arguments(shards, tmp_path))
+        monkeypatch.undo()
+
+    ended(RuntimeError("a fault"))
+    assert not (tmp_path / "run").exists()
+    ended(KeyboardInterrupt())
+    again = f"no checkpoint yet: the same command with --resume auto starts {tmp_path / 'run'} from its beginning"
+    assert again in capsys.readouterr().out.splitlines()
+    assert cli.run(["train", "--resume", str(tmp_path / "run")]) == 0
+    said = f"--resume: {tmp_path / 'run'} has no checkpoint yet, and starts from its beginning"
+    assert said in capsys.readouterr().out.splitlines()
+    assert_same(whole, tmp_path / "run")
+
+
+def test_resuming_where_there_is_nothing_says_so(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments(shards, tmp_path, "--resume", "auto")) == 0
+    said = f"--resume: {tmp_path} has nothing to resume yet; starting a new run"
+    assert said in capsys.readouterr().out.splitlines()
 
 
 def test_resume_by_path_needs_no_other_flag(
