@@ -163,6 +163,11 @@ def settings(recipe: str, epochs: int | None = None) -> Settings:
     return values
 
 
+def has_set(recipe: str | None, field: str, value: Any) -> bool:
+    """Whether a setting is as the recipe of the run has it, so that nobody need have given it."""
+    return recipe is not None and settings(recipe).get(field) == value
+
+
 def purpose(recipe: str) -> str:
     """What `recipe` is for: one sentence."""
     return about(recipe).partition("\n")[0]

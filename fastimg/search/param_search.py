@@ -20,6 +20,7 @@ from .pool import Say, TrialPool
 from .records import TrialRecord
 from .request import SearchRequest, as_yaml, pruner_of
 from .speed import prediction_speed
+from .staged.drawing import LABELLED
 from .staged.encoders import DataFacts, facts, text_reader
 from .study import SearchStudy, StudyPlan
 
@@ -46,6 +47,8 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
     data = facts(asked.data, asked.shared, asked.asked.seed)
     shared = {**asked.shared, **data.settings, "data": setting_of(asked.data)}
     metric = pool.probe({**shared, "output": str(asked.folder / RUNS), "name": "probe"})
+    if not asked.asked.param and metric not in LABELLED:
+        asked = replace(asked, parameters=tuple(each for each in asked.parameters if each.name != "smoothing"))
     study = SearchStudy(asked.folder, asked.asked.storage, _plan(asked, metric))
     interrupted = study.recover()
     if "speed" in asked.objectives:

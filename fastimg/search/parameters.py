@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from fastimg.config import yaml_file
@@ -114,9 +114,9 @@ def trial_config(drawn: Mapping[str, Any], base: Mapping[str, Any]) -> Train:
 
 def merged(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Train:
     """The settings that trials share, and over them a trial's own, as flags lie over a file, and both over a recipe,
-    whose settings are then the trial's. Raises UsageError.
+    whose settings are then the trial's; its name tells which of them nobody gave. Raises UsageError.
     """
-    return replace(yaml_file.combined(base, yaml_file.fitted(chosen, Train)), recipe=None)
+    return yaml_file.combined(base, yaml_file.fitted(chosen, Train))
 
 
 def differing(config: Train) -> dict[str, Any]:

@@ -158,6 +158,8 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     directory, resuming = rundir.choose(output, base, config.name, config.resume, rundir.named_by_file(config))
     directory = chosen_by_first(directory, output, config, ranks)
     targets = choose_targets(config, path, part, val_part)
+    if not targets.tasks.class_tasks:  # what a recipe gives has no effect
+        config = replace(config, smoothing=Train().smoothing)
     patience.check(config, targets.tasks)
     if resuming:
         changed_data.check(directory, path, targets)
@@ -166,7 +168,7 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
         say(console, f"{named}, which {shown(config.config)} names, already exists: this run is {directory}")
     _mention_rare_classes(config, targets, console)
     return Opened(
-        checked=checked,
+        checked=replace(checked, config=config),
         path=path,
         part=part,
         val_part=val_part,

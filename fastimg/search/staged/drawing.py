@@ -10,7 +10,7 @@ from fastimg.search.study import library, quiet
 HEADS: tuple[Literal["linear", "mlp"], ...] = ("linear", "mlp")
 
 _RATES = 30.0  # learning rates are drawn from so many times below the usual one to as many above it
-_LABELLED = ("top1", "top5", "balanced_accuracy")  # metrics of data whose only target is a class
+LABELLED = ("top1", "top5", "balanced_accuracy")  # metrics of data whose only target is a class
 
 
 class HeadDraws:
@@ -42,7 +42,7 @@ class HeadDraws:
         if pairs:
             self._space["combiner"] = kinds.CategoricalDistribution(["gated", "concat"])
             usual["combiner"] = "gated"
-        if metric not in _LABELLED:  # smoothing has no effect on numbers, and changes the loss of the rest
+        if metric not in LABELLED:  # smoothing is refused for numbers alone, and changes the loss of the rest
             given = {**given, "smoothing": None}
         self._space = {name: values for name, values in self._space.items() if name not in given}
         firsts = [

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastimg.config import augmentation, intent
+from fastimg.config import augmentation, intent, recipes
 from fastimg.config.commands import Train
+from fastimg.config.rules import is_set
 from fastimg.data import class_balance
 from fastimg.data.datasets import DatasetPart
 from fastimg.errors import UsageError, UserError, nearest, printable
@@ -230,6 +231,9 @@ def _check_flags(config: Train, tasks: Sequence[Task]) -> None:
     for name in ("class_weights", "logit_adjust"):
         if getattr(config, name) and not classes:
             raise UsageError(f"--{name.replace('_', '-')} has no effect: no target is a class; leave it out")
+    smoothed = is_set(config, "smoothing") and not recipes.has_set(config.recipe, "smoothing", config.smoothing)
+    if smoothed and not classes:
+        raise UsageError("--smoothing has no effect: no target is a class; leave it out")
     if config.class_weights not in (None, "balanced", "effective") and len(classes) > 1:
         raise UsageError(
             f"--class-weights {config.class_weights}: holds the weights of one target's classes, and "

@@ -97,8 +97,8 @@ def test_what_all_trials_share_stays_where_it_equals_the_recipes(tmp_path: Path)
     shared = ("--opt", "adamw", "--lr", "1.7")
     asked = request(Search(data=tmp_path, config=file, trials=4, param=("smoothing=0:0.2",), shared=shared))
     config = trial_config({"smoothing": 0.1}, asked.base)
-    assert (config.opt, config.lr, config.smoothing, config.recipe) == ("adamw", 1.7, 0.1, None)
-    assert asked.shared["lr"] == 1.7 and "recipe" not in asked.shared
+    assert (config.opt, config.lr, config.smoothing) == ("adamw", 1.7, 0.1)
+    assert asked.shared["lr"] == 1.7
 
 
 def test_a_trial_drops_settings_of_the_recipe_as_train_does(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_trial_drops_settings_of_the_recipe_as_train_does(tmp_path: Path) -> N
     for opt, momentum in (("sgd", 0.85), ("lion", Train().momentum)):
         config = trial_config({"opt": opt, "lr": 1e-3}, asked.base)
         trained = yaml_file.layered({"config": file, "opt": opt, "lr": 1e-3})
-        assert config == replace(trained, config=None, recipe=None)
+        assert config == replace(trained, config=None)
         assert (config.opt, config.momentum, config.weight_decay) == (opt, momentum, 0.01)
 
 

@@ -133,6 +133,19 @@ def test_of_several_targets_the_metric_is_one_of_theirs(search, tmp_path, monkey
     assert study.best_value == values[0]
 
 
+def test_without_a_class_smoothing_is_not_searched_by_default(search, tmp_path, monkeypatch):
+    """Nor is a recipe's held against the trials."""
+    from tests.fastimg.train.test_targets import columns
+
+    monkeypatch.setattr(FilesDataset, "targets", property(lambda dataset: columns(dataset)[2:]))
+    (tmp_path / "c.yaml").write_text("recipe: cifar-fast\n")
+    ran = search("--trials", 2, "--config", tmp_path / "c.yaml", base=BASE)
+    assert ran.code == 0 and "2 models, 0 trials ended early" in ran.out, ran.out + ran.err
+    assert "search      lr=log:0.0001:0.1, weight-decay=log:1e-05:0.1, aa=none,trivial; tpe" in ran.out
+    ran = search("--param", "smoothing=0.2,0.3", "--trials", 1, "-o", tmp_path / "T")
+    assert ran.code == 2 and "1 of 1 trial: --smoothing has no effect: no target is a class" in ran.err, ran.err
+
+
 def test_of_several_targets_an_unknown_metric_is_refused_with_their_names(search, monkeypatch):
     from tests.fastimg.train.test_targets import columns
 

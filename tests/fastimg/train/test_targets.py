@@ -185,6 +185,14 @@ def test_every_recipe_takes_several_targets(recipe: str, declared: Any, trained:
     assert "colour.top1" in validations(tmp_path / "run")[-1]
 
 
+def test_what_a_recipe_smooths_is_dropped_without_a_class(train: Any, tmp_path: Path) -> None:
+    flags = ("--targets", "wave", "--recipe", "cifar-fast", "--arch", "test_resnet")
+    train(*flags)
+    assert configfile.load(tmp_path / "run/config.yaml", Train).smoothing == Train().smoothing
+    train(*flags, "--resume", "auto")
+    train("--targets", "wave", "--recipe", "cifar-fast", "--smoothing", "0.3", name="other", code=2)
+
+
 def test_a_class_that_is_missing_for_some_samples(train: Any, tmp_path: Path) -> None:
     train("--targets", "colour", "--metric", "colour.top1")
     assert validations(tmp_path / "run")[0]["samples"] == 10  # two of twelve have no colour
@@ -252,6 +260,8 @@ def constant(kind: str) -> Callable[[FilesDataset], tuple[TargetColumn, ...]]:
         (("--targets", "wave", "--bce-pos-weight", "2"), columns, "no target has several labels; leave it out"),
         (("--targets", "wave", "--loss", "focal"), columns, "--loss has no effect: every target is a number"),
         (("--targets", "wave", "--bce-loss"), columns, "--bce-loss has no effect: every target is a number"),
+        (("--targets", "wave", "--smoothing", "0"), columns, "--smoothing has no effect: no target is a class; leave"),
+        (("--targets", "tags,wave", "--smoothing", "0.2"), columns, "--smoothing has no effect: no target is a class"),
         (("--num-classes", "9"), columns, "--num-classes 9: goes with a class alone"),
         ((), constant("missing"), "the target age is missing for every image of the training split"),
         ((), constant("number"), "the target age is 7 for every image of the training split"),
