@@ -85,8 +85,10 @@ def test_nothing_could_be_read(run, tmp_path, cli):
 
 
 def test_max_pixels(trained, run, cli):
+    ran = cli("predict", run, trained.images / "val" / "red" / "0.jpg", "--max-pixels", "1500")
+    assert ran.code == 1 and "more than --max-pixels 1500" in ran.out
     ran = cli("predict", run, trained.images / "val" / "red" / "0.jpg", "--max-pixels", "1000")
-    assert ran.code == 1 and "more than --max-pixels 1000" in ran.out
+    assert ran.code == 2 and "--max-pixels 1000: no image could be read, as each is resized to 33 x 33" in ran.err
 
 
 def test_probabilities_do_not_depend_on_the_batch(trained, run, cli):
