@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -23,6 +24,7 @@ from fastimg.config.commands import Eval
 from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import check_backend, check_classes, chosen_backend, filled_splits
+from fastimg.data.decoder_compilation import Say
 from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import Selection, select
 from fastimg.data.read_back import read_back
@@ -213,10 +215,11 @@ def _evaluate(config: Eval, together: RunsTogether, ranks: Ranks, err: Console) 
     )
     history = engine.card.trained_on
     own = select(config.data, config.split, history, config.classes, held_out=True)
-    score = _predicted(config, engine, own, together, ranks, first=True)
+    tell = partial(say, err)
+    score = _predicted(config, engine, own, together, ranks, tell, first=True)
     folds = history and history[0].fold is not None and config.split is None
     if folds and own.split != _TEST and _TEST in filled_splits(config.data, config.classes):
-        _predicted(config, engine, select(config.data, _TEST, history, config.classes), together, ranks)
+        _predicted(config, engine, select(config.data, _TEST, history, config.classes), together, ranks, tell)
     say(err, f"evaluated   {config.checkpoint}: {score.part}")
     return score
 
@@ -227,11 +230,12 @@ def _predicted(
     selection: Selection,
     together: RunsTogether,
     ranks: Ranks,
+    tell: Say,
     first: bool = False,
 ) -> RunScore:
     """What a run predicts of a selection, the first or the second one of it: its score; its outputs are added."""
     with closing(selection.dataset) as dataset:
-        found, loader = opened(config, engine, selection, ranks)
+        found, loader = opened(config, engine, selection, ranks, tell)
         with closing(loader):
             tasks, columns = _scored_targets(config, engine, dataset, found)
             if first:

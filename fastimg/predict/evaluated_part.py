@@ -9,6 +9,7 @@ from rich.console import Console
 from fastimg.config.commands import Eval
 from fastimg.config.intent import BATCH
 from fastimg.data.datasets import check_labels, check_readable, chosen_backend, worker_count
+from fastimg.data.decoder_compilation import Say
 from fastimg.data.provenance import Selection
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, Dataset
@@ -55,9 +56,12 @@ def stated(config: Eval, file: Path, selection: Selection, loader: BatchSource, 
     }
 
 
-def opened(config: Eval, engine: Inference, selection: Selection, ranks: Ranks) -> tuple[Tasks | None, BatchSource]:
+def opened(
+    config: Eval, engine: Inference, selection: Selection, ranks: Ranks, say: Say
+) -> tuple[Tasks | None, BatchSource]:
     """The targets to score, None for one class that all samples have; and the loader of the selection.
 
+    What that first has to compile is said.
     Raises UsageError and UserError for data that the checkpoint cannot be evaluated on.
     """
     dataset = selection.dataset
@@ -71,6 +75,8 @@ def opened(config: Eval, engine: Inference, selection: Selection, ranks: Ranks) 
     if backend != "native" and engine.model.text is not None:
         raise UsageError(f"--loader {backend}: does not read texts; leave it out")
     engine.refuse_few_pixels(config.max_pixels)
+    if backend == "native":
+        engine.compile_decoders(dataset, selection.indices, say)
     texts = texts_beside(engine, dataset, config.data)
     workers = worker_count(config.workers, ranks)
     batch_size = config.batch_size or BATCH[ranks.device.type]

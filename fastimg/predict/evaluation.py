@@ -84,10 +84,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         dataset = selection.dataset
         for remark in dataset.notes:
             say(err, with_flags(remark))
-        tasks, loader = opened(config, engine, selection, ranks)
-        if backend == "native":
-            engine.compile_decoders(dataset, selection.indices, partial(say, err))
-        else:
+        tasks, loader = opened(config, engine, selection, ranks, partial(say, err))
+        if backend != "native":
             say(err, f"loader: {loader.describe()}")
         file = checkpoint.find(config.checkpoint)
         with closing(loader), closing(dataset):
