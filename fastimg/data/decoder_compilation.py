@@ -10,7 +10,10 @@ import numpy.typing as npt
 from fastimg.loaders import DataError, Dataset, ImageError
 from fastimg.loaders.decoders.large import compile_large, will_compile_large
 from fastimg.loaders.jpeg.decoding.crops import compile_for, is_worth_compiling, missing_decoder
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.scratch import Scratch
+
+_LOOKED_AT = 64  # samples: a folder may hold JPEGs of several kinds
 
 Say = Callable[[str], object]
 
@@ -18,24 +21,39 @@ Say = Callable[[str], object]
 def compile_decoders(
     dataset: Dataset, indices: npt.NDArray[np.int64] | None, say: Say, crops: int | None = None
 ) -> bool:
-    """Compile what fastimg's loader needs for images like the first, if this machine has not yet, and say how long it
+    """Compile what fastimg's loader needs for some of the images, if this machine has not yet, and say how long it
     took. Returns False where that is left out because so few crops would not make up for it.
 
     crops: as many as there are samples, if left out, which is how the loader decides without random crops.
     """
     crops = len(dataset) if crops is None else crops
-    worth = True
-    with suppress(DataError, ImageError):  # the loader will report these
-        content = dataset.read(0 if indices is None else int(indices[0]), Scratch())
-        missing = missing_decoder(content)
-        worth = missing != "untiled" or is_worth_compiling(crops)
-        if missing and worth:
+    worth, done, scratch = True, {""}, Scratch()
+    for index in _some(dataset, indices):
+        with suppress(DataError, ImageError):  # the loader will report these
+            content = dataset.read(index, scratch)
+            missing = missing_decoder(content)
+            if missing in done:
+                continue
+            done.add(missing)
+            if missing != "tiled" and not is_worth_compiling(crops):
+                worth = False
+                continue
             with _compiling("the decoder of " + missing + " JPEGs", say):
                 compile_for(content)
+    with suppress(DataError, ImageError):
         if will_compile_large(dataset):
             with _compiling("the decoder of large photographs", say):
                 compile_large(dataset)
     return worth
+
+
+def _some(dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> list[int]:
+    """Samples from the first to the last; only the first where shards are fetched."""
+    count = len(dataset) if indices is None else len(indices)
+    few = min(_LOOKED_AT if fetched_files(dataset) is None else 1, count)
+    places = np.linspace(0, count - 1, few).astype(np.int64)
+    chosen: list[int] = (places if indices is None else indices[places]).tolist()
+    return chosen
 
 
 @contextmanager

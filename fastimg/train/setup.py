@@ -326,14 +326,17 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
 
 
 def _withdrawing(directory: Path, made: list[Path], console: Console) -> Callable[..., None]:
-    """What deletes a new run without a checkpoint when it ends. One that is interrupted stays, to be resumed."""
+    """What deletes a new run without a checkpoint when it ends. One that is terminated stays, to be resumed."""
 
     def ended(kind: type[BaseException] | None, *_: object) -> None:
-        if kind not in (KeyboardInterrupt, SystemExit):  # a search that ends a trial has a kind of its own
-            rundir.withdraw(directory, made)
-        elif not (directory / "last").exists():
+        trained = (directory / "last").exists()
+        if kind is SystemExit and not trained:
             words = f"the same command with --resume auto starts {directory} from its beginning"
             say(console, f"no checkpoint yet: {words}")
+            return
+        rundir.withdraw(directory, made)
+        if kind is KeyboardInterrupt and not trained:
+            say(console, f"interrupted before the first checkpoint: {directory} is deleted")
 
     return ended
 

@@ -62,8 +62,8 @@ class ImageDecoder(Decoder):
     `channels` is 3 for RGB, 1 for gray. Raises ValueError for other numbers, other depths and scalings, and for fewer
     `max_pixels` than 1; TypeError for `max_pixels` that is no whole number.
 
-    Baseline JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those
-    decode every sample in `fill_row`. Untiled ones are left to libjpeg-turbo, which gives the same pixels, where their
+    JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those decode
+    every sample in `fill_row`. Those without tiles are left to libjpeg-turbo, which gives the same pixels, where their
     decoder is not in the machine's cache and the data is too small to be worth compiling it.
     """
 

@@ -3,11 +3,13 @@
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from fastimg.data import decoder_compilation
 from fastimg.errors import UserError
+from fastimg.loaders import FilesDataset
 from fastimg.models import compilation
 from fastimg.models.compilation import ahead, compile_modules
 from fastimg.train import setup as prepare
@@ -153,6 +155,23 @@ def test_that_of_untiled_jpegs_is_compiled_for_long_runs(worth, image_folder, fa
     assert ("compiling the decoder of untiled JPEGs, once per machine" in ran.out) == worth == bool(compiled)
     said = "decoder      libjpeg-turbo, with the same pixels: 40 crops would not make up for compiling"
     assert (said in ran.out) != worth
+
+
+def test_each_kind_in_a_folder_is_compiled_once(tmp_path, monkeypatch):
+    """Images from the first to the last are looked at, and unreadable ones are left to the loader."""
+    kinds = {"a": "", "b": "untiled", "c": "progressive", "d": "untiled", "e": "tiled"}
+    for name in kinds:
+        (tmp_path / f"{name}.jpg").write_text(name)
+    dataset = FilesDataset(tmp_path, [f"{name}.jpg" for name in ("a", "a", "b", "x", "c", "d", "e")])
+    compiled = []
+    monkeypatch.setattr(decoder_compilation, "missing_decoder", lambda data: kinds[bytes(data).decode()])
+    monkeypatch.setattr(decoder_compilation, "compile_for", lambda data: compiled.append(bytes(data).decode()))
+    said = []
+    assert decoder_compilation.compile_decoders(dataset, None, said.append, crops=10_000)
+    assert compiled == ["b", "c", "e"] and len(said) == 6
+    assert decoder_compilation.compile_decoders(dataset, np.array([0, 1]), said.append, crops=10_000)
+    assert not decoder_compilation.compile_decoders(dataset, None, said.append, crops=9_999)
+    assert compiled == ["b", "c", "e", "e"]
 
 
 @pytest.mark.parametrize("command", ["eval", "eval runs", "predict", "embed"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -317,7 +318,7 @@ def test_resume_of_a_finished_run_changes_nothing(shards: Path, whole: Path, tmp
     assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
 
 
-def test_a_run_that_is_interrupted_before_its_first_step_starts_again(
+def test_a_run_that_is_terminated_before_its_first_step_starts_again(
     shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ended(error: BaseException) -> None:
@@ -325,12 +326,18 @@ def test_a_run_that_is_interrupted_before_its_first_step_starts_again(
             raise error
 
         monkeypatch.setattr(loop, "compile_ahead", end)
-        cli.run(arguments(shards, tmp_path))
+        with suppress(SystemExit):
+            cli.run(arguments(shards, tmp_path))
         monkeypatch.undo()
 
     ended(RuntimeError("a fault"))
     assert not (tmp_path / "run").exists()
+    capsys.readouterr()
     ended(KeyboardInterrupt())
+    assert not (tmp_path / "run").exists()
+    said = f"interrupted before the first checkpoint: {tmp_path / 'run'} is deleted"
+    assert said in capsys.readouterr().out.splitlines()
+    ended(SystemExit(143))
     again = f"no checkpoint yet: the same command with --resume auto starts {tmp_path / 'run'} from its beginning"
     assert again in capsys.readouterr().out.splitlines()
     assert cli.run(["train", "--resume", str(tmp_path / "run")]) == 0
