@@ -1,6 +1,5 @@
 """Generated test data, batches of any loader, and checks that tests neither hang nor leave anything running."""
 
-import dataclasses
 import fcntl
 import gc
 import importlib
@@ -44,6 +43,8 @@ from fastimg.loaders.folders.formats import register_plugins
 from fastimg.loaders.jpeg.decoding.crops import compile_for
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
+
+from .triton_interpreter import quicken
 
 sys.dont_write_bytecode = False  # for this process, which has read the variable already
 # No deadlines, since times depend on other processes on the machine; the same examples in every run, so that a run that
@@ -432,70 +433,11 @@ def difference() -> Callable[[list[Read], list[Read]], float]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> Iterator[None]:
-    """Make Triton's interpreter three times as fast, where kernels are interpreted.
-
-    It does not repeat each sum and product with 64 bits to detect overflows, it prepares Triton's language once per
-    launch for all functions of a file, instead of at every call, and it keeps what it derives from types.
-    """
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        yield
-        return
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    prepared: set[int] = set()
-    launch, builder = interpreter.GridExecutor.__call__, interpreter.interpreter_builder
-
-    def launch_anew(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared.clear()
-        return launch(executor, *args, **kwargs)
-
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(function.fn.__globals__) not in prepared:
-            prepared.add(id(function.fn.__globals__))
-            interpreter._patch_lang(function.fn)
-        return function.rewrite()(*args, **kwargs)
-
+    """Make Triton's interpreter a few times as fast, where kernels are interpreted."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(interpreter.GridExecutor, "__call__", launch_anew)
-        patched.setattr(interpreter.InterpretedFunction, "__call__", call)
-        patched.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
-        keep_types(patched, interpreter)
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            quicken(patched)
         yield
-
-
-def keep_types(patched: pytest.MonkeyPatch, interpreter: types.ModuleType) -> None:
-    """Equal block types of Triton's language, but for pointers, have the same attributes, and so have their tensors."""
-    language = interpreter.tl.core
-    of_block, of_tensor, of_numpy = language.block_type.__init__, language.tensor.__init__, interpreter._get_np_dtype
-    blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
-    numpys: dict[Any, Any] = {}
-
-    def make_block(block: Any, element: Any, shape: Any) -> None:
-        if element.is_ptr():
-            of_block(block, element, shape)
-            return
-        key = element, tuple(getattr(size, "value", size) for size in shape)
-        if key not in blocks:
-            of_block(block, element, shape)
-            blocks[key] = {**vars(block), "of_tensors": {}}
-        vars(block).update(blocks[key])
-
-    def make_tensor(tensor: Any, handle: Any, of: Any) -> None:
-        kept = vars(of).setdefault("of_tensors", {})
-        if not kept:
-            of_tensor(tensor, handle, of)
-            kept.update(vars(tensor))
-        vars(tensor).update(kept, handle=handle, type=of)
-
-    def numpy_of(of: Any) -> Any:
-        if of.scalar.is_ptr():
-            return of_numpy(of)
-        if of.scalar not in numpys:
-            numpys[of.scalar] = of_numpy(of)
-        return numpys[of.scalar]
-
-    patched.setattr(language.block_type, "__init__", make_block)
-    patched.setattr(language.tensor, "__init__", make_tensor)
-    patched.setattr(interpreter, "_get_np_dtype", numpy_of)
 
 
 def _takes_loops() -> bool:
