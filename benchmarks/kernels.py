@@ -23,6 +23,7 @@ conversions, latency at low occupancy, gaps between launches, the tail of a laun
 import argparse
 import collections
 import dataclasses
+import functools
 import importlib
 import io
 import itertools
@@ -73,12 +74,41 @@ Instruction = tuple[int, str]  # address, text
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel's machine code, the assembler's report on it, and the PTX that it was made from."""
+    """A kernel's machine code and the PTX that it was made from.
 
-    code: tuple[Instruction, ...]
-    registers: int
-    shared: int  # bytes per program
-    text: str = ""
+    The code is disassembled with Triton's own tools when it is asked for; executing the PTX does not take it.
+    """
+
+    cubin: bytes
+    text: str
+    stated: int | None = None  # the bytes of shared memory per program, where the compiler tells them
+
+    @functools.cached_property
+    def code(self) -> tuple[Instruction, ...]:
+        """Without the padding after the last instruction."""
+        lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", self._dumped("-sass"), re.MULTILINE)
+        return tuple((int(address, 16), instruction) for address, instruction in lines if instruction != "NOP")
+
+    @property
+    def registers(self) -> int:
+        return self._used["REG"]
+
+    @property
+    def shared(self) -> int:
+        """Bytes per program."""
+        return self._used["SHARED"] if self.stated is None else self.stated
+
+    @functools.cached_property
+    def _used(self) -> dict[str, int]:
+        """The assembler's report."""
+        return {name: int(used) for name, used in re.findall(r"\b(REG|SHARED):(\d+)", self._dumped("-res-usage"))}
+
+    def _dumped(self, flag: str) -> str:
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            return subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
 
     @property
     def spills(self) -> int:
@@ -288,8 +318,7 @@ _COMPILED: dict[tuple[Any, ...], Compiled] = {}
 
 
 def compiled_for(kernel: Any, values: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Compiled, list[Any]]:
-    """A launched kernel, compiled for sm_90 and disassembled with Triton's own tools, and the arguments it still
-    has."""
+    """A launched kernel, compiled for sm_90, and the arguments that it still has."""
     compiler = importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
     signature, constants, attributes, kept = {}, {}, {}, []
@@ -309,7 +338,7 @@ def compiled_for(kernel: Any, values: Mapping[str, Any], options: Mapping[str, A
     if key not in _COMPILED:
         source = compiler.ASTSource(kernel, signature, constants, attributes)
         made = triton.compile(source, target=target, options=dict(options))
-        _COMPILED[key] = disassembled(made.asm["cubin"], made.asm["ptx"], made.metadata.shared)
+        _COMPILED[key] = Compiled(made.asm["cubin"], made.asm["ptx"], made.metadata.shared)
     return _COMPILED[key], kept
 
 
@@ -323,24 +352,8 @@ def counting_kernel() -> Compiled:
         nvrtc.nvrtcCompileProgram(program, 2, [b"--gpu-architecture=compute_90", b"--std=c++17"])
         text = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
         nvrtc.nvrtcGetPTX(program, text)
-        _COMPILED[key] = disassembled(counting.compiled("sm_90"), text.rstrip(b"\0").decode())
+        _COMPILED[key] = Compiled(counting.compiled("sm_90"), text.rstrip(b"\0").decode())
     return _COMPILED[key]
-
-
-def disassembled(cubin: bytes, text: str, shared: int | None = None) -> Compiled:
-    """Read the code and its resources, without the padding after the last instruction."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        listing, usage = (
-            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
-            for flag in ("-sass", "-res-usage")
-        )
-    lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", listing, re.MULTILINE)
-    code = tuple((int(address, 16), instruction) for address, instruction in lines if instruction != "NOP")
-    registers, used = (int(found[1]) for name in ("REG", "SHARED") if (found := re.search(rf"{name}:(\d+)", usage)))
-    return Compiled(code, registers, used if shared is None else shared, text)
 
 
 def report(records: Sequence[Mapping[str, Any]], title: str) -> None:
