@@ -31,6 +31,28 @@ NAMED = {
     "after trivial": Policy(trivial=True, hue=0.2, grayscale=0.3, blur=0.5, solarize=0.5),
 }
 
+# Policies, types and sizes for which the kernels are compiled, and executed as PTX.
+COMPILED = [
+    ("flips", torch.float16, (40, 64)),
+    ("flips", torch.float32, (9, 12)),
+    ("flips", torch.uint8, (9, 16)),
+    ("rotate", torch.bfloat16, (33, 40)),
+    ("rotate", torch.float32, (12, 20)),
+    ("rotate", torch.float16, (1360, 8)),  # a thread makes four runs in tiles, and three otherwise
+    ("trivial", torch.bfloat16, (40, 64)),
+    ("trivial", torch.float32, (13, 12)),
+    ("trivial", torch.uint8, (16, 24)),
+    ("trivial", torch.float16, (13, 9)),
+    ("trivial, unerased", torch.bfloat16, (40, 64)),
+    ("trivial, unerased", torch.float16, (100, 88)),  # programs of 16 pixels a thread
+    ("trivial, unerased", torch.float32, (13, 12)),
+    ("trivial, unerased", torch.uint8, (16, 24)),
+    ("trivial, unerased", torch.bfloat16, (11, 9)),
+    ("contrast, trivial", torch.bfloat16, (24, 32)),
+    ("jitter, trivial", torch.float16, (16, 24)),
+    ("nothing", torch.bfloat16, (9, 15)),
+]
+
 
 def images(batch, height, width, seed=0):
     """uint8 [B, 3, H, W], channels-last: noise, few levels, one level, and gradients, alternating."""
