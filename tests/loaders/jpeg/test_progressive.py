@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numba import njit
 from PIL import Image
 
-from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
-from fastimg.loaders.crop import Window, shape_of
+from fastimg.loaders import CenterCrop, ImageDecoder
+from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.jpeg.decoding import crops as compiled
 from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
@@ -21,7 +21,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .progressive_encoder import progressive, recoded
 from .test_crops import LIMIT, SAMPLINGS, Fixed, crops, encoded, expected, found
-from .test_untiled import Fenced, mutated, turned
+from .test_untiled import Fenced, decoded_of_mutated, turned
 
 WHOLE = Fixed(Window((0, 0, 96, 80), (40, 40), (4, 4)), 32)  # of a picture of 96 x 80
 SPECTRAL = [((0, 1, 2), 0, 0, 0, 0), *(((c,), 1, 63, 0, 0) for c in range(3))]  # no bit is sent later
@@ -163,22 +163,7 @@ def test_mutated_ones_write_nothing_outside_their_memory(seed):
         encoded(rng.randint(5, 100), rng.randint(5, 100), SAMPLINGS[i % 4], rng.randint(1, 100), i) for i in range(30)
     ]
     whole = [by_pillow(jpeg) if i % 2 else recoded(jpeg, i) for i, jpeg in enumerate(whole)]
-    decoded = 0
-    for _ in range(150):
-        queue, scratch, crop = CropQueue(), Fenced(), RandomResizedCrop(size=rng.choice([1, 5, 16, 33]))
-        jpegs = [mutated(rng.choice(whole), rng) for _ in range(GROUP)]
-        draws = [[rng.random() for _ in range(crop.draws)] for _ in jpegs]
-        out = np.full((GROUP, *shape_of(crop), 3), 7, np.uint8)
-        taken = {row for row, jpeg in enumerate(jpegs) if queue.add(jpeg, crop, draws[row], 1 << 20, row)}
-        taken -= {row for row, _ in queue.run(crop, 0, scratch, out)}
-        assert scratch.intact
-        for row in taken:
-            theirs = np.zeros_like(out[row])
-            judge = ImageDecoder(crop, compiled=False)
-            judge.fill_row(memoryview(jpegs[row]), draws[row], {"inputs": theirs}, Scratch())
-            assert np.array_equal(out[row], theirs)
-        decoded += len(taken)
-    assert 200 < decoded < 1100
+    assert 200 < decoded_of_mutated(whole, rng, 150) < 1100
 
 
 @pytest.mark.parametrize("deposits", [False, True])

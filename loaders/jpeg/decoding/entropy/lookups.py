@@ -13,15 +13,15 @@ from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 # of a block; the number that all of it covers; the number of bits of the first symbol. Above them are the values of the
 # first and of the last symbol, 16 bits each. Without a second symbol, the first is the last.
 LOOK = 10
-_SIZE = 1 << LOOK
+SIZE = 1 << LOOK
 END = 140
 
 # Where the value does not fit, and in tables of DC, the lowest byte is 0, and the code's entry is above it. Its bytes:
 # the number of bits of the code and its value; 63 less the value's size; the code's length; the number of coefficients
 # that it covers. Above them, signed, is the number to add to a value whose first bit is 0. All is 0 for longer codes.
 _NONE = 65 << 24 | 1  # an invalid code covers more coefficients than a block has, and fewer than END
-_LAST, _OFFSET, _SYMBOLS = _SIZE, _SIZE + 17, _SIZE + 34  # after the entries, for longer codes
-TABLE = _SYMBOLS + 256
+LAST, OFFSET, SYMBOLS = SIZE, SIZE + 17, SIZE + 34  # after the entries, for longer codes
+TABLE = SYMBOLS + 256
 
 
 @compiled
@@ -30,7 +30,7 @@ def fill_table(data: Any, at: int, table: Any, ac: bool, values: bool = True) ->
 
     Without `values` a table of AC has only codes' entries, as those of DC have: `code_at` reads it, and `entry_of` not.
     """
-    table[:_SIZE] = 0
+    table[:SIZE] = 0
     code = 0
     first = 0
     symbols = at + 16
@@ -38,14 +38,14 @@ def fill_table(data: Any, at: int, table: Any, ac: bool, values: bool = True) ->
         count = int64(data[at + length - 1])
         if count and code + count >= 1 << length:  # a code of only ones is not allowed
             return False
-        table[_LAST + length] = code + count - 1 if count else -1
-        table[_OFFSET + length] = first - code
+        table[LAST + length] = code + count - 1 if count else -1
+        table[OFFSET + length] = first - code
         for i in range(count):
             symbol = int64(data[symbols + first + i])
             if symbol > 15 and not ac:
                 return False
             entry = _code(symbol, length, ac)
-            table[_SYMBOLS + first + i] = entry
+            table[SYMBOLS + first + i] = entry
             place = (code + i) << max(LOOK - length, 0)
             size = symbol & 15
             unused = LOOK - length - size
@@ -90,13 +90,13 @@ def _entry(code: Any, value: Any) -> Any:
 
 @compiled
 def _add_second_symbols(table: Any) -> None:
-    for place in range(_SIZE):
+    for place in range(SIZE):
         entry = table[place]
         bits = entry & 255
         passed = (entry >> 8) & 255
         if bits == 0 or passed == END:
             continue
-        second = table[(place << bits) & (_SIZE - 1)]  # its first symbol stays what it was
+        second = table[(place << bits) & (SIZE - 1)]  # its first symbol stays what it was
         both = bits + ((second >> 24) & 255)
         if second & 255 and both <= LOOK:
             passed = passed + ((second >> 8) & 255)
@@ -111,9 +111,9 @@ def code_at(held: Any, table: Any) -> Any:
         return uint64(entry)
     for length in range(LOOK + 1, 17):
         code = int64(held >> uint64(64 - length))
-        if code <= int64(word_at(table + uint64(8 * (_LAST + length)))):
-            number = (int64(word_at(table + uint64(8 * (_OFFSET + length)))) + code) & 255
-            return word_at(table + uint64(8 * (_SYMBOLS + number)))
+        if code <= int64(word_at(table + uint64(8 * (LAST + length)))):
+            number = (int64(word_at(table + uint64(8 * (OFFSET + length)))) + code) & 255
+            return word_at(table + uint64(8 * (SYMBOLS + number)))
     return uint64(_NONE)
 
 

@@ -10,43 +10,39 @@ from typing import Any
 from fastimg.loaders.jpeg.decoding.memory import byte_at, short_at, store_short, store_word, word_at
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
-from .lookups import code_at, value_of
+from .lookups import LAST, LOOK, OFFSET, SIZE, SYMBOLS, code_at, value_of
 from .masks import count, lowest, nth, sent
 from .symbols import held_at
 
 BLOCK = 64  # coefficients of a block, in rows
 _HELD = 57  # bits that are held at once, at least
 
-# A table of AC [TABLE] is indexed by LOOK bits. The bytes of an entry: the number of its bits; the run; its kind. Above
-# them is the value, 32 bits, of a symbol that has one and fits; the number of bits is 0 if it does not, and then the
-# code's entry is above it: its length; the size of its value; the run; the kind.
-LOOK = 10
-_SIZE = 1 << LOOK
-_LAST, _OFFSET, _SYMBOLS = _SIZE, _SIZE + 17, _SIZE + 34  # after the entries, for longer codes
-TABLE = _SYMBOLS + 256
-
-VALUE, ZEROS, BLOCKS, NONE = 1, 2, 3, 4  # a value behind a run of zeros; 16 zeros; the rest of some blocks; no code
+# A table of AC [TABLE] is laid out as those of `lookups`, for `code_at`. The bytes of an entry: the number of its bits;
+# the run; its kind. Above them is the value, 32 bits, of a symbol that has one and fits; the number of bits is 0 if it
+# does not, and then the code's entry is above it: its length; the size of its value; the run; the kind.
+VALUE, ZEROS, BLOCKS = 1, 2, 3  # a value behind a run of zeros; 16 zeros; the rest of some blocks
+NONE = 4  # no code; as is more, of `code_at`
 
 
 @compiled
 def fill_band_table(data: Any, at: int, table: Any) -> bool:
     """Fill a table from the 16 counts and the symbols at `data[at]`. False if they are not a valid code."""
-    table[:_SIZE] = 0
+    table[:SIZE] = 0
     code, first = 0, 0
     symbols = at + 16
     for length in range(1, 17):
         count = int64(data[at + length - 1])
         if count and code + count >= 1 << length:  # a code of only ones is not allowed
             return False
-        table[_LAST + length] = code + count - 1 if count else -1
-        table[_OFFSET + length] = first - code
+        table[LAST + length] = code + count - 1 if count else -1
+        table[OFFSET + length] = first - code
         for i in range(count):
             symbol = int64(data[symbols + first + i])
             run, size = symbol >> 4, symbol & 15
             kind = VALUE if size else (ZEROS if run == 15 else BLOCKS)
             kind = NONE if size > 10 else kind
             entry = length | size << 8 | run << 16 | kind << 24
-            table[_SYMBOLS + first + i] = entry
+            table[SYMBOLS + first + i] = entry
             place = (code + i) << max(LOOK - length, 0)
             unused = LOOK - length - size
             if unused >= 0:
@@ -72,15 +68,7 @@ def _entry_at(held: Any, table: Any) -> Any:
     bits = entry & byte
     if bits:
         return bits, (entry >> uint64(8)) & byte, (entry >> uint64(16)) & byte, int64(entry) >> 32
-    code = entry >> uint64(8)
-    if code == uint64(0):
-        code = uint64(NONE << 24)
-        for length in range(LOOK + 1, 17):
-            found = int64(held >> uint64(64 - length))
-            if found <= int64(word_at(table + uint64(8 * (_LAST + length)))):
-                number = (int64(word_at(table + uint64(8 * (_OFFSET + length)))) + found) & 255
-                code = word_at(table + uint64(8 * (_SYMBOLS + number)))
-                break
+    code = code_at(held, table)
     length, size = code & byte, (code >> uint64(8)) & byte
     value = int64(0)
     if size:
@@ -209,7 +197,7 @@ def refine_band(
                         skipped, bits = _more_blocks(held, bits, run)
                         position += bits
                         break
-                    if kind == uint64(NONE) or value > 1 or value < -1:
+                    if kind >= uint64(NONE) or value > 1 or value < -1:
                         return uint64(0)
                     position += bits
                     bit = nth(zeros, run)
