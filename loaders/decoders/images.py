@@ -1,6 +1,6 @@
 """The decoder of images: header -> window of the crop -> decode -> resize -> row.
 
-Samples are read, baseline JPEGs decoded, and other pictures resized GROUP at a time, in compiled calls without the GIL.
+Samples are read, JPEGs decoded, and other pictures resized GROUP at a time, in compiled calls without the GIL.
 """
 
 import functools
@@ -71,7 +71,7 @@ class ImageDecoder(Decoder):
     max_pixels: int = MAX_PIXELS
     dct_scaling: Scaling = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8;
     # "low": at 1/4 and 1/8 by low frequencies alone; "eighths": at the smallest eighth as large as what is wanted
-    compiled: bool = True  # baseline JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+    compiled: bool = True  # JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3
     depth: int = 8  # bits of a channel
 
@@ -109,7 +109,7 @@ class ImageDecoder(Decoder):
     def fill(
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
-        """See `Decoder`: groups of samples, whose baseline JPEGs are decoded in one call."""
+        """See `Decoder`: groups of samples, whose JPEGs are decoded in one call."""
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ImageDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
@@ -136,7 +136,7 @@ class ImageDecoder(Decoder):
     def _fill_group(
         self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, C], k <= GROUP: baseline JPEGs are decoded at the end, and others resized."""
+        """Fill `out` [k, H, W, C], k <= GROUP: JPEGs are decoded at the end, and others resized."""
         queue = scratch.own(CropQueue)
         queue.clear()
         decoded = scratch.own(ResizeQueue)
@@ -234,11 +234,11 @@ class ImageDecoder(Decoder):
 
     @functools.cached_property
     def _queues(self) -> bool:
-        """Whether baseline JPEGs go straight into rows: of 8 bits, of a crop that fills nothing beyond the image."""
+        """Whether JPEGs go straight into rows: of 8 bits, of a crop that fills nothing beyond the image."""
         return self.compiled and self.depth == 8 and fill_of(self.crop) is None
 
     def _decode_tiles(self, data: bytes | memoryview, window: Window, fill: int, out: Pixels, scratch: Scratch) -> bool:
-        """Decode a baseline JPEG, without its padding, into a canvas of `fill`; False if it is none, or damaged."""
+        """Decode a JPEG, without its padding, into a canvas of `fill`; False if it is none, or damaged."""
         queue = scratch.own(_lone_queue)  # a group's may be in use
         queue.clear()
         plain = _PlainCrop(window._replace(at=(0, 0)), self.crop.interpolation)

@@ -54,7 +54,7 @@ class ViewDecoder(Decoder):
     views: tuple[View, ...]
     max_pixels: int = MAX_PIXELS
     dct_scaling: Scaling = False  # each crop of a tiled JPEG, as `ImageDecoder` has it
-    compiled: bool = True  # baseline JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+    compiled: bool = True  # JPEGs by our own decoder, not libjpeg-turbo's: the same bits
     channels: int = 3  # of all crops: 3 for RGB, 1 for gray
     depth: int = 8  # bits of a channel
     crops: tuple[CropRule, ...] = field(init=False)  # by number
@@ -126,7 +126,7 @@ class ViewDecoder(Decoder):
     def fill(
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
-        """See `Decoder`: groups of samples, whose baseline JPEGs are decoded in one call."""
+        """See `Decoder`: groups of samples, whose JPEGs are decoded in one call."""
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ViewDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
@@ -155,7 +155,7 @@ class ViewDecoder(Decoder):
     def _fill_group(
         self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
-        """Fill up to GROUP rows: baseline JPEGs are queued and decoded at the end, others at once."""
+        """Fill up to GROUP rows: JPEGs are queued and decoded at the end, others at once."""
         outs = self._outs(rows)
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)

@@ -3,7 +3,7 @@
     baseline: samples of the tiles -> colour: RGB columns
 
 Of luma alone, a region with one plane, the columns are the plane's own.
-One crop's region (`crops`), and that of several crops (`union`), are decoded here; untiled JPEGs by `crops`.
+One crop's region (`crops`), and that of several crops (`union`), are decoded here; JPEGs without tiles by `scans`.
 """
 
 from typing import Any
