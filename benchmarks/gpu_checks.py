@@ -278,14 +278,18 @@ def marked_tests(bench: Bench) -> None:
         code = _run_tests(command, environment, max(1.0, bench.left() - _TELLING))
         if code is None:
             bench.console.print("time is up: `gpu.py --only tests --limit tests=570` has time for all tests")
-        collected, outcomes, running = gpu_test_log.read(log)
+        noted = gpu_test_log.read(log)
     if code == 5:
         raise SkippedError("pytest found no test marked gpu")
+    outcomes = noted.outcomes
     counts = {name: list(outcomes.values()).count(name) for name in ("passed", "failed", "skipped")}
     failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
-    row = {"tests": collected, **counts, "not_ended": max(0, collected - len(outcomes)), "exit_status": code}
+    not_ended = max(0, noted.collected - len(outcomes))
+    row: dict[str, Any] = {"tests": noted.collected, **counts, "not_ended": not_ended, "exit_status": code}
     ok = not failed and code in (0, None)
-    bench.report("pytest -m gpu", [{**row, "failures": " ".join(failed), "running": " ".join(running), "ok": ok}])
+    reasons = {bench.without_paths(reason): None for reason in noted.reasons.values()}  # each once, in order
+    row |= {"failures": " ".join(failed), "reasons": " | ".join(reasons), "running": " ".join(noted.running)}
+    bench.report("pytest -m gpu", [{**row, "ok": ok}])
 
 
 _TELLING = 8.0  # seconds in which pytest prints the failures so far

@@ -64,8 +64,13 @@ def solarized(level, threshold):
 
 @kernel
 def contrast_mean(counts, PIXELS: tl.constexpr):
-    """The mean of L, which contrast blends with, from an image's statistics."""
-    return ((2 * tl.load(counts + 768) + PIXELS) // (2 * PIXELS)).to(tl.int32)
+    """The mean of L, which contrast blends with, from an image's statistics.
+
+    Where a policy has no statistics, `counts` is a placeholder of smaller numbers, never read: they could not hold
+    PIXELS, and Triton would refuse to compile.
+    """
+    total = tl.load(counts + 768).to(tl.int64)
+    return ((2 * total + PIXELS) // (2 * PIXELS)).to(tl.int32)
 
 
 @kernel

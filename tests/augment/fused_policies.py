@@ -50,6 +50,7 @@ COMPILED = [
     ("trivial, unerased", torch.bfloat16, (11, 9)),
     ("contrast, trivial", torch.bfloat16, (24, 32)),
     ("jitter, trivial", torch.float16, (16, 24)),
+    ("brightness", torch.uint8, (16, 24)),  # no statistics, and more pixels than a placeholder of uint8 could count
     ("nothing", torch.bfloat16, (9, 15)),
 ]
 

@@ -22,7 +22,7 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 def test_good(): pass
-def test_bad(): assert False
+def test_bad(): raise RuntimeError("at 54:8:\\n    image = 1\\n    ^\\n  out of range for int16")
 def test_left_out(): pytest.skip("no reason")
 """
 
@@ -44,6 +44,7 @@ def marked_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         left=lambda: 300.0,
         console=Console(quiet=True),
         report=lambda title, found: rows.extend(found),
+        without_paths=lambda text: text,
     )
 
     def run() -> dict[str, Any]:
@@ -57,6 +58,7 @@ def test_marked_tests_are_counted_and_failures_named(marked_tests: Any) -> None:
     row = marked_tests()
     assert [row[name] for name in ("tests", "passed", "failed", "skipped", "not_ended")] == [3, 1, 1, 1, 0]
     assert row["failures"] == "tests/test_marked.py::test_bad" and row["exit_status"] == 1 and row["ok"] is False
+    assert row["reasons"] == "RuntimeError: at 54:8: image = 1 ^ out of range for int16"
 
 
 def test_marked_tests_that_ended_before_time_was_up_count(marked_tests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
