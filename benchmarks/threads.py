@@ -3,10 +3,13 @@
     python benchmarks/threads.py FOLDER                     JPEGs in a folder, the same tiled, and converted
     python benchmarks/threads.py FOLDER --before CHECKOUT   another checkout as well, with its environment in .venv
     python benchmarks/threads.py FOLDER --sources "fetched shards" ".beton"
+    python benchmarks/threads.py FOLDER --step              beside a thread that trains, which needs the lock, too
 
 Decoding and resizing are replaced by a sleep of --microseconds without the lock, as if each thread had a core of its
 own; everything else is done as usual. Images are read, over and over, from the page cache. With a few threads the rate
-grows with their number, until they wait for each other. It is a simulation: only ratios of one machine mean something.
+grows with their number, until they wait for each other. With --step the consumer trains a narrow ResNet-18 on two tiny
+pictures for each batch: as many of torch's calls, each of which gives up the lock and takes it again, as launching the
+step of that model on a GPU. It is a simulation: only ratios of one machine mean something.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,20 +48,21 @@ def main() -> None:
             print(json.dumps(row), flush=True)
         return
     checkouts = {"now": measure.ROOT, **({"before": args.before.resolve()} if args.before else {})}
-    found: dict[tuple[str, str, int], list[float]] = {}
+    found: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     for _ in range(args.repeats):
         for name, checkout in checkouts.items():
             for row in _elsewhere(checkout, args):
-                found.setdefault((name, row["source"], row["threads"]), []).append(row["images_per_second"])
+                found.setdefault((name, row.pop("source"), row.pop("threads")), []).append(row)
     rows: list[dict[str, Any]] = []
-    for (name, source, threads), rates in found.items():
+    for (name, source, threads), measured in found.items():
         record = {"checkout": name, "source": source, "threads": threads}
-        rows.append({**record, "images_per_second": measure.Spread.of(rates)})
+        spreads = {key: measure.Spread.of([one[key] for one in measured]) for key in measured[0]}
+        rows.append({**record, **spreads})
     common = {"benchmark": "threads", "microseconds": args.microseconds, "batch": BATCH, "data": args.folder.name}
     for row in rows:
         measure.append(args.out, {**common, **measure.flat(row), "environment": measure.environment()})
-    shown = [{**row, "images_per_second": row["images_per_second"].text()} for row in rows]
-    measure.show(Console(width=110), f"decoding simulated by {args.microseconds} us without the lock", shown)
+    shown = [{k: v.text() if isinstance(v, measure.Spread) else v for k, v in row.items()} for row in rows]
+    measure.show(Console(width=150), f"decoding simulated by {args.microseconds} us without the lock", shown)
 
 
 def _parsed() -> argparse.Namespace:
@@ -66,6 +71,8 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--before", type=Path, help="another checkout")
     parser.add_argument("--microseconds", type=int, default=1000, help="of native work for each image (default: 1000)")
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, metavar="SOURCE")
+    parser.add_argument("--step", action="store_true", help="train beside the loader")
+    parser.add_argument("--threads", type=int, nargs="+", default=THREADS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "threads.jsonl")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -84,7 +91,7 @@ def _elsewhere(checkout: Path, args: argparse.Namespace) -> Iterator[dict[str, A
     python = checkout / ".venv" / "bin" / "python"
     folder = args.folder.resolve()
     command = [str(python), __file__, str(folder), "--one", str(checkout), "--microseconds", str(args.microseconds)]
-    command += ["--sources", *args.sources]
+    command += ["--sources", *args.sources, *(["--step"] if args.step else []), "--threads", *map(str, args.threads)]
     paths = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, env=paths)
     if done.returncode:
@@ -101,15 +108,51 @@ def _rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         sources = {name: _opened(name, args.folder, Path(folder), stack) for name in args.sources}
         _sleep_instead(args.microseconds)
         for source, samples in sources.items():
-            for threads in THREADS:
+            for threads in args.threads:
                 config = LoaderConfig(batch_size=BATCH, workers=threads)
                 decoder = ImageDecoder(RandomResizedCrop(size=CROP))
                 with Loader(samples, decoder, config, torch.device("cpu")) as loader:
                     sum(batch.samples for batch in loader)  # warm up
-                    began = time.perf_counter()
-                    count = sum(batch.samples for batch in loader)
-                    rate = count / (time.perf_counter() - began)
-                yield {"source": source, "threads": threads, "images_per_second": round(rate, 1)}
+                    yield {"source": source, "threads": threads, **(_beside(loader) if args.step else _alone(loader))}
+
+
+def _alone(loader: Any) -> dict[str, float]:
+    began = time.perf_counter()
+    count = sum(batch.samples for batch in loader)
+    return {"images_per_second": round(count / (time.perf_counter() - began), 1)}
+
+
+def _beside(loader: Any) -> dict[str, float]:
+    """Images per second, and milliseconds of a step: beside the loader, and alone."""
+    import timm
+
+    model = (
+        timm.create_model("resnet18", num_classes=10, channels=(8, 8, 8, 8))
+        .to(memory_format=torch.channels_last)
+        .train()
+    )
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-6)
+    pictures = torch.zeros(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+
+    def step() -> float:
+        began = time.perf_counter()
+        model(pictures).sum().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        return 1000 * (time.perf_counter() - began)
+
+    for _ in range(10):
+        step()
+    alone = statistics.median(step() for _ in range(20))
+    steps = []
+    began = time.perf_counter()
+    count = 0
+    for batch in loader:
+        count += batch.samples
+        steps.append(step())
+    rate = count / (time.perf_counter() - began)
+    beside = round(statistics.median(steps), 2)
+    return {"images_per_second": round(rate, 1), "step_ms": beside, "step_alone_ms": round(alone, 2)}
 
 
 def _opened(source: str, images: Path, folder: Path, stack: contextlib.ExitStack) -> Any:

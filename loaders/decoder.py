@@ -14,7 +14,7 @@ import torch
 
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.derived.block_index import BlockIndex
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Encoded, Scratch
 from fastimg.loaders.runtime.stopping import Cancelled
 
 from .batch import Field
@@ -55,16 +55,17 @@ class SampleReader:
         self.seconds += time.perf_counter() - began
         return data
 
-    def read_group(self, ids: Sequence[int], scratch: Scratch) -> list[memoryview | None]:
-        """The encoded samples `ids` [k], k <= GROUP, in `scratch.other(0)` and on; None for those that `read` reads.
+    def read_group(self, ids: Sequence[int], scratch: Scratch) -> Encoded:
+        """The encoded samples `ids` [k], k <= GROUP, valid until `scratch` holds another group; see `Encoded`.
 
-        Raises Cancelled, and DataError if the data has changed. Of data with large images `PartialReads` reads parts.
+        Those that it does not have, `read` reads. Raises Cancelled, and DataError if the data has changed. Of data with
+        large images `PartialReads` reads parts.
         """
+        encoded = scratch.group(len(ids))
         read = getattr(self.dataset, "read_group", None)
-        if read is None or self.blocks is not None:
-            return [None] * len(ids)
-        found: list[memoryview | None] = self.timed(read, ids, [scratch.other(place) for place in range(len(ids))])
-        return found
+        if read is not None and self.blocks is None:
+            self.timed(read, ids, encoded)
+        return encoded
 
     def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `read(...)` returns, for datasets that read several samples at once. Raises Cancelled."""

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.errors import ShardError
+from fastimg.loaders.runtime.scratch import Encoded
 
 from .readahead import ask, pieces
 
@@ -43,10 +44,17 @@ class ShardFiles(Protocol):
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """Fill `view` from `offset` of file `number`. Raises ShardError if it has changed, and DataError."""
 
-    def fill_group(self, numbers: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
-        """Fill several views as `fill` does, at once; which ones are filled. Raises ShardError if a file has changed.
+    def fill_group(
+        self,
+        numbers: Sequence[int],
+        encoded: Encoded,
+        sizes: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.bool_]:
+        """Fill the first `sizes` [k] bytes of the buffers of `encoded` as `fill` does, at once; which ones are filled.
 
-        Nothing is waited for. What kept a view from being filled, `fill` tells, or mends.
+        Nothing is waited for. What kept one from being filled, `fill` tells, or mends. Raises ShardError if a file has
+        changed.
         """
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
@@ -189,11 +197,17 @@ class WatchedFiles:
             ) from error
         self._watch.read(number)
 
-    def fill_group(self, numbers: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
+    def fill_group(
+        self,
+        numbers: Sequence[int],
+        encoded: Encoded,
+        sizes: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.bool_]:
         """See ShardFiles."""
         from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
 
-        filled = fill_parts([self._handles.file(number) for number in numbers], views, offsets)
+        filled = fill_parts([self._handles.file(number) for number in numbers], encoded, sizes, offsets)
         for number in numbers:
             self._watch.read(number)
         return filled

@@ -18,7 +18,7 @@ from fastimg.loaders.crop import Interpolation, Size, Window, fill_of, shape_of
 from fastimg.loaders.decode import decode_mask, read_header
 from fastimg.loaders.decoder import Decoder, Failure, P, Row, Rows, SampleReader, T, attempt
 from fastimg.loaders.errors import DataError, ImageError
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Encoded, Scratch
 
 from .geometry import crop_bands, crop_box, crop_boxes, crop_mask, crop_points
 from .images import ImageDecoder
@@ -174,12 +174,13 @@ class _Sizes(SampleReader):
         self.of[index] = read_header(data, self._max_pixels).size
         return data
 
-    def read_group(self, ids: Sequence[int], scratch: Scratch) -> list[memoryview | None]:
-        held = super().read_group(ids, scratch)
-        return [
-            data if data is not None and self._knows(index, data) else None
-            for index, data in zip(ids, held, strict=True)
-        ]
+    def read_group(self, ids: Sequence[int], scratch: Scratch) -> Encoded:
+        encoded = super().read_group(ids, scratch)
+        for place, index in enumerate(ids):
+            data = encoded[place]
+            if data is not None and not self._knows(index, data):
+                encoded.drop(place)
+        return encoded
 
     def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._reader.timed(read, *args, **kwargs)

@@ -32,7 +32,7 @@ from fastimg.loaders.jpeg.decoding.crops import CropQueue, is_worth_compiling
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import paste, resample, resample_deep
-from fastimg.loaders.runtime.scratch import GROUP, Scratch
+from fastimg.loaders.runtime.scratch import Scratch
 
 from .large import PartialReads
 from .large_ahead import will_need_parts
@@ -113,11 +113,9 @@ class ImageDecoder(Decoder):
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ImageDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
-        numbers = draws.tolist()
-        for start in range(0, len(ids), GROUP):
-            group = slice(start, start + GROUP)
-            failed = self._fill_group(reader, ids[group], numbers[group], rows["inputs"][group], scratch)
-            failures += [(start + place, error) for place, error in failed]
+        for group in scratch.groups(len(ids)):
+            failed = self._fill_group(reader, ids[group], draws[group], rows["inputs"][group], scratch)
+            failures += [(group.start + place, error) for place, error in failed]
             if any(not isinstance(error, ImageError) for _, error in failed):
                 break
         return failures
@@ -134,24 +132,40 @@ class ImageDecoder(Decoder):
         self._decode(data, draws, out, scratch)
 
     def _fill_group(
-        self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
+        self,
+        reader: SampleReader,
+        ids: Sequence[int],
+        draws: npt.NDArray[np.float64],
+        out: Pixels,
+        scratch: Scratch,
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, C], k <= GROUP: JPEGs are decoded at the end, and others resized."""
+        """Fill `out` [k, H, W, C], k <= GROUP: JPEGs are decoded at the end, and others resized.
+
+        For the JPEGs that the compiled decoder takes, Python does nothing by itself: with many threads each microsecond
+        that it needs for an image is one in which no other thread has its lock, the one that trains included.
+        """
         queue = scratch.own(CropQueue)
         queue.clear()
         decoded = scratch.own(ResizeQueue)
         decoded.clear()
-        failures: list[Failure] = []
-        held = reader.read_group(ids, scratch)
+        encoded = reader.read_group(ids, scratch)
         patient = is_worth_compiling((EPOCHS if self.crop.draws else 1) * len(reader.dataset))
-        for place, index in enumerate(ids):
-            error = self._queue_or_decode(reader, index, held[place], draws[place], place, patient, out, queue, scratch)
+        left = None
+        if self._queues and reader.blocks is None:
+            left = queue.add_group(encoded, self.crop, draws, self.max_pixels, patient)
+        failures: list[Failure] = []
+        for place in range(len(ids)) if left is None else left:
+            held, numbers = encoded[place], draws[place].tolist()
+            may_take = queue if held is None or left is None else None
+            error = attempt(
+                self._queue_or_decode, reader, ids[place], held, numbers, place, patient, out, may_take, scratch
+            )
             if error is not None:
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
                     return failures
         for place, data in queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out):  # the damaged ones
-            error = attempt(self._decode, data, draws[place], out[place], scratch)
+            error = attempt(self._decode, data, draws[place].tolist(), out[place], scratch)
             if error is not None:
                 failures.append((place, error))
         decoded.run(self.crop, scratch, out)
@@ -166,25 +180,24 @@ class ImageDecoder(Decoder):
         place: int,
         patient: bool,
         out: Pixels,
-        queue: CropQueue,
+        queue: CropQueue | None,
         scratch: Scratch,
-    ) -> Exception | None:
-        """What `attempt` would return, without the cost of a further call for each image."""
-        try:
-            large = scratch.own(PartialReads)
-            scaling = scaling_of(self.dct_scaling)
-            if (
-                self._queues
-                and self.channels == 3
-                and large.crop(reader, index, self.crop, draws, self.max_pixels, scaling, scratch, out[place])
-            ):
-                return None
-            data = held or reader.read(index, scratch.other(place))  # queued samples must stay in memory
-            if not (self._queues and queue.add(data, self.crop, draws, self.max_pixels, place, patient)):
-                self._decode_to_queue(data, draws, place, out, scratch)
-        except Exception as error:  # noqa: BLE001 - the pool tells them apart
-            return error
-        return None
+    ) -> None:
+        """Read and decode a sample, or queue it; with `queue` None it is known that this one does not take it."""
+        large = scratch.own(PartialReads)
+        scaling = scaling_of(self.dct_scaling)
+        if (
+            self._queues
+            and self.channels == 3
+            and large.crop(reader, index, self.crop, draws, self.max_pixels, scaling, scratch, out[place])
+        ):
+            return
+        data = held or reader.read(index, scratch.other(place))  # queued samples must stay in memory
+        taken = (
+            queue is not None and self._queues and queue.add(data, self.crop, draws, self.max_pixels, place, patient)
+        )
+        if not taken:
+            self._decode_to_queue(data, draws, place, out, scratch)
 
     def _decode_to_queue(
         self, data: memoryview, draws: Sequence[float], place: int, out: Pixels, scratch: Scratch

@@ -31,7 +31,7 @@ from fastimg.loaders.jpeg.decoding.union import UnionQueue
 from fastimg.loaders.jpeg.rewriting.splice import Box
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample, resample_deep
-from fastimg.loaders.runtime.scratch import GROUP, Scratch
+from fastimg.loaders.runtime.scratch import Scratch
 
 from .images import EPOCHS, ImageDecoder, check_scaling, pixel_limit
 
@@ -131,11 +131,10 @@ class ViewDecoder(Decoder):
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
         numbers = draws.tolist()
-        for start in range(0, len(ids), GROUP):
-            group = slice(start, start + GROUP)
+        for group in scratch.groups(len(ids)):
             parts = {name: array[group] for name, array in rows.items()}
             failed = self._fill_group(reader, ids[group], numbers[group], parts, scratch)
-            failures += [(start + place, error) for place, error in failed]
+            failures += [(group.start + place, error) for place, error in failed]
             if any(not isinstance(error, ImageError) for _, error in failed):
                 break
         return failures
@@ -160,7 +159,7 @@ class ViewDecoder(Decoder):
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)
         failures: list[Failure] = []
-        held = reader.read_group(ids, scratch)
+        held = reader.read_group(ids, scratch)  # also while they wait in the queue
         patient = is_worth_compiling(EPOCHS * len(reader.dataset))
 
         def read_and_queue(place: int, index: int) -> None:

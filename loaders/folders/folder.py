@@ -17,7 +17,7 @@ from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.errors import DataError, ImageError
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Encoded, Scratch
 from fastimg.loaders.wording import plural
 
 from .ignored import Ignored, hidden_reason
@@ -312,13 +312,13 @@ class FilesDataset(WithFields):
                 ) from error
             raise ImageError(error.strerror or str(error)) from error
 
-    def read_group(self, indices: Sequence[int], scratches: Sequence[Scratch]) -> list[memoryview | None]:
-        """The bytes of several files, each in its Scratch; None for those that have to be read by `read`."""
+    def read_group(self, indices: Sequence[int], encoded: Encoded) -> None:
+        """Read several files into `encoded`, but those that have to be read by `read`."""
         if type(self).read is not _READ:  # a subclass reads in its own way
-            return [None] * len(indices)
+            return
         from fastimg.loaders.runtime.file_reads import read_files  # numba, which listing folders does not need
 
-        return read_files([os.path.join(self._prefix, self.paths[index]) for index in indices], scratches)
+        read_files(self._prefix, [self.paths[index] for index in indices], encoded)
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Does nothing: opening a file twice costs more than reading ahead saves."""

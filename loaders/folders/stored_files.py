@@ -11,7 +11,7 @@ from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.fetched_files import FetchedFiles
 from fastimg.loaders.remote.mirrors import Mirror, mirror_at, with_urls
 from fastimg.loaders.remote.plain.groups import GroupedFiles
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Encoded, Scratch
 
 from .folder import FilesDataset, Level, Listing, list_folder
 from .walk import find_images, find_texts, relative
@@ -44,12 +44,12 @@ class StoredFilesDataset(FilesDataset):
             self.shard_files.fill(group, view, offset)
         return view
 
-    def read_group(self, indices: Sequence[int], scratches: Sequence[Scratch]) -> list[memoryview | None]:
+    def read_group(self, indices: Sequence[int], encoded: Encoded) -> None:
         """See FilesDataset: what is in groups that are here."""
-        groups, offsets, sizes = self._places[list(indices)].T.tolist()
-        views = [scratch.encoded(size) for size, scratch in zip(sizes, scratches, strict=True)]
-        filled = self.shard_files.fill_group(groups, views, offsets)
-        return [view if full and size else None for view, full, size in zip(views, filled, sizes, strict=True)]
+        groups, offsets, sizes = self._places[list(indices)].T.copy()
+        filled = self.shard_files.fill_group(groups.tolist(), encoded, sizes, offsets)
+        encoded.spans[:, 0] = encoded.rooms[:, 0]
+        encoded.spans[:, 1] = sizes * filled
 
     def glance(self, index: int) -> bytes:
         """What `read` gives: of a group that is not here, only this file is fetched. Raises DataError."""

@@ -24,6 +24,7 @@ from fastimg.loaders.containers.readahead import ask, pieces
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.file_locks import unlock_and_close
+from fastimg.loaders.runtime.scratch import Encoded
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.wording import plural
 
@@ -98,10 +99,16 @@ class FetchedFiles:
             "or a folder that nobody else writes to"
         )
 
-    def fill_group(self, numbers: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
+    def fill_group(
+        self,
+        numbers: Sequence[int],
+        encoded: Encoded,
+        sizes: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.bool_]:
         """See ShardFiles: what is in shards that are here."""
         if self.by_ranges:
-            return [False] * len(numbers)
+            return np.zeros(len(numbers), np.bool_)
         from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
 
         opened: dict[int, HeldShard] = {}
@@ -112,11 +119,11 @@ class FetchedFiles:
                 if shard is not None:
                     opened[number] = shard
             files = [opened[number].file if number in opened else _NOT_OPEN for number in numbers]
-            filled = fill_parts(files, views, offsets)
+            filled = fill_parts(files, encoded, sizes, offsets)
         finally:
             for number, shard in opened.items():
                 sound[number] = self._given_back(number, shard)
-        return [full and sound.get(number, False) for number, full in zip(numbers, filled, strict=True)]
+        return filled & [sound.get(number, False) for number in numbers]
 
     def peek(self, number: int, size: int, offset: int) -> bytes:
         """See ShardFiles: of a shard that is not here, no more than this is fetched for PEEKS times."""

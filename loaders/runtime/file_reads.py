@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 
 from .compiled import compiled
-from .scratch import Scratch, address_of
+from .scratch import Encoded, address_of
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 _LEAST = 1 << 16  # bytes of a buffer
-_FAILED = -1
+_FAILED, _MORE = -1, -2  # instead of a number of bytes
+_SLASH = ord("/")
 
 cgutils: Any = untyped_cgutils
 
@@ -29,71 +31,85 @@ def intrinsic(function: Callable[..., Any]) -> Any:
     return untyped_intrinsic(function)
 
 
-def read_files(paths: Sequence[str], scratches: Sequence[Scratch]) -> list[memoryview | None]:
-    """The contents of files, each valid until its Scratch is used again; None for one that cannot be read so.
+def read_files(prefix: str, names: Sequence[str], encoded: Encoded) -> None:
+    """Read files into `encoded`, but those that cannot be read so: why, Python's own functions tell.
 
-    Why it cannot be read, Python's own functions tell.
+    Names are relative to the folder `prefix`, as `os.path.join` has it.
     """
-    names = [os.fsencode(path) + b"\0" for path in paths]
-    joined = np.frombuffer(b"".join(names), np.uint8)
-    buffers = [scratch.encoded_room(_LEAST) for scratch in scratches]
-    begin = address_of(joined)
-    rows = []  # address of the name, and of the buffer; its size; bytes read
-    for name, buffer in zip(names, buffers, strict=True):
-        rows.append((begin, address_of(np.frombuffer(buffer, np.uint8)), len(buffer), 0))
-        begin += len(name)
-    jobs = np.array(rows, np.int64)
-    _read(jobs, _FLAGS)
-    found: list[memoryview | None] = []
-    for path, buffer, size, scratch in zip(paths, buffers, jobs[:, 3].tolist(), scratches, strict=True):
-        if size < len(buffer):
-            found.append(None if size == _FAILED else buffer[:size])
-        else:  # perhaps larger than the buffer
-            found.append(_read_large(path, scratch))
-    return found
+    joined = os.fsencode("\0".join(names)) + b"\0"
+    if joined.count(b"\0") != len(names):  # a name that no file can have
+        return
+    encoded.reserve(_LEAST)
+    before = np.frombuffer(os.fsencode(os.path.join(prefix, "")), np.uint8)
+    room = np.empty(len(before) + len(joined), np.uint8)
+    if _read(np.frombuffer(joined, np.uint8), before, room, encoded.rooms, encoded.spans, _FLAGS):
+        for place in np.flatnonzero(encoded.spans[:, 1] == _MORE).tolist():
+            _read_large(os.path.join(prefix, names[place]), place, encoded)
 
 
-def fill_parts(descriptors: Sequence[int], views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
-    """Fill each of `views` from an open file; whether it is filled to its end. An empty one is, of any descriptor."""
-    jobs = np.array(
-        [
-            (descriptor, address_of(np.frombuffer(view, np.uint8)) if view else 0, len(view), offset)
-            for descriptor, view, offset in zip(descriptors, views, offsets, strict=True)
-        ],
-        np.int64,
-    ).reshape(-1, 4)
-    filled = np.zeros(len(jobs), np.bool_)
-    _fill(jobs, filled)
-    found: list[bool] = filled.tolist()
-    return found
+def fill_parts(
+    descriptors: Sequence[int], encoded: Encoded, sizes: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Fill the first bytes of each buffer of `encoded` from an open file; whether it is filled, [k].
+
+    Of 0 bytes it is, from any descriptor.
+    """
+    encoded.reserve(sizes)
+    filled = np.zeros(len(descriptors), np.bool_)
+    _fill(np.array(descriptors, np.int64), encoded.rooms, sizes, offsets, filled)
+    return filled
 
 
-def _read_large(path: str, scratch: Scratch) -> memoryview | None:
+def _read_large(path: str, place: int, encoded: Encoded) -> None:
+    """Read a file that fills the buffer of its place, or is larger."""
+    encoded.drop(place)
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            view = scratch.encoded(size)
-            return view if file.readinto(view) == size else None
+            buffer = encoded.grow(place, size + 1)
+            if file.readinto(buffer.data[:size]) == size:
+                encoded.spans[place] = address_of(buffer), size
     except OSError:
-        return None
+        return
 
 
 @compiled
-def _read(jobs: Any, flags: int) -> None:
-    """Fill the last column: how many bytes the file has, at most as many as the buffer, or _FAILED."""
-    for i in range(jobs.shape[0]):
-        descriptor = _open(jobs[i, 0], flags)
+def _read(names: Any, prefix: Any, room: Any, rooms: Any, spans: Any, flags: int) -> int:
+    """Read the files of `names` [k], each of which ends with a 0, into `rooms` [k, 2], and fill `spans` [k, 2].
+
+    Those that fill their buffer have _MORE bytes, perhaps. Returns how many they are.
+    """
+    more = 0
+    at = 0
+    for i in range(spans.shape[0]):
+        length = 0
+        if names[at] != _SLASH:
+            for j in range(prefix.size):
+                room[j] = prefix[j]
+            length = prefix.size
+        while names[at] != 0:
+            room[length] = names[at]
+            length += 1
+            at += 1
+        room[length] = 0
+        at += 1
+        descriptor = _open(room.ctypes.data, flags)
         if descriptor < 0:
-            jobs[i, 3] = _FAILED
             continue
-        jobs[i, 3] = _read_up_to(descriptor, jobs[i, 1], jobs[i, 2], 0)
+        size = _read_up_to(descriptor, rooms[i, 0], rooms[i, 1], 0)
         _close(descriptor)
+        if size == rooms[i, 1]:
+            more += 1
+            size = _MORE
+        if size != _FAILED:
+            spans[i, 0], spans[i, 1] = rooms[i, 0], size
+    return more
 
 
 @compiled
-def _fill(jobs: Any, filled: Any) -> None:
-    for i in range(jobs.shape[0]):
-        filled[i] = _read_up_to(jobs[i, 0], jobs[i, 1], jobs[i, 2], jobs[i, 3]) == jobs[i, 2]
+def _fill(descriptors: Any, rooms: Any, sizes: Any, offsets: Any, filled: Any) -> None:
+    for i in range(descriptors.size):
+        filled[i] = _read_up_to(descriptors[i], rooms[i, 0], sizes[i], offsets[i]) == sizes[i]
 
 
 @compiled

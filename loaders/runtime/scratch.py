@@ -1,14 +1,78 @@
 """Reusable memory of one worker thread. It grows to fit the largest image seen, and is never shared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-GROUP = 8  # samples decoded in one call, so that Python's own code runs for all of them while it is in the CPU's cache
+# Samples read, and decoded, in one call: Python's own code runs for all of them while it is in the CPU's cache, and a
+# thread asks for Python's lock less often. FEW are where more would take too much memory.
+GROUP, FEW = 16, 4
+_LARGE = 1 << 21  # bytes of a sample, on average
 
 T = TypeVar("T")
+
+
+class Encoded:
+    """Up to GROUP encoded samples in the memory of one thread, and where each lies, for compiled code.
+
+    `encoded[place]` is a sample, valid until the next group is read; None where it was not read, or is empty.
+    """
+
+    def __init__(self) -> None:
+        self._buffers = [np.empty(0, np.uint8) for _ in range(GROUP)]
+        self._rooms = np.zeros((GROUP, 2), np.int64)
+        self._spans = np.zeros((GROUP, 2), np.int64)
+        self.nbytes = 0  # allocated now
+        self.rooms = self._rooms  # of the current samples [k, 2]: the address of each buffer, and its bytes
+        self.spans = self._spans  # the same of each sample, of 0 bytes where it was not read
+
+    def begin(self, count: int) -> None:
+        """Forget the last group; `count` samples come next."""
+        self.rooms, self.spans = self._rooms[:count], self._spans[:count]
+        self.spans.fill(0)
+
+    def reserve(self, least: int | npt.NDArray[np.int64]) -> None:
+        """Have room for so many bytes in each buffer. What is in those that are too small is lost."""
+        small = self.rooms[:, 1] < least
+        if small.any():
+            wanted = np.broadcast_to(least, small.shape)
+            for place in np.flatnonzero(small).tolist():
+                self.grow(place, int(wanted[place]))
+
+    def grow(self, place: int, least: int) -> npt.NDArray[np.uint8]:
+        """A new buffer for a sample, of at least so many bytes."""
+        buffer = np.empty(_rounded(least), np.uint8)
+        self.nbytes += len(buffer) - len(self._buffers[place])
+        self._buffers[place] = buffer
+        self._rooms[place] = address_of(buffer), len(buffer)
+        return buffer
+
+    def buffer(self, place: int) -> memoryview:
+        """All of a sample's room."""
+        return self._buffers[place].data
+
+    def drop(self, place: int) -> None:
+        """Leave a sample to be read again, by itself."""
+        self.spans[place] = 0
+
+    def __getitem__(self, place: int) -> memoryview | None:
+        address, size = self.spans[place].tolist()
+        if not size:
+            return None
+        begin = address - int(self._rooms[place, 0])
+        return self._buffers[place].data[begin : begin + size]
+
+    def most(self) -> int:
+        """How many samples the next group may have: FEW, if those of this one were large. Gives memory back then."""
+        large = int(self.spans[:, 1].sum()) > len(self.spans) * _LARGE
+        if large or self.nbytes > 4 * GROUP * _LARGE:
+            for place in range(FEW if large else 0, GROUP):
+                self.nbytes -= len(self._buffers[place])
+                self._buffers[place] = np.empty(0, np.uint8)
+                self._rooms[place] = 0
+        return FEW if large else GROUP
 
 
 class Scratch:
@@ -20,6 +84,7 @@ class Scratch:
         self._pixels = bytearray()
         self._work = np.empty(0, np.uint8)
         self._others: list[Scratch] = []
+        self._group: Encoded | None = None
         self._own: dict[Any, Any] = {}
 
     def encoded(self, nbytes: int) -> memoryview:
@@ -27,11 +92,6 @@ class Scratch:
         if len(self._encoded) < nbytes:
             self._encoded = bytearray(_rounded(nbytes))
         return memoryview(self._encoded)[:nbytes]
-
-    def encoded_room(self, least: int) -> memoryview:
-        """All of the room for an encoded sample, at least `least` bytes, for one whose size is not known."""
-        self.encoded(least)
-        return memoryview(self._encoded)
 
     def spliced(self, nbytes: int) -> bytearray:
         """Room for at least `nbytes` of a JPEG that is cut out of another one."""
@@ -58,6 +118,20 @@ class Scratch:
             self._others.append(Scratch())
         return self._others[number]
 
+    def group(self, count: int) -> Encoded:
+        """Room for `count` encoded samples, up to GROUP, that are read and decoded together."""
+        self._group = self._group or Encoded()
+        self._group.begin(count)
+        return self._group
+
+    def groups(self, count: int) -> Iterator[slice]:
+        """Cut `count` samples into groups, which are small where samples are large."""
+        start = 0
+        while start < count:
+            most = GROUP if self._group is None else self._group.most()
+            yield slice(start, min(start + most, count))
+            start += most
+
     def own(self, kind: Callable[[], T]) -> T:
         """This thread's instance of `kind`, created at the first call: state that a decoder keeps between calls."""
         if kind not in self._own:
@@ -68,7 +142,7 @@ class Scratch:
     def nbytes(self) -> int:
         """Bytes allocated now."""
         own = len(self._encoded) + len(self._spliced) + len(self._pixels) + len(self._work)
-        return own + sum(other.nbytes for other in self._others)
+        return own + sum(other.nbytes for other in self._others) + (self._group.nbytes if self._group else 0)
 
 
 def _rounded(nbytes: int) -> int:

@@ -187,7 +187,7 @@ def test_tiled_jpegs_are_decoded_several_in_one_call_unless_a_subclass_fills_row
     ids = [0, 1, 2, 3, 5, 6, 7, 8]
     draws = TRAINING.draw(0, 0, np.array(ids))
     calls, whole = [], CropQueue.run
-    monkeypatch.setattr(CropQueue, "run", lambda self, *args: calls.append(len(self._queued)) or whole(self, *args))
+    monkeypatch.setattr(CropQueue, "run", lambda self, *args: calls.append(self._count) or whole(self, *args))
     for decoder, sizes in ((TRAINING, [8]), (Boxes(TRAINING.crop), [1] * 8)):
         assert decoder.fill(SampleReader(tiled_files), ids, draws, rows, Scratch()) == []
         assert calls == sizes

@@ -17,7 +17,7 @@ from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileState, FileWatch
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.remote.mirrors import Lease
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Encoded, Scratch
 from fastimg.loaders.wording import plural
 
 from .files import BetonFile
@@ -101,18 +101,18 @@ class BetonDataset(WithFields):
         self._watch.read(0)
         return view
 
-    def read_group(self, indices: Sequence[int], scratches: Sequence[Scratch]) -> list[memoryview | None]:
-        """What `read` gives for several samples, each in its Scratch; None for those that have to be read by `read`.
+    def read_group(self, indices: Sequence[int], encoded: Encoded) -> None:
+        """Read several samples into `encoded`, but those that have to be read by `read`.
 
         Raises ShardError as `read` does.
         """
         places = list(indices)
-        sizes = np.where(self._raw[places], 0, self._sizes[places]).tolist()
-        views = [scratch.encoded(size) for size, scratch in zip(sizes, scratches, strict=True)]
-        filled = self.reader.fill_group(views, self._offsets[places].tolist())
+        sizes = np.where(self._raw[places], 0, self._sizes[places]).astype(np.int64)
+        filled = self.reader.fill_group(encoded, sizes, self._offsets[places].astype(np.int64))
         for _ in places:
             self._watch.read(0)
-        return [view if full and size else None for view, full, size in zip(views, filled, sizes, strict=True)]
+        encoded.spans[:, 0] = encoded.rooms[:, 0]
+        encoded.spans[:, 1] = sizes * filled
 
     def pixels(self) -> npt.NDArray[np.int64]:
         """Pixels [N] of each JPEG, 0 of raw images."""

@@ -23,6 +23,7 @@ from fastimg.loaders.containers.atomic import WholeFile, sync_folder, temporary
 from fastimg.loaders.containers.readahead import ask
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import ShardError
+from fastimg.loaders.runtime.scratch import Encoded
 
 from .kinds import (
     DESCRIPTOR,
@@ -390,11 +391,13 @@ class BetonFile:
         except OSError as error:
             raise ShardError(f"{self.path}: cannot be read ({error.strerror}); copy it again") from error
 
-    def fill_group(self, views: Sequence[memoryview], offsets: Sequence[int]) -> list[bool]:
-        """Fill several views as `fill` does, at once; which ones are filled. Of others `fill` tells why."""
+    def fill_group(
+        self, encoded: Encoded, sizes: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Fill several buffers as `fill` does, at once; which ones are filled. Of others `fill` tells why."""
         from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
 
-        return fill_parts([self._file] * len(views), views, offsets)
+        return fill_parts([self._file] * len(sizes), encoded, sizes, offsets)
 
     def as_part(self) -> BetonPart:
         """All samples as one part, for a writer that continues a copy of this file. fastimg must have written it."""

@@ -16,7 +16,7 @@ from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import ShardFiles, WatchedFiles
 from fastimg.loaders.errors import DataError, ShardError
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Encoded, Scratch
 from fastimg.loaders.wording import plural
 
 from .headers import BLOCK, stated_size, states_size
@@ -81,19 +81,24 @@ class TarDataset(WithFields):
         offset, size, shard, *_ = self.records[index].item()
         return self._member_data(shard, offset, size, scratch.encoded(BLOCK + size))
 
-    def read_group(self, indices: Sequence[int], scratches: Sequence[Scratch]) -> list[memoryview | None]:
-        """What `read` gives for several samples, each in its Scratch; None for those that have to be read by `read`.
+    def read_group(self, indices: Sequence[int], encoded: Encoded) -> None:
+        """Read several samples into `encoded`, but those that have to be read by `read`.
 
         Raises ShardError as `read` does.
         """
-        members = self.records[["shard", "offset", "size"]][list(indices)].tolist()
-        views = [scratch.encoded(BLOCK + size) for (_, _, size), scratch in zip(members, scratches, strict=True)]
-        shards = [shard for shard, _, _ in members]
-        filled = self.shard_files.fill_group(shards, views, [offset - BLOCK for _, offset, _ in members])
-        return [
-            view[BLOCK:] if full and states_size(view, size) else None
-            for view, full, (_, _, size) in zip(views, filled, members, strict=True)
-        ]
+        from .member_sizes import are_stated  # numba, which opening a dataset does not need
+
+        members = self.records[list(indices)]
+        sizes, offsets = members["size"].astype(np.int64), members["offset"].astype(np.int64)
+        filled = self.shard_files.fill_group(members["shard"].tolist(), encoded, sizes + BLOCK, offsets - BLOCK)
+        spans, rooms = encoded.spans, encoded.rooms
+        spans[:, 0] = rooms[:, 0] + BLOCK
+        spans[:, 1] = sizes * filled
+        if not are_stated(rooms, sizes, filled):
+            for place in np.flatnonzero(filled).tolist():  # in other ways to write a size
+                header = encoded.buffer(place)[:BLOCK]
+                if not states_size(header, int(sizes[place])):
+                    encoded.drop(place)
 
     def glance(self, index: int) -> bytes:
         """What `read` gives, for comparing: of a shard that is elsewhere only this, without the shard's checksum.

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from fastimg.loaders.crop import CenterCrop, CropRule, Window, reaches_out, shape_of
 from fastimg.loaders.jpeg.exif import compiled_turn_of
+from fastimg.loaders.jpeg.windows import compiled_rule, find_window
 from fastimg.loaders.runtime.compiled import compiled, held, is_compiled, is_kept
-from fastimg.loaders.runtime.scratch import GROUP, Scratch
+from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch
 
 from .colour import to_columns
 from .columns import (
@@ -32,7 +33,7 @@ from .columns import (
 from .entropy.scan import STREAM, advance, advance_alone
 from .entropy.symbols import NATURAL
 from .frame import JPEG_HEADER, MAX_SIDE, SCANS, TILED, UNTILED, kind_of, new_header, parse_header, view_of
-from .memory import bytes_at
+from .memory import bytes_at, view_at
 from .region import REGION, WINDOW, find_region, hold_luma
 from .scans import MAX_SCANS_BYTES, begin_scan, decode_progressive, end_row, size_of_scan, size_of_scans
 from .turning import resize_upright, size_of_resize
@@ -61,7 +62,9 @@ class CropQueue:
         self._places = [self._headers[i : i + 1] for i in range(GROUP)]
         self._regions = np.zeros(GROUP, REGION)
         self._streams = np.zeros(2, STREAM)
-        self._queued: list[bytes | memoryview] = []  # the encoded JPEGs
+        self._queued: dict[int, bytes | memoryview] = {}  # encoded JPEGs by the number of their job
+        self._group: Encoded | None = None  # others, at their places
+        self._count = 0  # of jobs
         self._kinds = 0  # what there is among them: bit n for kind n
 
     def add(
@@ -75,13 +78,14 @@ class CropQueue:
     ) -> bool:
         """Queue the crop of a JPEG for a row; False if this decoder cannot decode it.
 
-        `data` must not change until `run`. Not to be `patient` is to leave a JPEG without tiles to libjpeg-turbo, which
-        decodes it to the same bits, where its decoder would have to be compiled first.
+        After `add_group` the row is one of the group's. `data` must not change until `run`. Not to be `patient` is to
+        leave a JPEG without tiles to libjpeg-turbo, which decodes it to the same bits, where its decoder would have to
+        be compiled first.
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled
             return False
         view = view_of(data)
-        number = len(self._queued)
+        number = len(self._queued) if self._group is None else row
         width, height, address, kind = peek(view, self._places[number])
         if kind == 0 or width * height > max_pixels or not (patient or kind == TILED or is_ready(kind)):
             return False
@@ -90,13 +94,35 @@ class CropQueue:
         if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
             return False
         self._jobs[number] = (address, view.size, row, kind, 0, *box, *size, *at)
-        self._queued.append(data)
+        self._queued[number] = data
+        self._count = max(self._count, number + 1)
         self._kinds |= 1 << kind
         return True
+
+    def add_group(
+        self, encoded: Encoded, crop: CropRule, draws: npt.NDArray[np.float64], max_pixels: int, patient: bool = True
+    ) -> list[int] | None:
+        """Queue the crops of a group, which must not change until `run`, for the rows of the same places.
+
+        Returns the places that this decoder cannot decode; None, and queues nothing, if it does not know the crop's
+        rule. What it is to be `patient` is said in `add`.
+        """
+        known = compiled_rule(crop)
+        if known is None:
+            return None
+        kinds = 1 << TILED | 1 << UNTILED | 1 << SCANS
+        if not patient:
+            kinds = 1 << TILED | is_ready(UNTILED) << UNTILED | is_ready(SCANS) << SCANS
+        self._kinds, left = plan(self._headers, self._jobs, encoded.spans, draws, known, max_pixels, kinds)
+        self._group = encoded
+        self._count = len(encoded.spans)
+        return [place for place in range(self._count) if left >> place & 1] if left else []
 
     def clear(self) -> None:
         """Forget what is queued."""
         self._queued.clear()
+        self._group = None
+        self._count = 0
         self._kinds = 0
 
     def run(
@@ -106,9 +132,9 @@ class CropQueue:
 
         C is 3 for RGB, and 1 for luma.
         """
-        if not self._queued:
+        if not self._kinds:
             return []
-        jobs = self._jobs[: len(self._queued)]
+        jobs = self._jobs[: self._count]
         bicubic = crop.interpolation == "bicubic"
         headers, regions = self._headers, self._regions
         if self._kinds & 1 << TILED:
@@ -120,8 +146,16 @@ class CropQueue:
         if self._kinds & 1 << SCANS:
             while needed := _crop_progressive(headers, jobs, regions, bicubic, scratch.work(0), out):
                 scratch.work(needed)
-        queued = zip(jobs["row"].tolist(), jobs["status"].tolist(), self._queued, strict=True)
-        undecoded = [(row, data) for row, status, data in queued if status == OTHER]
+        statuses = jobs["status"].tolist()
+        undecoded = []
+        if OTHER in statuses:
+            for place in [place for place, status in enumerate(statuses) if status == OTHER]:
+                data = self._queued.get(place)
+                if data is None:
+                    assert self._group is not None
+                    data = self._group[place]
+                assert data is not None
+                undecoded.append((int(jobs["row"][place]), data))
         self.clear()
         return undecoded
 
@@ -175,6 +209,38 @@ def compile_for(data: bytes | memoryview) -> None:
     queue, crop = CropQueue(), CenterCrop(size=8, resize=8)
     if queue.add(data, crop, (), MAX_SIDE**2, 0):
         queue.run(crop, 0, Scratch(), np.empty((1, 8, 8, 3), np.uint8))
+
+
+@held
+def plan(headers: Any, jobs: Any, spans: Any, draws: Any, rule: Any, max_pixels: int, kinds: int) -> tuple[int, int]:
+    """Fill the jobs of up to GROUP JPEGs at `spans` [k, 2], addresses and sizes, with the windows of a rule's crops.
+
+    `draws` [k, d] are the rule's numbers; see `windows`. Returns the kinds among the jobs and the places that are left
+    to others, as bits. Those are JPEGs of other kinds than `kinds`, larger ones, and what is no JPEG.
+    """
+    found, left = 0, 0
+    for i in range(spans.shape[0]):
+        job = jobs[i]
+        job.row, job.status = i, DONE
+        job.address, job.nbytes = spans[i, 0], spans[i, 1]
+        left |= 1 << i
+        if job.nbytes < 2:
+            continue
+        data, header = view_at(job.address, job.nbytes), headers[i : i + 1]
+        if not parse_header(data, header):
+            continue
+        kind = kind_of(header)
+        width, height = header[0].width, header[0].height
+        if compiled_turn_of(header[0].orientation)[0]:
+            width, height = height, width
+        if kind == 0 or not kinds >> kind & 1 or width * height > max_pixels:
+            continue
+        if not find_window(width, height, draws, i, rule, jobs[i : i + 1], max_pixels):
+            continue
+        job.kind, job.status = kind, 0
+        found |= 1 << kind
+        left ^= 1 << i
+    return found, left
 
 
 @held

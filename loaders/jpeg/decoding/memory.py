@@ -12,20 +12,26 @@ from numba import types
 from .vectors import I8, I16, I64, WIDE, intrinsic, vector
 
 
-@intrinsic
-def bytes_at(_: Any, address: Any, size: Any) -> Any:
-    """The `size` bytes at an address as an array uint8 [size]."""
+def _array_at(readonly: bool) -> Any:
+    kind = types.Array(types.uint8, 1, "C", readonly=readonly)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        arrays: Any = importlib.import_module("numba.np.arrayobj")  # only compilation needs it
-        b = builder
-        made = context.make_array(signature.return_type)(context, builder)
-        one = context.get_constant(types.intp, 1)
-        data = b.inttoptr(arguments[0], I8.as_pointer())
-        arrays.populate_array(made, data, [arguments[1]], [one], one, None)
-        return made._getvalue()
+    def array_at(_: Any, address: Any, size: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            arrays: Any = importlib.import_module("numba.np.arrayobj")  # only compilation needs it
+            b = builder
+            made = context.make_array(signature.return_type)(context, builder)
+            one = context.get_constant(types.intp, 1)
+            data = b.inttoptr(arguments[0], I8.as_pointer())
+            arrays.populate_array(made, data, [arguments[1]], [one], one, None)
+            return made._getvalue()
 
-    return types.Array(types.uint8, 1, "C")(types.intp, types.intp), generate
+        return kind(types.intp, types.intp), generate
+
+    return intrinsic(array_at)
+
+
+bytes_at = _array_at(readonly=False)  # the `size` bytes at an address as an array uint8 [size]
+view_at = _array_at(readonly=True)  # the same, of the type that `frame.view_of` gives
 
 
 def _load(kind: ir.IntType, swapped: bool = False) -> Any:

@@ -205,8 +205,8 @@ def test_several_in_one_call_with_damaged_ones_reported():
     half = len(damaged) // 2
     damaged[half : half + 30] = bytes(30)
     jpegs[3] = bytes(damaged)
-    out = np.full((20, 32, 32, 3), 7, np.uint8)
-    rows = [19 - 2 * i for i in range(GROUP)]
+    out = np.full((2 * GROUP + 4, 32, 32, 3), 7, np.uint8)
+    rows = [2 * GROUP + 3 - 2 * i for i in range(GROUP)]
     for row, jpeg in zip(rows, jpegs, strict=True):
         assert queue.add(jpeg, crop, (), LIMIT, row)
     assert queue.run(crop, False, scratch, out) == [(rows[3], jpegs[3])]

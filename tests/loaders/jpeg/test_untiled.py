@@ -279,13 +279,13 @@ def test_mutated_ones_write_nothing_outside_their_memory(seed):
 
 
 def decoded_of_mutated(whole, rng, rounds):
-    """How many of GROUP mutated JPEGs in each round are accepted: with the judge's pixels, in memory of their own."""
+    """How many of 8 mutated JPEGs in each round are accepted: with the judge's pixels, in memory of their own."""
     decoded = 0
     for _ in range(rounds):
         queue, scratch, crop = CropQueue(), Fenced(), RandomResizedCrop(size=rng.choice([1, 5, 16, 33]))
-        jpegs = [mutated(rng.choice(whole), rng) for _ in range(GROUP)]
+        jpegs = [mutated(rng.choice(whole), rng) for _ in range(8)]
         draws = [[rng.random() for _ in range(crop.draws)] for _ in jpegs]
-        out = np.full((GROUP, *shape_of(crop), 3), 7, np.uint8)
+        out = np.full((8, *shape_of(crop), 3), 7, np.uint8)
         taken = {row for row, jpeg in enumerate(jpegs) if queue.add(jpeg, crop, draws[row], 1 << 20, row)}
         taken -= {row for row, _ in queue.run(crop, 0, scratch, out)}
         assert scratch.intact
@@ -327,15 +327,27 @@ def test_a_loader_waits_for_the_compilation_if_that_is_worth_it(samples, patient
         def read(self, index, scratch):
             return memoryview(JPEG)
 
+    class Together(Same):
+        def read_group(self, indices, encoded):
+            encoded.reserve(len(JPEG))
+            for place in range(len(indices)):
+                encoded.buffer(place)[: len(JPEG)] = JPEG
+            encoded.spans[:, 0], encoded.spans[:, 1] = encoded.rooms[:, 0], len(JPEG)
+
     told = []
-    whole = CropQueue.add
-    monkeypatch.setattr(CropQueue, "add", lambda self, *given: told.append(given[-1]) or whole(self, *given))
+    for name in ("add", "add_group"):
+        whole = getattr(CropQueue, name)
+        monkeypatch.setattr(
+            CropQueue, name, lambda self, *given, whole=whole: told.append(given[-1]) or whole(self, *given)
+        )
     rows = np.zeros((2, 32, 32, 3), np.uint8)
-    for crop in (RandomResizedCrop(size=32), CenterCrop(size=32, resize=32)):
+    for crop, waits in zip((RandomResizedCrop(size=32), CenterCrop(size=32, resize=32)), patient, strict=True):
         decoder = ImageDecoder(crop)
         draws = decoder.draw(0, 0, np.arange(2))
-        assert decoder.fill(SampleReader(Same()), [0, 1], draws, {"inputs": rows}, Scratch()) == []
-    assert told == [patient[0]] * 2 + [patient[1]] * 2
+        for dataset, calls in ((Same(), 3), (Together(), 1)):
+            assert decoder.fill(SampleReader(dataset), [0, 1], draws, {"inputs": rows}, Scratch()) == []
+            assert told == [waits] * calls
+            told.clear()
 
 
 JPEG = encoded(90, 70, "420")

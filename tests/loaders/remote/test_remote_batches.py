@@ -128,7 +128,7 @@ class TestClosing:
             raise AssertionError("nobody said that the iteration is over")
 
         dataset.read = read
-        dataset.read_group = lambda ids, scratches: [None] * len(ids)
+        dataset.read_group = lambda ids, encoded: None
         loader = Loader(dataset, order="sequential", **SETTINGS)
         ended = []
 

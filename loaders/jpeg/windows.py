@@ -1,0 +1,76 @@
+"""Windows of crops in compiled code: the same numbers as `crop.RandomResizedCrop` and `crop.CenterCrop` give."""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.crop import CenterCrop, CropRule, RandomResizedCrop, pair, shape_of
+from fastimg.loaders.runtime.compiled import compiled
+
+_RANDOM, _CENTER = 0.0, 1.0
+
+
+def compiled_rule(crop: CropRule) -> npt.NDArray[np.float64] | None:
+    """A rule as `find_window` takes it; None for other rules, and for subclasses, which may have windows of their own.
+
+    That is its kind, the width and the height of its output, and its other settings.
+    """
+    return _settings(crop) if type(crop) is RandomResizedCrop or type(crop) is CenterCrop else None
+
+
+@functools.lru_cache(maxsize=64)
+def _settings(crop: RandomResizedCrop | CenterCrop) -> npt.NDArray[np.float64]:
+    tall, wide = shape_of(crop)
+    if isinstance(crop, RandomResizedCrop):
+        (low, high), (narrow, broad) = crop.scale, crop.ratio
+        least = math.log(narrow)
+        return np.array([_RANDOM, wide, tall, low, high - low, narrow, broad, least, math.log(broad) - least])
+    height, width = pair(crop.resize)
+    return np.array([_CENTER, wide, tall, width, height])
+
+
+@compiled
+def find_window(width: int, height: int, draws: Any, row: int, rule: Any, jobs: Any, max_pixels: int) -> bool:
+    """Fill the window of `jobs[0]`, of an upright picture of `width` x `height`, by the numbers draws[row].
+
+    False if it has more than `max_pixels` pixels once it is resized, or reaches beyond what was resized.
+    """
+    job = jobs[0]
+    wide, tall = int(rule[1]), int(rule[2])
+    if rule[0] == _RANDOM:
+        _find_random(width, height, draws[row], rule, job)
+        job.resized_width, job.resized_height = wide, tall
+        job.at_x, job.at_y = 0, 0
+    else:
+        job.x, job.y, job.width, job.height = 0, 0, width, height
+        least_width, least_height = int(rule[3]), int(rule[4])
+        if width * least_height <= height * least_width:
+            job.resized_width, job.resized_height = least_width, int(least_width * height / width)
+        else:
+            job.resized_width, job.resized_height = int(least_height * width / height), least_height
+        job.at_x = round((job.resized_width - wide) / 2.0)
+        job.at_y = round((job.resized_height - tall) / 2.0)
+    if job.resized_width * job.resized_height > max_pixels or job.at_x < 0 or job.at_y < 0:
+        return False
+    return bool(job.at_x + wide <= job.resized_width and job.at_y + tall <= job.resized_height)
+
+
+@compiled
+def _find_random(width: int, height: int, numbers: Any, rule: Any, job: Any) -> None:
+    for i in range(0, 20, 2):
+        area = width * height * (rule[3] + rule[4] * numbers[i])
+        aspect = math.exp(rule[7] + rule[8] * numbers[i + 1])
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            job.x, job.y = int(numbers[20] * (width - w + 1)), int(numbers[21] * (height - h + 1))
+            job.width, job.height = w, h
+            return
+    w, h = width, height
+    if width / height < rule[5]:
+        h = max(1, round(width / rule[5]))
+    elif width / height > rule[6]:
+        w = max(1, round(height * rule[6]))
+    job.x, job.y, job.width, job.height = (width - w) // 2, (height - h) // 2, w, h
