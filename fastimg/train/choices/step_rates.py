@@ -1,9 +1,9 @@
 """Measured rates of training steps, and what they decide: the type of mixed precision, and hints about --compile.
 
 `step_rates.json` holds the rates; `benchmarks/step_rates.py` writes it from what `benchmarks/gpu.py` measured: so far
-four models on an H200, not compiled, in batches of 256 (`benchmarks/results/gpu.jsonl`). Where it has none for a GPU,
-nor for one of its generation, the rule of `models.precision` holds. Rates decide by kind of model, GPU, torch and
---compile.
+four models on an H200, three of them also compiled, most in batches of 256 (`benchmarks/results/gpu.jsonl`). Where it
+has none for a GPU, nor for one of its generation, the rule of `models.precision` holds. Rates decide by kind of model,
+GPU, torch and --compile.
 """
 
 import json

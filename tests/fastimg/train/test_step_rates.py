@@ -75,7 +75,7 @@ def test_the_packages_table_holds_what_was_measured():
     steps = [one for one in map(json.loads, lines) if one["section"] == "steps" and "images_per_second" in one]
     comparable = [{field: one[field] for field in RATE} for one in steps if "note" not in one]
     in_table = [{field: getattr(one, field) for field in RATE} for one in read()]
-    assert sorted(in_table, key=str) == sorted(comparable, key=str) and len(comparable) == 8
+    assert sorted(in_table, key=str) == sorted(comparable, key=str) and len(comparable) == 12
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,21 @@ def test_what_doctor_says_of_the_type():
     assert machine_types("NVIDIA of tomorrow") == []
 
 
-def test_compiling_is_not_in_the_packages_table():
+def test_what_compiling_gains_by_the_packages_table():
+    """bf16 compiled against the type that is chosen without; types were not compared with each other compiled."""
     assert chosen(Train(compile="default")).dtype is torch.bfloat16
-    assert compile_gain(Train(batch_size=256), BF16, model(), H200) is None and machine_gains(H200) == []
+    config = Train(batch_size=256)
+    for arch, kind, about, gain in (
+        ("resnet50", "convolutional", "resnet50", 1.12),
+        ("vit_small_patch16_224", "transformer", "vit_small_patch16_224", 1.56),
+        ("vit_base_patch16_224", "transformer", "transformers", 1.56),
+    ):
+        flag, found = compile_gain(config, chosen(subject=model(arch, kind)), model(arch, kind), H200)
+        assert flag == "--compile" and round(found.ratio, 2) == gain and f"for {about} on NVIDIA H200" in found.about
+    resnet18 = model("resnet18", "convolutional")
+    assert compile_gain(config, chosen(subject=resnet18), resnet18, H200) is None  # 0.99 of fp16, not compiled
+    convolutional, transformers = machine_gains(H200)
+    assert "`train --compile` is 1.41x for convolutional models" in convolutional and "1.56x" in transformers
 
 
 def test_fp16_if_measured_to_be_faster(table):
