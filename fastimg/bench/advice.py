@@ -19,6 +19,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.choices import step_rates
 from fastimg.train.choices.machine_profile import device_name
+from fastimg.train.reporting.hints import larger_launches
 
 from .dataset import Images
 from .rig import Rig, with_loader
@@ -138,6 +139,10 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
     if kind == "augment-bound" and measured.step is not None:
         factor = _gain(measured, synthetic=measured.step)
         yield Advice(change="less augmentation (the factor is for none at all)", factor=factor, tried=False)
+    if kind == "launch-bound":
+        for change in larger_launches(config.compile, config.grad_accum_steps > 1):
+            plain = Advice(change=change, factor=None, tried=False)
+            yield _compiling(rig) if change.startswith("--compile,") else plain
     if kind == "compute-bound":
         if not config.amp and rig.device.type == "cuda":
             yield Advice(change="leave --no-amp out", factor=None, tried=False)

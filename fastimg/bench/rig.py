@@ -47,6 +47,7 @@ class Rig:
 
     run: Run
     synthetic: Batch | None = None
+    drained: float | None = None  # share of the last steps in which the GPU had nothing left to do; None on a CPU
 
     @property
     def loader(self) -> BatchSource:
@@ -197,7 +198,9 @@ def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock, least: fl
         optimiser_step(run, source, accumulate, stream)
         timed += 1
     synchronise(rig.device)
-    return account.read().samples / max(clock() - began, 1e-12)
+    window = account.read()
+    rig.drained = window.drained_share
+    return window.samples / max(clock() - began, 1e-12)
 
 
 def augment_rate(rig: Rig, budget: Budget) -> float:

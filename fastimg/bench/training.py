@@ -90,11 +90,13 @@ def measure_training(
     """
     arch, slots = rig.run.setup.model.arch, rig.loader.slots
     synthetic, real = list[float](), list[float]()
+    drained = list[float]()
     part = f"training {arch}"
     warm = 1
     with effort.timetable.measuring(part):
         for _ in effort.rounds(part):
             synthetic.append(synthetic_rate(rig, effort.budget))
+            drained += [] if rig.drained is None else [rig.drained]
             # Batches in the slots must be used up first, unless the step is much slower than the loader.
             warm = slots + 1 if parts["alone"].median < 2 * synthetic[-1] else 1
             real.append(_real_rate(rig, warm, effort.budget))
@@ -111,6 +113,7 @@ def measure_training(
         synthetic=rates["synthetic"],
         real=rates["real"],
         shared=rig.device.type == "cpu",
+        drained=median(drained) if drained else None,
     )
     trained = partial(Trained, arch=arch, synthetic=spreads["synthetic"], real=spreads["real"], share=share)
     ranges = {name: (spread.low, spread.high) for name, spread in spreads.items()}

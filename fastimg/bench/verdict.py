@@ -10,10 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fastimg.system.machine_load import Load
-from fastimg.train.reporting.hints import number
+from fastimg.train.reporting.hints import DRAINED, number
 
 Kind = Literal[
-    "network-bound", "storage-bound", "decode-bound", "copy-bound", "augment-bound", "compute-bound", "balanced"
+    "network-bound",
+    "storage-bound",
+    "decode-bound",
+    "copy-bound",
+    "augment-bound",
+    "launch-bound",
+    "compute-bound",
+    "balanced",
 ]
 
 NEAR = 1.1  # rates within this factor of each other count as equal
@@ -40,6 +47,7 @@ class Measured:
     real: float  # end to end
     network: float | None = None  # what an object store gives, where every epoch fetches its data
     shared: bool = False  # decoding and training share the cores; `decode` is then measured on all of them
+    drained: float | None = None  # share of the steps on synthetic data in which a GPU had nothing left to do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +205,8 @@ def judge(m: Measured, advice: Sequence[Advice] = (), possible: Sequence[Kind] =
     costly = m.shared and limit == "compute" and m.real * NEAR < m.synthetic  # decoding takes its share of the cores
     if after < NEAR * rate or costly:
         kind = "balanced"
+    elif limit == "compute" and (m.drained or 0.0) > DRAINED:
+        kind = "launch-bound"  # the GPU waits for the host, kernel after kernel
     elif limit == "compute" and m.augment is not None and m.step is not None and m.augment < m.step:
         kind = "augment-bound"  # the device spends more time on augmentation than on the step
     else:

@@ -23,6 +23,7 @@ from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.provenance import TrainedOn
 from fastimg.loaders import BatchSource
 from fastimg.loaders.epochs.plan import crop_epoch_of
+from fastimg.loaders.runtime.times import Backlog
 from fastimg.models.compilation import Compilation
 from fastimg.models.ema import Ema
 from fastimg.models.precision import Precision
@@ -217,6 +218,7 @@ class Accounting:
     log: rundir.Log | None = None  # only rank 0 has it
     trackers: Trackers | None = None  # only rank 0 has them, where --log names some
     timeline: Timeline | None = None  # of rank 0, with --trace
+    backlog: Backlog = field(default_factory=lambda: Backlog(torch.device("cpu")))
     seconds: float = 0.0  # of training, over all parts of a resumed run
     epoch_seconds: float = 0.0  # of training, in this epoch and this process
     out_of_time: bool = False  # --max-time ended the run
@@ -256,6 +258,7 @@ class Run:
         accounting = Accounting(
             account=Account(loader.spent, loader.workers),
             trace=Trace(math.ceil(setup.steps / _TRACED) or 1),
+            backlog=Backlog(device),
         )
         return cls(setup=setup, progress=progress, accounting=accounting)
 

@@ -64,7 +64,7 @@ def optimiser_step(
         with named("forward and backward"):
             forward_backward(run, micro_batch, parallel.accumulate(run.progress.parallel, last=number == count))
         rows += batch.samples
-        run.accounting.account.add(batch.samples)
+        run.accounting.account.add(batch.samples, run.accounting.backlog.drained())
     with named("update"):
         return update(run, rows, asked() if asked is not None else 0)
 
@@ -113,6 +113,7 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
             theirs = setup.distillation.logits(batch.images) if batch.taught is None else batch.taught
             losses = setup.distillation.blended(losses, logits, theirs)
         total = (losses.total * batch.weight).sum() / setup.nominal_batch
+        run.accounting.backlog.mark()
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     progress.first_bad.note(total.detach(), progress.step + 1)
     progress.meter.add(logits.detach(), losses.detach(), batch.targets, batch.weight)

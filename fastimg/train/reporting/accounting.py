@@ -39,6 +39,7 @@ class TrainingTime:
     network: float | None = None  # of reading, waiting for an object store, summed over threads; None: none is read
     fetched: int | None = None  # bytes from the store, by this process, since the record before
     again: int | None = None  # of these, bytes of shards that were deleted before they were done with
+    drained: int | None = None  # batches in whose backward pass the GPU caught up with the host; None on a CPU
 
     def __add__(self, other: "TrainingTime") -> "TrainingTime":
         return TrainingTime(
@@ -53,6 +54,7 @@ class TrainingTime:
             other.network if self.network is None else self.network + (other.network or 0.0),
             other.fetched if self.fetched is None else self.fetched + (other.fetched or 0),
             other.again if self.again is None else self.again + (other.again or 0),
+            other.drained if self.drained is None else self.drained + (other.drained or 0),
         )
 
     @property
@@ -90,6 +92,11 @@ class TrainingTime:
         """Share of the loader threads' time in which they waited for an object store."""
         return None if self.network is None else _share(self.network, self.threads)
 
+    @property
+    def drained_share(self) -> float | None:
+        """Share of the batches in whose backward pass the GPU had nothing left to do: it waited for the host."""
+        return None if self.drained is None else _share(self.drained, self.batches)
+
     def record(self) -> dict[str, float]:
         """For metrics.jsonl: its length and the shares that are known."""
         values = {
@@ -100,6 +107,7 @@ class TrainingTime:
             "loader_busy_share": self.busy_share,
             "loader_read_share": self.read_share,
             "loader_network_share": self.network_share,
+            "drained_share": self.drained_share,
         }
         return {name: round(value, 4) for name, value in values.items() if value is not None} | self.counts()
 
@@ -136,6 +144,7 @@ class _Mark(NamedTuple):
     samples: int
     batches: int
     spent: LoaderTimes
+    drained: int | None
 
 
 class Account:
@@ -154,6 +163,7 @@ class Account:
         self._workers = workers
         self._clock = clock
         self._samples = self._batches = self._filling = 0
+        self._drained: int | None = None
         self._last = self._since = self._mark()  # where the window started, and where its steady part did
         self._unseen = TrainingTime()  # steady time that `evidence` has not returned yet
         self._told: LoaderTimes | None = None  # what the last record has counted of bytes: none are discarded
@@ -168,9 +178,11 @@ class Account:
         """Discard the time since the last window, and start a new one."""
         self._last = self._since = self._mark()
 
-    def add(self, samples: int) -> None:
-        """Count a batch that was trained on."""
+    def add(self, samples: int, drained: bool | None = None) -> None:
+        """Count a batch that was trained on. `drained`: see `Backlog`."""
         self._samples += samples
+        if drained is not None:
+            self._drained = (self._drained or 0) + drained
         self._batches += 1
         if self._filling:
             self._filling -= 1
@@ -209,7 +221,7 @@ class Account:
         return unseen
 
     def _mark(self) -> _Mark:
-        return _Mark(self._clock(), self._samples, self._batches, self._spent())
+        return _Mark(self._clock(), self._samples, self._batches, self._spent(), self._drained)
 
     def _between(self, before: _Mark, now: _Mark) -> TrainingTime:
         seconds = now.at - before.at
@@ -225,6 +237,7 @@ class Account:
             seconds * self._workers,
             now.batches - before.batches,
             _difference(spent.network, then.network),
+            drained=_more(now.drained, before.drained),
         )
 
 

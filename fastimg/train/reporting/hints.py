@@ -10,12 +10,16 @@ from typing import Literal, NamedTuple
 from fastimg.system.progress import UNITS
 from fastimg.wording import plural
 
-Kind = Literal["network-bound", "storage-bound", "decode-bound", "copy-bound", "loader-bound", "start-up"]
+Kind = Literal[
+    "network-bound", "storage-bound", "decode-bound", "copy-bound", "loader-bound", "start-up", "launch-bound"
+]
 
 LIMIT = 0.1  # share of the time: less waiting than this is not reported
 READING = 0.5  # share of the loader's work: with more reading than this, the storage is the bottleneck
 BUSY = 0.8  # share of the loader threads' time: below this, the threads are waiting too
 COPYING = 0.9  # share of the time
+DRAINED = 0.5  # share of the steps: with more than these, a GPU that hardly waits for data waits for the host
+IDLE = 0.5  # share of the loader threads' time: with less work than this, fewer of them would do
 GAIN = 1.1  # a change with a smaller estimated gain is not suggested
 
 
@@ -46,6 +50,9 @@ class WaitingFacts:
     read: float | None = None  # share of the loader threads' time
     copy: float | None = None  # share of the time
     network: float | None = None  # share of the loader threads' time; None: the data is on this machine
+    drained: float | None = None  # share of the steps in which the GPU had nothing left to do; None on a CPU
+    compile: str | None = None  # the mode of --compile
+    accumulates: bool = False  # --grad-accum-steps above 1
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,12 @@ class Remedy(NamedTuple):
 
 
 def hint(facts: WaitingFacts) -> Hint | None:
-    """The verdict; None if the run hardly waits, and for pixels that are not read from anywhere."""
+    """The verdict; None if the run hardly waits, for data or for launches.
+
+    For pixels that are not read from anywhere only launches count.
+    """
     if facts.wait <= LIMIT or facts.backend in ("synthetic", "resident"):
-        return None
+        return _launching(facts)
     kind, waits_for, remedies = _cause(facts)
     unit = UNITS[facts.unit]
     words = [f"{kind}: {facts.wait:.0%} of the time was spent waiting for {waits_for}"]
@@ -76,6 +86,34 @@ def hint(facts: WaitingFacts) -> Hint | None:
         words.append("try " + ", or ".join(_estimated(remedy, facts, unit) for remedy in remedies))
     first = remedies[0].rate if remedies else None
     return Hint(kind, "; ".join(words), None if first is None else first * facts.ranks)
+
+
+def launching(drained: float, remedies: str) -> str:
+    """The verdict on launches, in words."""
+    return (
+        f"launch-bound: in {drained:.0%} of the steps the GPU had nothing left to do while the host was still "
+        f"launching the backward pass, so the host's speed decides; try {remedies}"
+    )
+
+
+def larger_launches(compile_mode: str | None, accumulates: bool) -> list[str]:
+    """What makes a GPU wait less for launches."""
+    found = ["a larger --batch-size"]
+    if compile_mode is None:
+        found.append("--compile, which launches fewer kernels")
+    if compile_mode in (None, "default", "max-autotune-no-cudagraphs") and not accumulates:
+        found.append("--compile reduce-overhead, which launches a whole pass at once")
+    return found
+
+
+def _launching(facts: WaitingFacts) -> Hint | None:
+    if facts.drained is None or facts.drained <= DRAINED:
+        return None
+    remedies = larger_launches(facts.compile, facts.accumulates)
+    fewer = facts.workers // 2
+    if facts.backend == "native" and facts.encoded and fewer and (facts.busy or 1.0) < IDLE:
+        remedies.append(f"--workers {fewer}: threads that decode take Python's lock from the one that launches")
+    return Hint("launch-bound", launching(facts.drained, ", or ".join(remedies)))
 
 
 def started_slowly(facts: WaitingFacts, each: float) -> Hint:

@@ -1,4 +1,4 @@
-"""Tells a run that waits for its data: in one line while it trains, and in the summary."""
+"""Tells a run that waits, for its data or for launches: in one line while it trains, and in the summary."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,8 @@ def verdict(run: Run) -> str | None:
     advice = hint(_facts(run, steady)) if accounting.settled(steady) else None
     if advice is None:
         return _slow_starts(run)
+    if advice.kind == "launch-bound":
+        return advice.text
     whole = overall(rundir.train_records(run.setup.directory))
     alike = f"{steady.wait_share:.0%}" == f"{whole.wait_share:.0%}"
     return advice.text if alike else f"{advice.text}; not counting the first batches of each epoch"
@@ -89,4 +91,7 @@ def _facts(run: Run, window: TrainingTime) -> WaitingFacts:
         read=window.read_share,
         copy=window.copy_share,
         network=window.network_share,
+        drained=window.drained_share,
+        compile=config.compile,
+        accumulates=config.grad_accum_steps > 1,
     )

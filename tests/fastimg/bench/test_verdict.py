@@ -54,6 +54,14 @@ def test_augmentation_that_takes_more_than_the_step_is_named():
     assert judge(dataclasses.replace(slow, augment=9_000.0)).kind == "compute-bound"
 
 
+def test_a_gpu_that_waits_for_launches_is_named():
+    """Unless another part is slower, whatever augmentation takes."""
+    slow = measured(augment=1_500.0, step=6_000.0, synthetic=1_200.0, real=1_150.0, drained=0.8)
+    assert judge(slow).kind == "launch-bound" and judge(slow).limit == "compute"
+    assert judge(dataclasses.replace(slow, drained=0.5)).kind == "augment-bound"
+    assert judge(dataclasses.replace(slow, decode=600.0, real=590.0)).kind == "decode-bound"
+
+
 def test_a_missing_part_is_not_the_limit():
     found = judge(measured(storage=None, copy=None, decode=500.0, real=480.0))
     assert (found.kind, found.next) == ("decode-bound", "compute")

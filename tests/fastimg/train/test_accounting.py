@@ -8,7 +8,8 @@ import pytest
 from fastimg.loaders import FilesDataset, ImageDecoder
 from fastimg.loaders.backends import torch_loader
 from fastimg.loaders.jpeg.decoding.crops import CropQueue
-from fastimg.loaders.runtime.times import LoaderTimes
+from fastimg.loaders.runtime.times import Backlog, LoaderTimes
+from fastimg.train import run as train_run
 from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.reporting import accounting, waiting
@@ -65,6 +66,18 @@ def test_shares_of_a_window(clock, account):
     assert window.wait_share + window.compute_share == 1.0
     clock.batch(account, seconds=1.0)
     assert account.read().record()["wait_share"] == 0.0  # the next window is independent of this one
+
+
+def test_steps_in_which_a_gpu_had_nothing_left_to_do(clock, account):
+    account.begin()
+    for drained in (True, True, False, True, False):
+        account.add(10, drained)
+    window = account.read()
+    assert (window.drained, window.batches) == (3, 5) and window.record()["drained_share"] == 0.6
+    account.add(10, True)
+    assert account.read().drained_share == 1.0
+    assert account.steady.drained_share == pytest.approx(2 / 4)  # without the first two batches
+    assert TrainingTime().drained_share is None and "drained_share" not in TrainingTime().record()
 
 
 def test_shares_that_a_loader_does_not_count_are_left_out(clock):
@@ -225,6 +238,7 @@ def test_a_slow_disk(cli, image_folder, tmp_path, monkeypatch, soon, slower):
 
 def test_a_slow_decoder(cli, image_folder, tmp_path, monkeypatch, soon, slower):
     monkeypatch.setattr(CropQueue, "add", lambda *given: False)  # what it takes is not slowed
+    monkeypatch.setattr(CropQueue, "add_group", lambda *given: None)
     monkeypatch.setattr(ImageDecoder, "_decode_to_queue", slower(ImageDecoder._decode_to_queue, 0.05))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1")
     said, summed = verdicts(out, "decode-bound")
@@ -246,6 +260,21 @@ def test_a_slow_model(cli, image_folder, tmp_path, monkeypatch, soon, slower):
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1", "--log-interval", "3")
     assert "-bound: " not in out and "verdict" not in out and "computing" in out
     assert [record["step"] for record in records] == [3, 6, 9, 12]
+
+
+def test_a_gpu_that_waits_for_launches(cli, image_folder, tmp_path, monkeypatch, soon, slower):
+    """The device's part is played by a stand-in that is always done."""
+
+    class Idle(Backlog):
+        def drained(self):
+            return True
+
+    monkeypatch.setattr(train_run, "Backlog", Idle)
+    monkeypatch.setattr(training_step, "forward_backward", slower(training_step.forward_backward, 0.2))
+    out, records = trained(cli, image_folder, tmp_path, "--workers", "1", "--log-interval", "3")
+    said, summed = verdicts(out, "launch-bound")
+    assert len(said) == len(summed) == 1 and "in 100% of the steps" in said[0]
+    assert "not counting" not in out and all(record["drained_share"] == 1.0 for record in records)
 
 
 def run_with(account):

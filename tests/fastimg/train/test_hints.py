@@ -25,6 +25,29 @@ def test_synthetic_pixels():
     assert hint(replace(FACTS, backend="synthetic", busy=None, read=None)) is None
 
 
+def test_a_gpu_that_waits_for_launches():
+    """Only where data is there, on a GPU, in most steps: also for pixels that are on the device."""
+    found = told(wait=0.02, drained=0.97, busy=0.9)
+    assert found.kind == "launch-bound" and found.promised is None
+    assert found.text == (
+        "launch-bound: in 97% of the steps the GPU had nothing left to do while the host was still launching the "
+        "backward pass, so the host's speed decides; try a larger --batch-size, or --compile, which launches fewer "
+        "kernels, or --compile reduce-overhead, which launches a whole pass at once"
+    )
+    assert told(wait=0.0, drained=0.6, backend="resident", busy=None).kind == "launch-bound"
+    assert told(drained=1.0).kind == "decode-bound"  # it waits for data above all
+    for drained in (None, 0.0, 0.5):
+        assert hint(replace(FACTS, wait=0.0, drained=drained)) is None
+    compiled = told(wait=0.0, drained=1.0, compile="default", busy=0.9).text
+    assert "try a larger --batch-size, or --compile reduce-overhead, which" in compiled
+    graphs = told(wait=0.0, drained=1.0, compile="reduce-overhead", busy=0.9).text
+    assert graphs.endswith("try a larger --batch-size")
+    assert "reduce-overhead" not in told(wait=0.0, drained=1.0, accumulates=True).text  # they do not go together
+    idle = told(wait=0.0, drained=1.0, workers=16, busy=0.4).text
+    assert idle.endswith("--workers 8: threads that decode take Python's lock from the one that launches")
+    assert "--workers" not in told(wait=0.0, drained=1.0, workers=1, busy=0.4).text
+
+
 def test_storage():
     folder = told(read=0.6, folder=True)
     assert folder.kind == "storage-bound" and folder.promised is None

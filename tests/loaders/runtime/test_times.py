@@ -7,7 +7,7 @@ import torch
 
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.jpeg.decoding import crops
-from fastimg.loaders.runtime.times import Spans, Waits
+from fastimg.loaders.runtime.times import Backlog, Spans, Waits
 
 gpu = pytest.mark.gpu
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -148,6 +148,26 @@ def test_on_a_gpu_waiting_is_the_streams_idle_time():
     waits.end()
     torch.cuda.synchronize()
     assert waits.host >= 0.2 and waits.seconds - idle < 0.05  # it was computing all the time
+
+
+def test_a_cpu_has_no_backlog():
+    backlog = Backlog(torch.device("cpu"))
+    backlog.mark()
+    assert backlog.drained() is None
+
+
+@gpu
+@needs_cuda
+def test_a_gpus_backlog():
+    device = torch.device("cuda")
+    backlog = Backlog(device)
+    torch.cuda.synchronize()
+    assert backlog.drained()  # nothing was enqueued
+    torch.cuda._sleep(500_000_000)  # about a quarter of a second of work
+    backlog.mark()
+    assert backlog.drained() is False
+    torch.cuda.synchronize()
+    assert backlog.drained()
 
 
 @gpu
