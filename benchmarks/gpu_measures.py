@@ -80,6 +80,9 @@ def _real_over_synthetic(bench: Bench, arch: str) -> None:
         "real_over_synthetic": round(speeds["real"].median / speeds["synthetic"].median, 4),
         "threads": real.loader.workers,
         "precision": real.run.setup.precision.reason,
+        # Shares of the steps in which the GPU had nothing left to do: it waits for the host.
+        "drained_synthetic": synthetic.drained,
+        "drained_real": real.drained,
         **clocks(bench.device),
     }
     bench.report(f"images per second, batch {sizes.batch}, {sizes.crop} px", [row])

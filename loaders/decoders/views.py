@@ -27,7 +27,7 @@ from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, a
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.crops import is_worth_compiling
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
-from fastimg.loaders.jpeg.decoding.union import UnionQueue
+from fastimg.loaders.jpeg.decoding.union import Taken, UnionQueue
 from fastimg.loaders.jpeg.rewriting.splice import Box
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample, resample_deep
@@ -130,10 +130,9 @@ class ViewDecoder(Decoder):
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ViewDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
-        numbers = draws.tolist()
         for group in scratch.groups(len(ids)):
             parts = {name: array[group] for name, array in rows.items()}
-            failed = self._fill_group(reader, ids[group], numbers[group], parts, scratch)
+            failed = self._fill_group(reader, ids[group], draws[group], parts, scratch)
             failures += [(group.start + place, error) for place, error in failed]
             if any(not isinstance(error, ImageError) for _, error in failed):
                 break
@@ -152,28 +151,36 @@ class ViewDecoder(Decoder):
             self._decode_alone(data, self._split(draws), [out[0] for out in outs], scratch)
 
     def _fill_group(
-        self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], rows: Rows, scratch: Scratch
+        self,
+        reader: SampleReader,
+        ids: Sequence[int],
+        draws: npt.NDArray[np.float64],
+        rows: Rows,
+        scratch: Scratch,
     ) -> list[Failure]:
         """Fill up to GROUP rows: JPEGs are queued and decoded at the end, others at once."""
         outs = self._outs(rows)
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)
         failures: list[Failure] = []
-        held = reader.read_group(ids, scratch)  # also while they wait in the queue
+        encoded = reader.read_group(ids, scratch)
         patient = is_worth_compiling(EPOCHS * len(reader.dataset))
+        left = queue.add_group(encoded, draws, self.max_pixels, patient)
 
-        def read_and_queue(place: int, index: int) -> None:
-            data = held[place] or reader.read(index, scratch.other(place))  # queued samples must stay in memory
-            self._queue_or_decode(data, self._split(draws[place]), place, patient, outs, queue, scratch)
+        def read_and_queue(place: int, taken: Taken | None) -> None:
+            held = encoded[place]
+            data = held or reader.read(ids[place], scratch.other(place))  # queued samples must stay in memory
+            taken = taken if held else None  # what was not read in the group, nobody has looked at
+            self._queue_or_decode(data, self._split(draws[place].tolist()), place, patient, outs, queue, scratch, taken)
 
-        for place, index in enumerate(ids):
-            error = attempt(read_and_queue, place, index)
+        for place, taken in ((place, None) for place in range(len(ids))) if left is None else left:
+            error = attempt(read_and_queue, place, taken)
             if error is not None:
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
                     return failures
         for place, data in queue.run(scaling_of(self.dct_scaling), scratch):  # the damaged ones
-            numbers = self._split(draws[place])
+            numbers = self._split(draws[place].tolist())
             error = attempt(self._decode_alone, data, numbers, [out[place] for out in outs], scratch)
             if error is not None:
                 failures.append((place, error))
@@ -188,8 +195,11 @@ class ViewDecoder(Decoder):
         outs: Sequence[Pixels],
         queue: UnionQueue,
         scratch: Scratch,
+        taken: Taken | None = None,
     ) -> None:
-        taken = queue.add(data, draws, self.max_pixels, place, patient) if self.compiled else "other"
+        """Queue a sample's crops, or decode them; `taken` is what `UnionQueue.add` would return, where it is known."""
+        if taken is None:
+            taken = queue.add(data, draws, self.max_pixels, place, patient) if self.compiled else "other"
         if taken == "other":
             self._decode(data, draws, [out[place] for out in outs], scratch)
         elif taken == "alone":

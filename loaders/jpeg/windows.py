@@ -16,7 +16,7 @@ _RANDOM, _CENTER = 0.0, 1.0
 def compiled_rule(crop: CropRule) -> npt.NDArray[np.float64] | None:
     """A rule as `find_window` takes it; None for other rules, and for subclasses, which may have windows of their own.
 
-    That is its kind, the width and the height of its output, and its other settings.
+    That is float64 [9]: its kind, the width and the height of its output, and its other settings.
     """
     return _settings(crop) if type(crop) is RandomResizedCrop or type(crop) is CenterCrop else None
 
@@ -29,19 +29,19 @@ def _settings(crop: RandomResizedCrop | CenterCrop) -> npt.NDArray[np.float64]:
         least = math.log(narrow)
         return np.array([_RANDOM, wide, tall, low, high - low, narrow, broad, least, math.log(broad) - least])
     height, width = pair(crop.resize)
-    return np.array([_CENTER, wide, tall, width, height])
+    return np.array([_CENTER, wide, tall, width, height, 0, 0, 0, 0], np.float64)
 
 
 @compiled
-def find_window(width: int, height: int, draws: Any, row: int, rule: Any, jobs: Any, max_pixels: int) -> bool:
-    """Fill the window of `jobs[0]`, of an upright picture of `width` x `height`, by the numbers draws[row].
+def find_window(width: int, height: int, numbers: Any, rule: Any, jobs: Any, max_pixels: int) -> bool:
+    """Fill the window of `jobs[0]`, of an upright picture of `width` x `height`, by the numbers that were drawn.
 
     False if it has more than `max_pixels` pixels once it is resized, or reaches beyond what was resized.
     """
     job = jobs[0]
     wide, tall = int(rule[1]), int(rule[2])
     if rule[0] == _RANDOM:
-        _find_random(width, height, draws[row], rule, job)
+        _find_random(width, height, numbers, rule, job)
         job.resized_width, job.resized_height = wide, tall
         job.at_x, job.at_y = 0, 0
     else:

@@ -110,10 +110,9 @@ class CropQueue:
         known = compiled_rule(crop)
         if known is None:
             return None
-        kinds = 1 << TILED | 1 << UNTILED | 1 << SCANS
-        if not patient:
-            kinds = 1 << TILED | is_ready(UNTILED) << UNTILED | is_ready(SCANS) << SCANS
-        self._kinds, left = plan(self._headers, self._jobs, encoded.spans, draws, known, max_pixels, kinds)
+        kinds = 1 << TILED | (patient or is_ready(UNTILED)) << UNTILED | (patient or is_ready(SCANS)) << SCANS
+        numbers = np.ascontiguousarray(draws, np.float64)
+        self._kinds, left = plan(self._headers, self._jobs, encoded.spans, numbers, known, max_pixels, kinds)
         self._group = encoded
         self._count = len(encoded.spans)
         return [place for place in range(self._count) if left >> place & 1] if left else []
@@ -221,26 +220,31 @@ def plan(headers: Any, jobs: Any, spans: Any, draws: Any, rule: Any, max_pixels:
     found, left = 0, 0
     for i in range(spans.shape[0]):
         job = jobs[i]
-        job.row, job.status = i, DONE
-        job.address, job.nbytes = spans[i, 0], spans[i, 1]
-        left |= 1 << i
-        if job.nbytes < 2:
-            continue
-        data, header = view_at(job.address, job.nbytes), headers[i : i + 1]
-        if not parse_header(data, header):
-            continue
-        kind = kind_of(header)
-        width, height = header[0].width, header[0].height
-        if compiled_turn_of(header[0].orientation)[0]:
-            width, height = height, width
-        if kind == 0 or not kinds >> kind & 1 or width * height > max_pixels:
-            continue
-        if not find_window(width, height, draws, i, rule, jobs[i : i + 1], max_pixels):
-            continue
-        job.kind, job.status = kind, 0
-        found |= 1 << kind
-        left ^= 1 << i
+        job.row, job.address, job.nbytes, job.status = i, spans[i, 0], spans[i, 1], DONE
+        kind, width, height = look(spans[i, 0], spans[i, 1], headers[i : i + 1], max_pixels, kinds)
+        if kind and find_window(width, height, draws[i], rule, jobs[i : i + 1], max_pixels):
+            job.kind, job.status = kind, 0
+            found |= 1 << kind
+        else:
+            left |= 1 << i
     return found, left
+
+
+@compiled
+def look(address: int, nbytes: int, headers: Any, max_pixels: int, kinds: int) -> tuple[int, int, int]:
+    """Fill the header of a JPEG at an address; return its kind, width and height, upright.
+
+    The kind is 0 for one that is not of the `kinds`, as bits, or has more than `max_pixels`, and for what is no JPEG.
+    """
+    if nbytes < 2 or not parse_header(view_at(address, nbytes), headers):
+        return 0, 0, 0
+    header = headers[0]
+    kind, width, height = kind_of(headers), header.width, header.height
+    if kind == 0 or not kinds >> kind & 1 or width * height > max_pixels:
+        return 0, 0, 0
+    if compiled_turn_of(header.orientation)[0]:
+        return kind, height, width
+    return kind, width, height
 
 
 @held

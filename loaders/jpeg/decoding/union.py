@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.crop import CropRule
-from fastimg.loaders.runtime.compiled import compiled, is_compiled, is_kept
-from fastimg.loaders.runtime.scratch import GROUP, Scratch
+from fastimg.loaders.jpeg.windows import compiled_rule, find_window
+from fastimg.loaders.runtime.compiled import compiled, held, is_compiled, is_kept
+from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch, address_of
 
 from .colour import to_columns
 from .columns import (
@@ -28,7 +29,7 @@ from .columns import (
     size_of_planes,
     size_of_sums,
 )
-from .crops import is_mirrored, peek
+from .crops import is_mirrored, look, peek
 from .entropy.scan import STREAM
 from .filters import resize_columns
 from .frame import JPEG_HEADER, SCANS, TILED, UNTILED, view_of
@@ -70,9 +71,14 @@ class UnionQueue:
         self._unions = np.zeros(_SIDES, REGION)
         self._streams = np.zeros(1, STREAM)
         self._kinds = 0  # what is queued: bit n for kind n
-        self._queued: list[tuple[int, bytes | memoryview]] = []  # row, encoded JPEG
+        self._queued: dict[int, tuple[int, bytes | memoryview]] = {}  # row, encoded JPEG, by their number
+        self._group: Encoded | None = None  # others, at their places
+        self._count = 0  # of images
         self._channels = 3
-        self._targets: list[tuple[CropRule, int, int, int, int]] = []  # crop, address, bytes of a row, width, height
+        self._rules: Sequence[CropRule] = ()
+        self._known: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None  # what `plan_views` takes
+        # Of each crop: the address of its outputs, the bytes of a row, width, height, whether its filter is bicubic.
+        self._targets = np.zeros((0, 5), np.int64)
 
     def begin(self, crops: Sequence[CropRule], outs: Outs) -> None:
         """Forget what is queued; images are cut by `crops` into rows of `outs` from now on."""
@@ -81,14 +87,47 @@ class UnionQueue:
             self._crops = np.zeros((GROUP, len(crops)), _CROP)
             self._regions = np.zeros(len(crops), REGION)
         self._channels = outs[0].shape[3]
-        self._targets = [
-            (crop, out.__array_interface__["data"][0], out.strides[0], out.shape[2], out.shape[1])
-            for crop, out in zip(crops, outs, strict=True)
-        ]
+        if self._rules is not crops:
+            self._rules, self._known = crops, _compiled_rules(crops)
+        self._targets = np.array(
+            [
+                (address_of(out), out.strides[0], out.shape[2], out.shape[1], crop.interpolation == "bicubic")
+                for crop, out in zip(crops, outs, strict=True)
+            ],
+            np.int64,
+        )
 
     def _forget(self) -> None:
         self._queued.clear()
+        self._group = None
+        self._count = 0
         self._kinds = 0
+
+    def add_group(
+        self, encoded: Encoded, draws: npt.NDArray[np.float64], max_pixels: int, patient: bool = True
+    ) -> list[tuple[int, Taken]] | None:
+        """Queue the crops of a group, which must not change until `run`, for the rows of the same places.
+
+        `draws` [k, d] are the numbers of all crops, one crop's after the other's. Returns the places that are left, and
+        what `add` would return of them; None, and queues nothing, if a crop's rule is not known here.
+        """
+        if self._known is None:
+            return None
+        kinds = 1 << TILED | (patient or is_ready(UNTILED)) << UNTILED | (patient or is_ready(SCANS)) << SCANS
+        numbers = np.ascontiguousarray(draws, np.float64)
+        known = *self._known, self._targets
+        self._kinds, other, alone = plan_views(
+            self._headers, self._images, self._crops, encoded.spans, numbers, *known, max_pixels, kinds
+        )
+        self._group = encoded
+        self._count = len(encoded.spans)
+        if not other | alone:
+            return []
+        left: list[tuple[int, Taken]] = []
+        for place in range(self._count):
+            if (other | alone) >> place & 1:
+                left.append((place, "other" if other >> place & 1 else "alone"))
+        return left
 
     def add(
         self,
@@ -100,34 +139,34 @@ class UnionQueue:
     ) -> Taken:
         """Queue the crops of a JPEG for a row of the outputs; `data` must not change until `run`.
 
-        Returns "other" for an image that this decoder does not decode, and "alone" if that is so of some crops only.
-        What it is to be `patient` is said in `CropQueue.add`.
+        After `add_group` the row is one of the group's. Returns "other" for an image that this decoder does not decode,
+        and "alone" if that is so of some crops only. What it is to be `patient` is said in `CropQueue.add`.
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled
             return "other"
         view = view_of(data)
-        number = len(self._queued)
+        number = len(self._queued) if self._group is None else row
         width, height, address, kind = peek(view, self._places[number])
         if kind == 0 or width * height > max_pixels or not (patient or kind == TILED or is_ready(kind)):
             return "other"
         jobs = self._crops[number]
-        for k, (crop, begin, stride, across, down) in enumerate(self._targets):
+        for k, (crop, (begin, stride, *shape)) in enumerate(zip(self._rules, self._targets.tolist(), strict=True)):
             window = crop.window(width, height, draws[k])
             box, size, at = window
             if size[0] * size[1] > max_pixels or is_mirrored(window, crop):
                 return "alone"
-            out = begin + row * stride
-            jobs[k] = (*box, *size, *at, out, across, down, crop.interpolation == "bicubic")
+            jobs[k] = (*box, *size, *at, begin + row * stride, *shape)
         self._images[number] = (address, view.size, kind, 0)
-        self._queued.append((row, data))
+        self._queued[number] = row, data
+        self._count = max(self._count, number + 1)
         self._kinds |= 1 << kind
         return "queued"
 
     def run(self, scaling: int, scratch: Scratch) -> list[tuple[int, bytes | memoryview]]:
         """Decode the queue; return (row, data) of those that could not be decoded."""
-        if not self._queued:
+        if not self._kinds:
             return []
-        images = self._images[: len(self._queued)]
+        images = self._images[: self._count]
         known = self._headers, images, self._crops, self._regions, self._unions
         if self._kinds & 1 << TILED:
             while needed := _crop_images(*known, self._channels, scaling, scratch.work(0)):
@@ -139,9 +178,67 @@ class UnionQueue:
             while needed := _crop_progressive(*known, self._channels, scratch.work(0)):
                 scratch.work(needed)
         statuses = images["status"].tolist()
-        undecoded = [queued for queued, status in zip(self._queued, statuses, strict=True) if status == OTHER]
+        undecoded = [self._job(number) for number, status in enumerate(statuses) if status == OTHER]
         self._forget()
         return undecoded
+
+    def _job(self, number: int) -> tuple[int, bytes | memoryview]:
+        """The row and the data of a JPEG."""
+        if number in self._queued:
+            return self._queued[number]
+        data = None if self._group is None else self._group[number]
+        assert data is not None
+        return number, data
+
+
+def _compiled_rules(crops: Sequence[CropRule]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None:
+    """The rules [n, 9] and where the numbers of each begin [n]; None if one is not known in compiled code."""
+    rules = [compiled_rule(crop) for crop in crops]
+    known = [rule for rule in rules if rule is not None]
+    begins = np.cumsum([0, *(crop.draws for crop in crops)])[:-1]
+    return (np.array(known), begins.astype(np.int64)) if len(known) == len(rules) else None
+
+
+@held
+def plan_views(
+    headers: Any,
+    images: Any,
+    crops: Any,
+    spans: Any,
+    draws: Any,
+    rules: Any,
+    begins: Any,
+    targets: Any,
+    max_pixels: int,
+    kinds: int,
+) -> tuple[int, int, int]:
+    """Fill images [k] and their crops [k, n] for JPEGs at `spans` [k, 2], as `crops.plan` does for one rule.
+
+    Returns the kinds among them, and as bits the places that this decoder does not decode, and those of which some
+    crops have to be made alone.
+    """
+    found, other, alone = 0, 0, 0
+    for i in range(spans.shape[0]):
+        image = images[i]
+        image.address, image.nbytes, image.status = spans[i, 0], spans[i, 1], DONE
+        kind, width, height = look(spans[i, 0], spans[i, 1], headers[i : i + 1], max_pixels, kinds)
+        if kind == 0:
+            other |= 1 << i
+            continue
+        whole = True
+        for k in range(rules.shape[0]):
+            job = crops[i, k]
+            if not find_window(width, height, draws[i][begins[k] :], rules[k], crops[i, k : k + 1], max_pixels):
+                whole = False
+                break
+            job.out = targets[k, 0] + i * targets[k, 1]
+            job.across, job.down, job.bicubic = targets[k, 2], targets[k, 3], targets[k, 4]
+        if whole:
+            image.kind, image.status = kind, 0
+            found |= 1 << kind
+        else:
+            alone |= 1 << i
+    return found, other, alone
 
 
 def is_ready(kind: int) -> bool:

@@ -16,7 +16,7 @@ SIDES = st.integers(1, 65500)
 def found(crop, width, height, draws, max_pixels=1 << 62):
     """The window in compiled code; None if it is left to others."""
     jobs = np.zeros(1, _JOB)
-    if not find_window(width, height, np.array([draws], np.float64), 0, compiled_rule(crop), jobs, max_pixels):
+    if not find_window(width, height, np.array(draws, np.float64), compiled_rule(crop), jobs, max_pixels):
         return None
     x, y, w, h, wide, tall, at_x, at_y = map(int, list(jobs[0].item())[-8:])
     return Window((x, y, w, h), (wide, tall), (at_x, at_y))
