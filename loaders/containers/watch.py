@@ -106,6 +106,13 @@ class FileWatch:
         if self._reads % EVERY == 0:
             self.look(number)
 
+    def read_group(self, numbers: Sequence[int]) -> None:
+        """`read` for each of several: of a group of up to EVERY, one file is checked at most."""
+        following = EVERY - self._reads % EVERY  # the read after which it is time
+        self._reads += len(numbers)
+        if following <= len(numbers):
+            self.look(numbers[following - 1])
+
     def look(self, number: int) -> None:
         """Check file `number`. Raises ShardError if it has changed."""
         try:
@@ -208,8 +215,7 @@ class WatchedFiles:
         from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
 
         filled = fill_parts([self._handles.file(number) for number in numbers], encoded, sizes, offsets)
-        for number in numbers:
-            self._watch.read(number)
+        self._watch.read_group(numbers)
         return filled
 
     def peek(self, number: int, size: int, offset: int) -> bytes:

@@ -4,6 +4,7 @@ Python's `open`, `readinto`, `preadv` and `close` release the GIL and wait for i
 these waits take longer than the reads.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,11 +41,16 @@ def read_files(prefix: str, names: Sequence[str], encoded: Encoded) -> None:
     if joined.count(b"\0") != len(names):  # a name that no file can have
         return
     encoded.reserve(_LEAST)
-    before = np.frombuffer(os.fsencode(os.path.join(prefix, "")), np.uint8)
+    before = _encoded(prefix)
     room = np.empty(len(before) + len(joined), np.uint8)
     if _read(np.frombuffer(joined, np.uint8), before, room, encoded.rooms, encoded.spans, _FLAGS):
         for place in np.flatnonzero(encoded.spans[:, 1] == _MORE).tolist():
             _read_large(os.path.join(prefix, names[place]), place, encoded)
+
+
+@functools.lru_cache(maxsize=64)
+def _encoded(folder: str) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(os.fsencode(os.path.join(folder, "")), np.uint8)
 
 
 def fill_parts(

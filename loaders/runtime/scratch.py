@@ -25,6 +25,7 @@ class Encoded:
         self._rooms = np.zeros((GROUP, 2), np.int64)
         self._spans = np.zeros((GROUP, 2), np.int64)
         self.nbytes = 0  # allocated now
+        self._least = 0  # bytes that each buffer has
         self.rooms = self._rooms  # of the current samples [k, 2]: the address of each buffer, and its bytes
         self.spans = self._spans  # the same of each sample, of 0 bytes where it was not read
 
@@ -35,11 +36,14 @@ class Encoded:
 
     def reserve(self, least: int | npt.NDArray[np.int64]) -> None:
         """Have room for so many bytes in each buffer. What is in those that are too small is lost."""
+        if isinstance(least, int) and least <= self._least:
+            return
         small = self.rooms[:, 1] < least
         if small.any():
             wanted = np.broadcast_to(least, small.shape)
             for place in np.flatnonzero(small).tolist():
                 self.grow(place, int(wanted[place]))
+            self._least = int(self._rooms[:, 1].min())
 
     def grow(self, place: int, least: int) -> npt.NDArray[np.uint8]:
         """A new buffer for a sample, of at least so many bytes."""
@@ -72,6 +76,7 @@ class Encoded:
                 self.nbytes -= len(self._buffers[place])
                 self._buffers[place] = np.empty(0, np.uint8)
                 self._rooms[place] = 0
+            self._least = 0
         return FEW if large else GROUP
 
 

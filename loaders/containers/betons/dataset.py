@@ -109,8 +109,7 @@ class BetonDataset(WithFields):
         places = list(indices)
         sizes = np.where(self._raw[places], 0, self._sizes[places]).astype(np.int64)
         filled = self.reader.fill_group(encoded, sizes, self._offsets[places].astype(np.int64))
-        for _ in places:
-            self._watch.read(0)
+        self._watch.read_group([0] * len(places))
         encoded.spans[:, 0] = encoded.rooms[:, 0]
         encoded.spans[:, 1] = sizes * filled
 
