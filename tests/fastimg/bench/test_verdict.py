@@ -9,9 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from fastimg.bench import benchmark
+from fastimg.bench import advice, benchmark
 from fastimg.bench.ranks_share import ranks_share
 from fastimg.bench.verdict import Advice, Measured, NoVerdict, allowed, doubts, judge, together, widest
+from fastimg.config.commands import Train
 from fastimg.models.ranks import Ranks
 from fastimg.system.machine_load import CpuTimes, Load, LoadWatch, read_cpu_times, share_of_others
 
@@ -60,6 +61,23 @@ def test_a_gpu_that_waits_for_launches_is_named():
     assert judge(slow).kind == "launch-bound" and judge(slow).limit == "compute"
     assert judge(dataclasses.replace(slow, drained=0.5)).kind == "augment-bound"
     assert judge(dataclasses.replace(slow, decode=600.0, real=590.0)).kind == "decode-bound"
+
+
+def test_what_helps_a_gpu_that_waits_for_launches(monkeypatch):
+    slow = measured(synthetic=1_200.0, real=1_150.0, drained=0.8)
+    compiling = Advice(change="--compile", factor=1.4, tried=False)
+    monkeypatch.setattr(advice, "_compiling", lambda rig: compiling)
+
+    def changes(**flags):
+        rig: Any = SimpleNamespace(config=Train(**flags), device=torch.device("cuda"))
+        images: Any = None
+        return [one.change for one in advice._estimates(images, rig, slow)]
+
+    at_once = "--compile reduce-overhead, which launches a whole pass at once"
+    assert changes() == ["a larger --batch-size", "--compile", at_once]
+    assert changes(grad_accum_steps=2) == ["a larger --batch-size", "--compile"]
+    assert changes(compile="default") == ["a larger --batch-size", at_once]
+    assert changes(compile="max-autotune") == ["a larger --batch-size"]
 
 
 def test_a_missing_part_is_not_the_limit():
