@@ -116,6 +116,7 @@ class RangeFile(BlockFile):
         self._blocks: dict[int, Future[bytes]] = {}  # in the order of their use
         self._pool = ThreadPoolExecutor(AHEAD, "hub")
         self._lock = threading.Lock()
+        self._waits = True  # until the threads have ended, when it is closed
 
     def readinto(self, buffer: Any) -> int:
         """Read up to the end of a block."""
@@ -137,9 +138,15 @@ class RangeFile(BlockFile):
     def close(self) -> None:
         """Drop what was fetched."""
         if not self.closed:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=self._waits, cancel_futures=True)
             self._blocks.clear()
         super().close()
+
+    def __del__(self) -> None:
+        # The garbage collector may run inside a thread that starts, and holds the lock that joining threads needs
+        # (CPython 3.11 and 3.12): waiting there would never end.
+        self._waits = False
+        super().__del__()
 
     def _block(self, number: int) -> bytes:
         follows = number in (self._last, self._last + 1) and self._last >= 0

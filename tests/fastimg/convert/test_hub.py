@@ -1,9 +1,11 @@
 """Datasets of the Hugging Face hub, read by its own client from a server that answers as the hub does."""
 
 import contextlib
+import gc
 import io
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -309,6 +311,28 @@ def test_reading_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
         assert file.read(500) == content[104:604]
         assert len(fetched) == len(set(fetched)) and len(file._blocks) <= 9
         assert file.read(0) == b"" and file.tell() == 604
+
+
+def test_a_file_that_is_dropped_waits_for_no_thread() -> None:
+    """The garbage collector may drop it while CPython holds the lock that joining a thread needs."""
+    lock = getattr(threading, "_shutdown_locks_lock", threading.Lock())  # gone in CPython 3.13
+    file = RangeFile(3 * ranges.BLOCK_BYTES, lambda start, end: bytes(end - start))
+    assert file.read(10) == bytes(10)  # which started a thread
+    cycle: list[Any] = [file]
+    cycle.append(cycle)
+    gc.collect()  # what other tests have left
+    del file, cycle
+    ended: list[bool] = []
+
+    def collect() -> None:
+        with lock:
+            gc.collect()
+        ended.append(True)
+
+    collecting = threading.Thread(target=collect, daemon=True)
+    collecting.start()
+    collecting.join(60)
+    assert ended
 
 
 def test_a_file_that_changes_under_its_commit(hub: Any, pets: Any, read: Callable[..., Any]) -> None:
