@@ -302,11 +302,15 @@ def heic() -> Callable[[int], bytes]:
     return lambda seed=0: HEIC_START + encoded_image(seed=seed, kind="PNG")
 
 
+hung: list[float] = []  # after how many seconds tests were ended
+
+
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in a block that takes longer, again each second, in case it is swallowed."""
 
     def ring(signum: int, frame: object) -> None:
+        hung.append(seconds)
         raise TimeoutError("the test hangs")
 
     before = signal.signal(signal.SIGALRM, ring)
@@ -320,9 +324,14 @@ def alarm(seconds: float) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_test_without_end() -> Iterator[None]:
-    """Whatever hangs fails after fifteen minutes, so that the others are run."""
+    """Whatever hangs fails after fifteen minutes, so that the others are run: by another worker, where there are some.
+
+    In this process a lock may be held for ever that other tests need.
+    """
     with alarm(900):
         yield
+    if hung and "PYTEST_XDIST_WORKER" in os.environ:
+        os._exit(1)
 
 
 @pytest.fixture
