@@ -38,20 +38,22 @@ def fill(file: int, view: memoryview, offset: int) -> None:
         offset = offset + got
 
 
+class FileParts(NamedTuple):
+    """Parts of numbered files, [k] each."""
+
+    numbers: list[int]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]  # bytes
+
+
 class ShardFiles(Protocol):
     """The numbered files of a dataset, on this machine or elsewhere. Every method may be called from any thread."""
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """Fill `view` from `offset` of file `number`. Raises ShardError if it has changed, and DataError."""
 
-    def fill_group(
-        self,
-        numbers: Sequence[int],
-        encoded: Encoded,
-        sizes: npt.NDArray[np.int64],
-        offsets: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.bool_]:
-        """Fill the first `sizes` [k] bytes of the buffers of `encoded` as `fill` does, at once; which ones are filled.
+    def fill_group(self, parts: FileParts, encoded: Encoded) -> npt.NDArray[np.bool_]:
+        """Fill the buffers of `encoded` with parts [k] as `fill` does, at once; which ones are filled, [k].
 
         Nothing is waited for. What kept one from being filled, `fill` tells, or mends. Raises ShardError if a file has
         changed.
@@ -204,18 +206,14 @@ class WatchedFiles:
             ) from error
         self._watch.read(number)
 
-    def fill_group(
-        self,
-        numbers: Sequence[int],
-        encoded: Encoded,
-        sizes: npt.NDArray[np.int64],
-        offsets: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.bool_]:
+    def fill_group(self, parts: FileParts, encoded: Encoded) -> npt.NDArray[np.bool_]:
         """See ShardFiles."""
         from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
 
-        filled = fill_parts([self._handles.file(number) for number in numbers], encoded, sizes, offsets)
-        self._watch.read_group(numbers)
+        filled = fill_parts(
+            [self._handles.file(number) for number in parts.numbers], encoded, parts.sizes, parts.offsets
+        )
+        self._watch.read_group(parts.numbers)
         return filled
 
     def peek(self, number: int, size: int, offset: int) -> bytes:

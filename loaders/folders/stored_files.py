@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.watch import FileParts
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.fetched_files import FetchedFiles
 from fastimg.loaders.remote.mirrors import Mirror, mirror_at, with_urls
@@ -47,9 +48,8 @@ class StoredFilesDataset(FilesDataset):
     def read_group(self, indices: Sequence[int], encoded: Encoded) -> None:
         """See FilesDataset: what is in groups that are here."""
         groups, offsets, sizes = self._places[list(indices)].T.copy()
-        filled = self.shard_files.fill_group(groups.tolist(), encoded, sizes, offsets)
-        encoded.spans[:, 0] = encoded.rooms[:, 0]
-        encoded.spans[:, 1] = sizes * filled
+        filled = self.shard_files.fill_group(FileParts(groups.tolist(), offsets, sizes), encoded)
+        encoded.take(sizes, filled)
 
     def glance(self, index: int) -> bytes:
         """What `read` gives: of a group that is not here, only this file is fetched. Raises DataError."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.readahead import ask, pieces
-from fastimg.loaders.containers.watch import fill
+from fastimg.loaders.containers.watch import FileParts, fill
 from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.file_locks import unlock_and_close
 from fastimg.loaders.runtime.scratch import Encoded
@@ -99,14 +99,9 @@ class FetchedFiles:
             "or a folder that nobody else writes to"
         )
 
-    def fill_group(
-        self,
-        numbers: Sequence[int],
-        encoded: Encoded,
-        sizes: npt.NDArray[np.int64],
-        offsets: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.bool_]:
+    def fill_group(self, parts: FileParts, encoded: Encoded) -> npt.NDArray[np.bool_]:
         """See ShardFiles: what is in shards that are here."""
+        numbers = parts.numbers
         if self.by_ranges:
             return np.zeros(len(numbers), np.bool_)
         from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
@@ -119,7 +114,7 @@ class FetchedFiles:
                 if shard is not None:
                     opened[number] = shard
             files = [opened[number].file if number in opened else _NOT_OPEN for number in numbers]
-            filled = fill_parts(files, encoded, sizes, offsets)
+            filled = fill_parts(files, encoded, parts.sizes, parts.offsets)
         finally:
             for number, shard in opened.items():
                 sound[number] = self._given_back(number, shard)

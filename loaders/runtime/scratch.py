@@ -53,6 +53,11 @@ class Encoded:
         self._rooms[place] = address_of(buffer), len(buffer)
         return buffer
 
+    def take(self, sizes: npt.NDArray[np.int64], filled: npt.NDArray[np.bool_], behind: int = 0) -> None:
+        """Have the samples whose buffers are filled: of so many bytes each, `behind` the buffer's first bytes."""
+        self.spans[:, 0] = self.rooms[:, 0] + behind
+        self.spans[:, 1] = sizes * filled
+
     def buffer(self, place: int) -> memoryview:
         """All of a sample's room."""
         return self._buffers[place].data

@@ -110,8 +110,7 @@ class BetonDataset(WithFields):
         sizes = np.where(self._raw[places], 0, self._sizes[places]).astype(np.int64)
         filled = self.reader.fill_group(encoded, sizes, self._offsets[places].astype(np.int64))
         self._watch.read_group([0] * len(places))
-        encoded.spans[:, 0] = encoded.rooms[:, 0]
-        encoded.spans[:, 1] = sizes * filled
+        encoded.take(sizes, filled)
 
     def pixels(self) -> npt.NDArray[np.int64]:
         """Pixels [N] of each JPEG, 0 of raw images."""

@@ -14,7 +14,7 @@ from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.derived.records import fingerprint_of, records
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
-from fastimg.loaders.containers.watch import ShardFiles, WatchedFiles
+from fastimg.loaders.containers.watch import FileParts, ShardFiles, WatchedFiles
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.scratch import Encoded, Scratch
 from fastimg.loaders.wording import plural
@@ -90,11 +90,10 @@ class TarDataset(WithFields):
 
         members = self.records[list(indices)]
         sizes, offsets = members["size"].astype(np.int64), members["offset"].astype(np.int64)
-        filled = self.shard_files.fill_group(members["shard"].tolist(), encoded, sizes + BLOCK, offsets - BLOCK)
-        spans, rooms = encoded.spans, encoded.rooms
-        spans[:, 0] = rooms[:, 0] + BLOCK
-        spans[:, 1] = sizes * filled
-        if not are_stated(rooms, sizes, filled):
+        parts = FileParts(members["shard"].tolist(), offsets - BLOCK, sizes + BLOCK)
+        filled = self.shard_files.fill_group(parts, encoded)
+        encoded.take(sizes, filled, behind=BLOCK)
+        if not are_stated(encoded.rooms, sizes, filled):
             for place in np.flatnonzero(filled).tolist():  # in other ways to write a size
                 header = encoded.buffer(place)[:BLOCK]
                 if not states_size(header, int(sizes[place])):
