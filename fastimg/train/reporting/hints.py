@@ -88,14 +88,6 @@ def hint(facts: WaitingFacts) -> Hint | None:
     return Hint(kind, "; ".join(words), None if first is None else first * facts.ranks)
 
 
-def launching(drained: float, remedies: str) -> str:
-    """The verdict on launches, in words."""
-    return (
-        f"launch-bound: in {drained:.0%} of the steps the GPU had nothing left to do while the host was still "
-        f"launching the backward pass, so the host's speed decides; try {remedies}"
-    )
-
-
 def larger_launches(compile_mode: str | None, accumulates: bool) -> list[str]:
     """What makes a GPU wait less for launches."""
     found = ["a larger --batch-size"]
@@ -113,7 +105,11 @@ def _launching(facts: WaitingFacts) -> Hint | None:
     fewer = facts.workers // 2
     if facts.backend == "native" and facts.encoded and fewer and (facts.busy or 1.0) < IDLE:
         remedies.append(f"--workers {fewer}: threads that decode take Python's lock from the one that launches")
-    return Hint("launch-bound", launching(facts.drained, ", or ".join(remedies)))
+    return Hint(
+        "launch-bound",
+        f"launch-bound: in {facts.drained:.0%} of the steps the GPU had nothing left to do while the host was still "
+        f"launching the backward pass, so the host's speed decides; try {', or '.join(remedies)}",
+    )
 
 
 def started_slowly(facts: WaitingFacts, each: float) -> Hint:
