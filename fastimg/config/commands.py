@@ -80,8 +80,8 @@ class Convert:  # more than 12 fields: a flag each
     """A manifest column to learn, as NAME or NAME:KIND; may be given several times. KIND is class, multilabel (lists of
     labels) or number; if you leave it out, it is guessed and reported. Cells may be empty. Replaces --label-column."""
     label_delimiter: str | None = None
-    """Separator of several labels in a cell, with --target. Default: | if it occurs, else a comma; JSON lists are
-    recognised."""
+    """Separator of several labels in a cell, with --target; may be ' '. Default: | if it occurs, else a comma; JSON
+    lists are recognised."""
     field: tuple[str, ...] = ()
     """A manifest column to keep as a field beside the image, as NAME:KIND; may be given several times. KIND is number,
     array, bands (a TIFF or .npy of several channels), ragged (a list of items), labels, box (xyxy; also box-xywh,

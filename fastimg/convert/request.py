@@ -128,8 +128,8 @@ def _targets(config: Convert) -> tuple[AskedTarget, ...]:
             raise UsageError(f"{flag} has no effect with --target, which names every column to learn; leave it out")
     if config.label_delimiter is not None and not config.target:
         raise UsageError("--label-delimiter has no effect without --target; leave it out")
-    if config.label_delimiter is not None and not config.label_delimiter.strip():
-        raise UsageError("--label-delimiter: give what separates labels, such as | or ;")
+    if config.label_delimiter == "":
+        raise UsageError("--label-delimiter: give what separates labels, such as ';' or ' '")
     return parse_targets(config.target)
 
 

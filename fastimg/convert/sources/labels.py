@@ -39,6 +39,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.,][0-9]*)?|[.,][0-9]+)(?:[eE][+-]?[0-9]+)?")
 _SEPARATED = re.compile(r"[^\s|;,](?:\s*[|;]\s*|,)[^\s|;,]")  # names may contain a comma with a space
 _SPACED_NUMBERS = re.compile(r"[0-9]+(?: +[0-9]+)+")
+_MIN_RECURRING_SHARE = 0.9  # of what would be lists; the rest may be misspelt
 
 
 class Labels:
@@ -93,7 +94,8 @@ class Labels:
         rows = self._counts.total()
         fault = look_like_lists(unknown, rows) or _fractions(unknown, rows) or look_unique(unknown, rows)
         if fault and not self._accepted:
-            raise DataError(f"{what} {fault}; {_REMEDY}")
+            several = f"learn several labels with --target {self._column}:multilabel --label-delimiter ' ', "
+            raise DataError(f"{what} {fault}; {several if lists_by(' ', unknown) else ''}{_REMEDY}")
         remarks = []
         if fault:
             remarks.append(f"{what} {fault}; {FLAG} makes a class of each of {len(self._counts):,} different ones")
@@ -218,12 +220,43 @@ def look_like_lists(counts: Mapping[str, int], rows: int) -> str:
     """Say why labels look like lists; empty if they do not."""
     tight = {name for name in counts if _bracketed(name) or _SEPARATED.search(name)}
     tight = {name for name in tight if not _NUMBER.fullmatch(name)} | set(filter(_SPACED_NUMBERS.fullmatch, counts))
-    listed = tight | _recurring(counts)
-    compound = any(_of_labels(name, counts) for name in tight)
+    spaced = lists_by(" ", counts)
+    listed = tight | _recurring(counts) | spaced
+    compound = bool(spaced) or any(_of_labels(name, counts) for name in tight)
     count = sum(counts[name] for name in listed)
     if not listed or (count < _MIN_LISTED_SHARE * rows and not compound):
         return ""
     return f"look like lists in {count:,} of {plural(rows, 'row')}, such as {_examples(listed)}: a sample has one class"
+
+
+def lists_by(delimiter: str, names: Collection[str], known: Collection[str] = ()) -> set[str]:
+    """Those of `names` that `delimiter` splits into other labels; empty if they look like names that contain it.
+
+    They are lists if at least half of them consist of labels that also stand alone (`scab`, `rust`, `scab rust`), here
+    or among the `known` ones. They also are if nine tenths consist of parts that recur, and there are no more parts
+    than names. Then, with a space, a third of the parts must be both first and behind another part: in names (`golden
+    retriever`, `car front`, `car rear`) a word keeps its place.
+    """
+    decimal = delimiter == ","  # as in 0,5
+    every = {name: separated(name, delimiter) for name in {*names, *known} if not (decimal and _NUMBER.fullmatch(name))}
+    several = {name for name in names if len(every.get(name, ())) > 1}
+    if not several:
+        return set()
+    seen = Counter(part for parts in every.values() for part in set(parts))
+    alone = {parts[0] for parts in every.values() if len(parts) == 1}
+    if 2 * sum(alone.issuperset(every[name]) for name in several) >= len(several):
+        return several
+    recurring = sum(all(seen[part] > 1 for part in every[name]) for name in several)
+    if recurring < _MIN_RECURRING_SHARE * len(several) or len(seen) > len(every):
+        return set()
+    behind = {part for name in several for part in every[name][1:]}
+    moving = behind & {every[name][0] for name in several}
+    return several if delimiter.strip() or 3 * len(moving) >= len(seen) else set()
+
+
+def separated(name: str, delimiter: str) -> list[str]:
+    """The labels in a cell, without the blanks around them."""
+    return [part for label in name.split(delimiter) if (part := label.strip())]
 
 
 def _bracketed(name: str) -> bool:

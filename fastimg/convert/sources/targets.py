@@ -19,13 +19,23 @@ from fastimg.loaders.errors import DataError
 from fastimg.wording import plural, shortened
 
 from .columns import AskedTarget, Columns
-from .labels import is_empty, joined_classes, look_like_lists, look_unique, number_classes, respelled
+from .labels import (
+    is_empty,
+    joined_classes,
+    lists_by,
+    look_like_lists,
+    look_unique,
+    number_classes,
+    respelled,
+    separated,
+)
 from .samples import Row
-from .tables import Rows
+from .tables import Rows, spelled
 
 _MAX_NUMBERED_CLASSES = 20  # more different whole numbers are taken for a number, not for classes
 _RESERVED = ("path", ABSENT)  # keys of a note that are its own
 _DELIMITERS = ("|", ",")  # between the labels of a sample, unless --label-delimiter names one
+_OTHERS = (";", " ")  # which also separate labels, but more often are part of a name
 
 
 def parse_targets(texts: Sequence[str]) -> tuple[AskedTarget, ...]:
@@ -143,7 +153,9 @@ class _Tally:
                 return "number", f"{values:,} different numbers"
             return "class", f"{values:,} different numbers"
         if delimiter is not None and any(delimiter in text for text in self.counts):
-            return "multilabel", f"separated by {delimiter!r}"
+            if delimiter.strip() or lists_by(delimiter, self.counts):
+                return "multilabel", f"separated by {delimiter!r}"
+            return "class", f"{len(self.counts):,} different values, whose blanks look like those of names"
         marked = any(mark in text for text in self.counts for mark in _DELIMITERS)
         if marked and look_like_lists(self.counts, self.counts.total()):
             return "multilabel", f"separated by {self.separator()!r}"
@@ -252,6 +264,8 @@ class TargetCells:
         if existing and kind != existing.kind:
             raise UsageError(f"--target {asked.name}:{kind}: the dataset has it as {existing.kind}; leave the kind out")
         names = self._classes_of(asked.name, kind, tally, existing)
+        if not self._names.get(asked.name):
+            self._refuse_lists(where, asked, kind, tally, existing)
         if kind == "class" and asked.kind is None and existing is None and not self._names.get(asked.name):
             if tally.lists:
                 raise DataError(f"{where}: lists, not one class")
@@ -262,6 +276,35 @@ class TargetCells:
                 )
         self._remarks.append(f"{where}: {self._said(asked, kind, why, names, tally)}")
         return Target(name=asked.name, kind=kind, classes=names)
+
+    def _refuse_lists(
+        self, where: str, asked: AskedTarget, kind: TargetKind, tally: _Tally, existing: Target | None
+    ) -> None:
+        """Raise DataError if labels look like several that another delimiter separates, and nobody has said which."""
+        stated = self._delimiter if kind == "multilabel" else asked.kind or existing
+        if kind == "number" or stated is not None:
+            return
+        between = self._delimiters[asked.name]
+        cells = tally.counts
+        labels = set(cells) if kind == "class" else {part for text in cells for part in separated(text, between)}
+        known = existing.classes if existing else ()
+        labels.difference_update(known)
+        whole = not any(between in text for text in cells)
+        for delimiter in (*_DELIMITERS, *_OTHERS):
+            lists = lists_by(delimiter, labels, known)
+            if delimiter == ";" and whole and look_like_lists(cells, tally.present):
+                lists = {label for label in labels if ";" in label}
+            if not lists:
+                continue
+            parts = {part for label in labels for part in separated(label, delimiter)}
+            target = f"--target {asked.name}"
+            several = "" if kind == "multilabel" else f"{target}:multilabel "
+            single = f"--label-delimiter {spelled(between)}" if kind == "multilabel" else f"{target}:class"
+            raise DataError(
+                f"{where}: {len(lists):,} of {plural(len(labels), 'label')} look like several, separated by "
+                f"{spelled(delimiter)}, such as {shortened(min(lists), 40)!r}; all are made of {len(parts):,}: give "
+                f"{several}--label-delimiter {spelled(delimiter)}, or {single} if each is a label of its own"
+            )
 
     def _said(self, asked: AskedTarget, kind: TargetKind, why: str, names: tuple[str, ...], tally: _Tally) -> str:
         missing = tally.missing + (tally.nans if tally.numbers else 0)
@@ -293,7 +336,7 @@ class TargetCells:
             written = set(cells) if kind == "class" else set(tally.labels)
             if kind == "multilabel":
                 for text in cells:
-                    written.update(_parts(text, self._delimiters[name]))
+                    written.update(separated(text, self._delimiters[name]))
             ordered = sorted(written)
             labels = kind == "class" and first_class(self.targets) is None
             as_written = name in self._as_written or (labels and None in self._as_written)
@@ -321,7 +364,7 @@ class TargetCells:
             if isinstance(cell, list):
                 raise self._fault(number, target, cell, f"is a list, not one class; use {target.name}:multilabel")
             return written[cell]
-        cells = cell if isinstance(cell, list) else _parts(cell, self._delimiters.get(target.name, "|"))
+        cells = cell if isinstance(cell, list) else separated(cell, self._delimiters.get(target.name, "|"))
         return sorted({written[label] for label in cells})
 
     def _fault(self, number: int, target: Target, cell: Any, what: str) -> DataError:
@@ -381,7 +424,3 @@ def _list(text: str) -> list[Any] | None:
         if isinstance(items, list):
             return items
     return None
-
-
-def _parts(text: str, delimiter: str) -> list[str]:
-    return [part for label in text.split(delimiter) if (part := label.strip())]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,59 @@ def test_the_delimiter_may_be_given() -> None:
     assert read(["a;b", "b"], label_delimiter=";") == [["a", "b"], ["b"]]
     assert read(["a,b|c"], "x:multilabel") == [["a,b", "c"]]
     assert read(["a,b|c"], "x:multilabel", label_delimiter=",") == [["a", "b|c"]]
+
+
+LEAVES = ["scab frog_eye", "scab", "frog_eye", "healthy", "rust frog_eye", "rust", "scab"]
+
+
+def test_labels_that_spaces_separate() -> None:
+    expected = [["frog_eye", "scab"], ["scab"], ["frog_eye"], ["healthy"], ["frog_eye", "rust"], ["rust"], ["scab"]]
+    assert read(LEAVES, "x:multilabel", label_delimiter=" ") == expected
+    assert read(LEAVES, label_delimiter=" ") == expected
+    assert read([*LEAVES, "golden  retriever"], label_delimiter=" ")[-1] == ["golden", "retriever"]
+    names = ["golden retriever", "labrador retriever", "pug"]
+    assert read(names, label_delimiter=" ") == names  # of a class beside the tags that the delimiter is for
+
+
+@pytest.mark.parametrize(
+    ("values", "asked", "advice"),
+    [
+        (LEAVES, "x:multilabel", "2 of 6 labels look like several, separated by ' ', such as 'rust frog_eye'; all are"),
+        (LEAVES, "x:multilabel", "made of 4: give --label-delimiter ' ', or --label-delimiter ',' if each is a label"),
+        (LEAVES, "x", "give --target x:multilabel --label-delimiter ' ', or --target x:class if each is a label"),
+        ([cell.replace(" ", ";") for cell in LEAVES], "x:multilabel", "give --label-delimiter ';'"),
+        (["a;b", "c;d", "e"], "x:multilabel", "give --label-delimiter ';'"),
+        (["a|b", "b c", "c"], "x:multilabel", "separated by ' ', such as 'b c'; .* or --label-delimiter '|' if"),
+        (["a|b", "b,c", "c"], "x:multilabel", "give --label-delimiter ','"),
+        (["a b", "b c", "a c", "b a"], "x:multilabel", "give --label-delimiter ' '"),
+    ],
+)
+def test_lists_that_would_be_labels_are_refused(values: list[Any], asked: str, advice: str) -> None:
+    with pytest.raises(DataError, match=re.escape(advice).replace(r"\.\*", ".*")):
+        cells_of(values, asked)
+    (target,) = cells_of(values, "x:class").targets
+    assert target.classes == tuple(sorted(set(values)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["golden retriever", "labrador retriever", "flat-coated retriever", "golden eagle"],
+        [f"{vehicle} {side}" for vehicle in ("car", "van", "bus") for side in ("front", "rear", "top")],
+        ["hot dog", "dog", "cat", "teddy bear", "bear", "potted plant"],
+        ["New York", "York", "San Francisco", "San Diego"],
+    ],
+)
+def test_names_with_spaces_are_labels(names: list[str]) -> None:
+    assert read(names, "x:multilabel") == [[name] for name in names]
+    assert read(names, "x") == names
+
+
+def test_lists_of_labels_that_are_known_are_refused() -> None:
+    known = (Target(name="x", kind="multilabel", classes=("scab", "rust")),)
+    with pytest.raises(DataError, match=r"1 of 1 label look like several.*--label-delimiter ' '"):
+        cells_of(["scab rust", "scab"], known_targets=known)
+    assert read(["scab rust"], known_targets=known, label_delimiter="|") == [["scab rust"]]
 
 
 def test_names_of_a_schema_name_the_numbers() -> None:

@@ -393,7 +393,7 @@ def test_targets_that_do_not_go_together_are_refused(table: Any, tmp_path: Path)
     [
         ({"label_column": "breed"}, "--label-column has no effect with --target"),
         ({"labels_are_classes": True}, "--labels-are-classes has no effect with --target"),
-        ({"label_delimiter": " "}, "--label-delimiter: give what separates labels"),
+        ({"label_delimiter": ""}, "--label-delimiter: give what separates labels"),
         ({"target": (), "label_delimiter": "|"}, "--label-delimiter has no effect without --target"),
         ({"target": ("age", "age:number")}, "--target age: given twice"),
         ({"target": ("path",)}, "--target path"),

@@ -88,6 +88,16 @@ def test_labels_that_may_be_classes(files, labels):
     assert "the labels in column 'label' look like classes: --labels-are-classes changes nothing" in remarks[0]
 
 
+def test_lists_of_labels_between_spaces(files):
+    labels = ["scab frog_eye", "scab", "frog_eye", "healthy"] * 5
+    with pytest.raises(DataError) as refused:
+        read_source(labelled(files, labels, column="class"), Columns())
+    several = "; learn several labels with --target class:multilabel --label-delimiter ' ', "
+    fault = "look like lists in 5 of 20 rows, such as 'scab frog_eye': a sample has one class"
+    assert str(refused.value).endswith(fault + REMEDY.replace("; ", several))
+    assert len(read_source(labelled(files, labels), Columns(labels_are_classes=True)).classes) == 4
+
+
 @pytest.mark.parametrize("kind", ["tsv", "jsonl", "parquet"])
 def test_labels_of_every_kind_of_manifest_are_judged(files, kind):
     with pytest.raises(DataError, match=r"the labels in column 'label' look like lists .*'x\|y'.*--labels-are-classes"):
