@@ -1,4 +1,4 @@
-"""How counts and long names are written, everywhere the same."""
+"""How counts, values and long names are written, everywhere the same."""
 
 _VERBS = {"is": "are", "was": "were", "has": "have"}
 _FLAGS = {
@@ -36,6 +36,14 @@ def several(noun: str) -> str:
     if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou"):
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(_SIBILANTS) and not noun.endswith(_HARD) else f"{noun}s"
+
+
+def legible(value: float) -> str:
+    """A value of a target for people: seven significant digits or more, so that large ones keep two decimals."""
+    if not abs(value) < 1e15:  # no decimals are left, or it is infinite or NaN
+        return repr(float(value))
+    before = len(str(int(abs(value))))  # digits in front of the point
+    return f"{value:.{max(7, before + 2)}g}"
 
 
 def with_flags(sentence: str) -> str:

@@ -12,7 +12,7 @@ from fastimg.errors import printable
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import LABEL
 from fastimg.system.terminal import print_table, say
-from fastimg.wording import agreeing, plural, shortened, with_flags
+from fastimg.wording import agreeing, legible, plural, shortened, with_flags
 
 from .scan import Copies, Duplicates, SplitFacts
 
@@ -63,7 +63,7 @@ def summarised(splits: list[SplitFacts]) -> list[dict[str, Any]]:
         if target.kind == "number":
             values = np.concatenate([column.values[column.present] for column in columns])
             spread = (values.min(), values.mean(), values.max()) if len(values) else ()
-            summary |= dict(zip(("min", "mean", "max"), (round(float(each), 4) for each in spread), strict=False))
+            summary |= dict(zip(("min", "mean", "max"), map(float, spread), strict=False))
         else:
             found = [column.values if column.ends is not None else column.values[column.present] for column in columns]
             counts = np.bincount(np.concatenate(found).astype(np.int64), minlength=len(target.classes))
@@ -97,7 +97,7 @@ def target_rows(summaries: list[dict[str, Any]]) -> str:
             more = ", ..." if summary["classes"] > len(summary["top"]) else ""
             said = f"{plural(summary['classes'], what)} ({top}{more})"
         elif "min" in summary:
-            said = f"{summary['min']:g} to {summary['max']:g}, mean {summary['mean']:g}"
+            said = "{} to {}, mean {}".format(*(legible(summary[name]) for name in ("min", "max", "mean")))
         else:
             said = "no values"
         missing = f"; missing in {summary['missing']:,}" if summary["missing"] else ""

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fastimg.errors import UserError, printable
 from fastimg.system.terminal import print_table
-from fastimg.wording import with_flags
+from fastimg.wording import legible, with_flags
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _words(answer: Answer) -> str:
     parts = []
     for name, told in answer.targets.items():
         if "number" in told:
-            parts.append(f"{name}: {told['number']:g}")
+            parts.append(f"{name}: {legible(told['number'])}")
         else:
             names = told["classes"] if "classes" in told else told["labels"]
             parts.append(f"{name}: {_shares(names, told['probabilities']) or 'none'}")
@@ -75,7 +75,7 @@ def _columns_of(told: Mapping[str, Any]) -> list[str]:
     """The cells of one target in a csv row: its first class and that class's probability, its labels as a JSON list,
     or its number."""
     if "number" in told:
-        return [f"{told['number']:.7g}"]
+        return [repr(told["number"])]  # the shortest digits that give the same float64
     if "labels" in told:
         return [json.dumps(told["labels"], ensure_ascii=False)]
     return [told["classes"][0], f"{told['probabilities'][0]}"]

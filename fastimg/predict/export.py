@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import MODEL, Card
 from fastimg.train.checkpoints.stored_runs import options_of
+from fastimg.train.tasks.regression import NumberTask
 from fastimg.train.tasks.restored import several
 from fastimg.wording import agreeing, plural
 
@@ -56,7 +58,14 @@ class Exported:
         fields = asdict(self)
         if self.targets is None:
             del fields["targets"]
+        if self.check is not None:
+            fields["check"] = self.check.as_dict(self.kinds)
         return fields
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of its targets."""
+        return {"class"} if self.targets is None else {target["kind"] for target in self.targets}
 
 
 def export(config: Export, out: Console) -> int:
@@ -256,7 +265,7 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
     if result.beside:
         rows["beside"] = ", ".join(result.beside)
     if result.check is not None:
-        rows["check"] = _check_row(result.check)
+        rows["check"] = _check_row(result.check, result.kinds)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -267,23 +276,29 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
 
 def _outputs(result: Exported, subject: Subject) -> str:
     """Name, type and shape of each output."""
-    if result.targets is None:
+    tasks = several(result.targets or ())
+    if tasks is None:
         return f"logits float32 [batch, {len(result.classes)}]"
-    each = zip(subject.outputs, result.targets, strict=True)
-    what = {"class": "logits", "multilabel": "logits", "number": "in its own units"}
-    words = (f"{name} float32 [batch, {target['outputs']}] ({what[target['kind']]})" for name, target in each)
+    words = []
+    for name, task in zip(subject.outputs, tasks.all, strict=True):
+        kind, what = "float32", "logits"
+        if isinstance(task, NumberTask):
+            kind, what = str(task.exported_type).removeprefix("torch."), "in its own units"
+        words.append(f"{name} {kind} [batch, {task.outputs}] ({what})")
     return printable(", ".join(words))
 
 
-def _check_row(check: Agreement) -> str:
+def _check_row(check: Agreement, kinds: Collection[str]) -> str:
     """The result of the check in one sentence."""
-    logits, probabilities = (
+    logits, probabilities, numbers = (
         "are NaN or infinite" if value is None else f"differ by at most {value:.1e}"
-        for value in (check.logits, check.probabilities)
+        for value in (check.logits, check.probabilities, check.numbers)
     )
+    bound = f"(bound {check.bound:g})"
+    told = [f"probabilities {probabilities} {bound}"] if set(kinds) - {"number"} else []
+    told += [f"numbers {numbers} of their deviations in training {bound}"] if "number" in kinds else []
+    told += [f"logits {logits}"] if set(kinds) - {"number"} else []
+    told += [f"the likeliest class is the same for {check.top1}"] if "class" in kinds else []
     verdict = "agrees" if check.agrees else "does NOT agree"
     left_out = f" ({check.unreadable} more could not be read)" if check.unreadable else ""
-    return (
-        f"{verdict} with predict on {check.samples} {check.origin}{left_out}: probabilities {probabilities} (bound "
-        f"{check.bound:g}), logits {logits}, the likeliest class is the same for {check.top1}"
-    )
+    return f"{verdict} with predict on {check.samples} {check.origin}{left_out}: {', '.join(told)}"

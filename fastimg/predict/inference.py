@@ -92,7 +92,10 @@ class Inference:
         return TextRows(has_image, FreshTokens(texts, self.model.pair.reader.tokenizer))
 
     def standardised(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Outputs [N, outputs] with numbers in their own units, as an exported file gives them -> logits."""
+        """Outputs [N, outputs] with numbers in their own units, as an exported file gives them -> logits.
+
+        In the type of the outputs: float64 where one of the numbers needs it.
+        """
         if self.tasks is None:
             return outputs
         parts = zip(self.tasks.all, self.tasks.parts(outputs), strict=True)

@@ -8,7 +8,7 @@ import pytest
 
 import fastimg
 from fastimg.loaders import wording as of_loaders
-from fastimg.wording import agreeing, plural, several, shortened
+from fastimg.wording import agreeing, legible, plural, several, shortened
 
 # A count directly before a plural noun: `{len(classes)} classes` would print "1 classes".
 NOUNS = (
@@ -81,6 +81,23 @@ def test_loaders_write_counts_alike():
 
 def test_what_is_cut_says_so():
     assert [shortened(text, 5) for text in ("abcde", "abcdef", "abc def", "")] == ["abcde", "abcd…", "abc…", ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (1.7e9 + 12.3456, "1700000012.35"),
+        (5_400_000.25, "5400000.25"),
+        (-0.300000012, "-0.3"),
+        (1234.56789, "1234.568"),
+        (2e-9, "2e-09"),
+        (9_999_999_999.996, "10000000000"),
+        (1.5e300, "1.5e+300"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_values_are_legible(value, words):
+    assert legible(value) == words
 
 
 def test_no_count_is_printed_before_a_plural():

@@ -100,7 +100,7 @@ def _targets(tasks: Tasks, engine: Inference, loader: BatchSource, wanted: Wante
 def _target(task: Task, values: npt.NDArray[np.float64], wanted: Wanted) -> dict[str, Any]:
     """What is predicted of one target of one sample."""
     if isinstance(task, NumberTask):
-        return {"number": float(f"{values[0]:.7g}")}
+        return {"number": float(values[0])}
     names = task.target.classes
     ranked = np.argsort(-values, kind="stable")
     if isinstance(task, MultilabelTask):

@@ -2,8 +2,8 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Form(NamedTuple):
     """The inputs of a check, and its tolerance."""
 
     whole: bool  # whole images of any size, one by one; else images as the loader crops them
-    bound: float  # on differences of probabilities, in float32
+    bound: float  # on differences of probabilities and of standardised numbers, in float32
 
 
 BOUND = 1e-4
@@ -50,16 +50,29 @@ _BATCH = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far the file's outputs are from the checkpoint's: the largest differences, None for NaN or infinite ones."""
+    """How far the file's outputs are from the checkpoint's: the largest differences, None for NaN or infinite ones.
+
+    Probabilities are of classes and labels, and `top1` counts classes; numbers are in deviations of the training part.
+    """
 
     samples: int
     origin: str  # a description of the samples
     unreadable: int
     logits: float | None
     probabilities: float | None
+    numbers: float | None
     top1: int  # samples for which both name the same class
     bound: float
-    agrees: bool  # probabilities are within the bound; two equally likely classes may still swap places
+    agrees: bool  # both are within the bound; two equally likely classes may still swap places
+
+    def as_dict(self, kinds: Collection[str]) -> dict[str, Any]:
+        """For JSON: without differences of a kind that no target has."""
+        told = asdict(self)
+        if "number" not in kinds:
+            del told["numbers"]
+        elif len(kinds) == 1:
+            del told["probabilities"], told["top1"]
+        return told
 
 
 def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None, form: Form = CUT) -> Agreement:
@@ -71,6 +84,7 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
     same = 0
     logits = torch.zeros(())
     probabilities = torch.zeros(())
+    numbers = torch.zeros(())
     channels = engine.card.preprocessing.channels
     with _samples(engine, data, form) as (loader, origin), _recorded_logits(engine) as recorded:
         for batch, _ in engine.logits(loader):
@@ -83,10 +97,11 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
             expected = recorded.pop()[real]
             actual = engine.standardised(actual)
             counted += len(actual)
-            (found, likeliest), (shares, right) = _read(engine, actual), _read(engine, expected)
-            same += int((likeliest == right).all(dim=1).sum())
+            found, wanted = _read(engine, actual), _read(engine, expected)
+            same += int((found.likeliest == wanted.likeliest).all(dim=1).sum())
             logits = torch.maximum(logits, _largest(actual - expected))
-            probabilities = torch.maximum(probabilities, _largest(found - shares))
+            probabilities = torch.maximum(probabilities, _largest(found.probabilities - wanted.probabilities))
+            numbers = torch.maximum(numbers, _largest(found.numbers - wanted.numbers))
         unreadable = loader.unreadable
     if counted == 0:
         why = next(iter(unreadable.values()))
@@ -100,24 +115,35 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
         unreadable=len(unreadable),
         logits=_number(logits),
         probabilities=_number(probabilities),
+        numbers=_number(numbers),
         top1=same,
         bound=form.bound,
-        agrees=bool(probabilities <= form.bound),
+        agrees=bool(probabilities <= form.bound and numbers <= form.bound),
     )
 
 
-def _read(engine: inference.Inference, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [N, outputs] as probabilities, and standardised numbers; and the likeliest class of each class target."""
+class _Outputs(NamedTuple):
+    """What logits [N, outputs] say: probabilities of classes and labels, standardised numbers, likeliest classes."""
+
+    probabilities: torch.Tensor
+    numbers: torch.Tensor
+    likeliest: torch.Tensor  # int64 [N, class targets]
+
+
+def _read(engine: inference.Inference, logits: torch.Tensor) -> _Outputs:
     if engine.tasks is None:
-        return logits.softmax(1), logits.argmax(1, keepdim=True)
-    parts, likeliest = [], [torch.zeros(len(logits), 0, dtype=torch.int64)]
+        return _Outputs(logits.softmax(1), logits[:, :0], logits.argmax(1, keepdim=True))
+    parts: dict[str, list[torch.Tensor]] = {"class": [], "multilabel": [], "number": []}
     for task, part in zip(engine.tasks.all, engine.tasks.parts(logits), strict=True):
-        if task.target.kind == "class":
-            parts.append(part.softmax(1))
-            likeliest.append(part.argmax(1, keepdim=True))
-        else:
-            parts.append(part if task.target.kind == "number" else part.sigmoid())
-    return torch.cat(parts, dim=1), torch.cat(likeliest, dim=1)
+        parts[task.target.kind].append(part)
+    shares = [part.softmax(1) for part in parts["class"]] + [part.sigmoid() for part in parts["multilabel"]]
+    likeliest = [part.argmax(1, keepdim=True) for part in parts["class"]]
+    nothing = logits[:, :0]
+    return _Outputs(
+        torch.cat([nothing, *shares], dim=1),
+        torch.cat([nothing, *parts["number"]], dim=1),
+        torch.cat([nothing.long(), *likeliest], dim=1),
+    )
 
 
 def _run(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,8 @@ LOGITS = "logits"  # the only output of a model of one class
 class Subject:
     """The module to export, from the caller's inputs to logits float32 [N, classes], with its description.
 
-    Of several targets it gives a tuple: for each, logits float32 [N, w], or its number float32 [N, 1] in its own units.
+    Of several targets it gives a tuple: for each, logits float32 [N, w], or its number [N, 1] in its own units, of
+    `NumberTask.exported_type`.
     """
 
     module: nn.Module
@@ -63,6 +64,10 @@ class OwnOutputs(nn.Module):
         super().__init__()
         self.classes = len(card.classes)
         self.tasks = several(card.targets)
+        for place, task in enumerate(self.tasks.all if self.tasks is not None else ()):
+            if isinstance(task, NumberTask):  # tensors: the ONNX exporter writes a Python float as float32
+                self.register_buffer(f"std{place}", torch.tensor(task.std, dtype=task.exported_type))
+                self.register_buffer(f"mean{place}", torch.tensor(task.mean, dtype=task.exported_type))
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """See `Subject`."""
@@ -71,8 +76,10 @@ class OwnOutputs(nn.Module):
             return logits[:, : self.classes]
         parts = [logits[:, part] for part in self.tasks.slices]
         return tuple(
-            part * task.std + task.mean if isinstance(task, NumberTask) else part
-            for task, part in zip(self.tasks.all, parts, strict=True)
+            part.to(task.exported_type) * getattr(self, f"std{place}") + getattr(self, f"mean{place}")
+            if isinstance(task, NumberTask)
+            else part
+            for place, (task, part) in enumerate(zip(self.tasks.all, parts, strict=True))
         )
 
 

@@ -18,7 +18,7 @@ from fastimg.errors import UsageError, UserError, nearest, printable
 from fastimg.loaders import Dataset
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.train.losses import LossSettings
-from fastimg.wording import plural
+from fastimg.wording import legible, plural
 
 from .classification import ClassTask
 from .joint import Tasks
@@ -134,7 +134,9 @@ def _task(config: Train, data: Path, part: DatasetPart, column: TargetColumn) ->
         if not (math.isfinite(mean) and math.isfinite(std)):
             raise _not_learnable(data, part, target.name, "is infinite, or too large, in the training split")
         if (numbers == numbers[0]).all() or std == 0.0:
-            raise _not_learnable(data, part, target.name, f"is {numbers[0]:g} for every {{unit}} of the training split")
+            raise _not_learnable(
+                data, part, target.name, f"is {legible(numbers[0])} for every {{unit}} of the training split"
+            )
         return NumberTask(target=target, mean=mean, std=std)
     counts = np.bincount(
         np.concatenate([column.labels_of(index) for index in rows.tolist()]), minlength=len(target.classes)

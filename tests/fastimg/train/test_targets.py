@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from fastimg import api
 from fastimg.cli import run
 from fastimg.config import yaml_file as configfile
 from fastimg.config.commands import Train
@@ -19,8 +20,9 @@ from fastimg.config.recipes import RECIPES
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.train.checkpoints import run_directory as rundir
-from fastimg.train.checkpoints.format import load_training
+from fastimg.train.checkpoints.format import load_model, load_training
 from fastimg.train.choices import learning_rate
+from fastimg.wording import legible
 
 from .test_resume import Killed, assert_same, at_step, kill, outcome
 
@@ -417,6 +419,40 @@ def test_an_exported_file_has_an_output_for_each_target(
         import onnx
 
         assert [each.name for each in onnx.load(file).graph.output] == ["colour", "tags", "wave"]
+
+
+def test_large_numbers_keep_their_digits(train: Any, trained: Any, cli: Any, tmp_path: Path) -> None:
+    """Unix times some minutes apart, and a northing with a fraction: predicted, written and exported in float64."""
+
+    def large(dataset: FilesDataset) -> tuple[TargetColumn, ...]:
+        times = TargetColumn.of_numbers(1.7e9 + 100.5 * dataset.labels, "time")
+        return times, TargetColumn.of_numbers(5_400_000.25 + 0.5 * dataset.labels, "north")
+
+    ran = train("--lr", "1e-2", name="large", targets=large)
+    assert "(x - 1700000100.5) / 82.05" in ran.out and "(x - 5400000.75) / 0.408" in ran.out
+    path, file = tmp_path / "large", trained.images / "val/red/0.jpg"
+    (answer,) = api.predict(path, [file], workers=1, amp=False)
+    found = {name: told["number"] for name, told in (answer.targets or {}).items()}
+    stated = {each["name"]: each for each in card(path, "best")["targets"]}
+    model, _ = load_model(path)
+    with torch.no_grad():
+        (logits,) = model.module(api.load(path, workers=1).inputs([file]))
+    for place, name in enumerate(("time", "north")):
+        exact = float(logits[place]) * stated[name]["std"] + stated[name]["mean"]
+        assert found[name] == pytest.approx(exact, rel=0, abs=1e-5 * stated[name]["std"])
+    told = json.loads(cli("predict", path, file, "--json", "-j", "1", "--no-amp").out)
+    assert {name: each["number"] for name, each in told["targets"].items()} == found
+    cli("predict", path, file, "--csv", tmp_path / "t.csv", "-j", "1", "--no-amp")
+    rows = list(csv.reader((tmp_path / "t.csv").read_text().splitlines()))
+    assert dict(zip(rows[0][2:], map(float, rows[1][2:]), strict=True)) == found
+    table = cli("predict", path, file, "-j", "1", "--no-amp").out
+    assert f"time: {legible(found['time'])}; north: {legible(found['north'])}" in table and "e+" not in table
+
+    for form in ("pt2", "onnx"):
+        ran = cli("export", path, "-o", tmp_path / f"x.{form}", "--check", "--check-data", trained.images / "val")
+        assert ran.code == 0 and "time float64 [batch, 1] (in its own units)" in ran.out, ran.out
+        assert "agrees with predict on 12 images" in ran.out and "numbers differ by at most" in ran.out
+        assert "probabilities" not in ran.out and "likeliest" not in ran.out
 
 
 def test_weights_of_other_targets_lend_their_trunk(learned: Path, train: Any) -> None:
