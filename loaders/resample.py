@@ -1,5 +1,7 @@
 """The one resampler: bit-equal to torchvision's antialiased uint8 resize of the box, then a cut of the window."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -33,9 +35,8 @@ def resample(
         left, top = x + window.at[0], y + window.at[1]
         out[...] = pixels[top : top + out.shape[0], left : left + out.shape[1]]
         return
-    box = np.ascontiguousarray(pixels[y : y + height, x : x + width])
-    # Pillow's arrays: torch warns about what it might write to. A single pixel of a turned image keeps its strides.
-    if not box.flags.writeable or min(box.strides) < 0:
+    box = pixels[y : y + height, x : x + width]
+    if not (_is_packed(box) and box.flags.writeable):  # Pillow's are not: torch warns about what it might write to
         box = box.copy()
     source = torch.from_numpy(box).permute(2, 0, 1).unsqueeze(0)  # [1, C, h, w], channels-last
     kernel = _KERNELS[interpolation]
@@ -47,6 +48,16 @@ def resample(
     left, top = window.at
     cut = resized[0, :, top : top + out.shape[0], left : left + out.shape[1]]
     torch.from_numpy(out).permute(2, 0, 1).copy_(cut)
+
+
+def _is_packed(pixels: npt.NDArray[Any]) -> bool:
+    """Whether the strides of `pixels` [H, W, C] are those of its shape, also of axes of length 1.
+
+    NumPy and torch call an array contiguous whatever those are. A turned column of gray pixels has the strides
+    (1, H, 1), and torch's resize of uint8 takes the second for the bytes of a row, and reads beyond the end.
+    """
+    _, width, channels = pixels.shape
+    return pixels.strides == (width * channels * pixels.itemsize, channels * pixels.itemsize, pixels.itemsize)
 
 
 def paste(resized: npt.NDArray[T], window: Window, fill: int, out: npt.NDArray[T]) -> None:
@@ -72,7 +83,7 @@ def resample_deep(
     resized = pixels[y : y + height, x : x + width]
     if window.size != (width, height):
         wide = np.float64 if out.dtype.itemsize > 2 and out.dtype != np.float32 else np.float32
-        source = torch.from_numpy(resized.astype(wide)).permute(2, 0, 1).unsqueeze(0)
+        source = torch.from_numpy(resized.astype(wide, order="C")).permute(2, 0, 1).unsqueeze(0)
         levels = _KERNELS[interpolation](source, [window.size[1], window.size[0]], False, None, None)
         values = levels[0].permute(1, 2, 0).numpy()
         if out.dtype.kind in "iu":

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from fastimg.loaders.crop import CenterCrop, RandomResizedCrop, Window
 from fastimg.loaders.decode import decode, upright
 from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.resample import resample
+from fastimg.loaders.resample import resample, resample_deep
 from fastimg.loaders.runtime.scratch import Scratch
 
 MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
@@ -87,6 +87,26 @@ def test_a_single_pixel_of_a_mirrored_image():
     out = np.zeros((1, 1, 3), np.uint8)
     resample(noise(3, 4)[::-1, ::-1], Window((1, 1, 1, 1), (1, 1), (0, 0)), "bilinear", out)
     np.testing.assert_array_equal(out[0, 0], noise(3, 4)[1, 2])
+
+
+@pytest.mark.parametrize("interpolation", MODES)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_lines_of_turned_images(interpolation, orientation):
+    """NumPy and torch call strides (1, H, 1) contiguous, and torch's resize takes the second for a row's bytes."""
+    for channels in (1, 3):
+        for height, width in ((1, 20_000), (20_000, 1), (1, 2), (2, 1), (1, 1)):
+            stored = noise(height, width)[:, :, :channels].copy()
+            pixels = upright(stored, orientation)
+            tall, wide, _ = pixels.shape
+            window = Window((0, 0, wide, tall), (wide * 2, tall * 2), (0, 0))
+            found, plain = (np.zeros((tall * 2, wide * 2, channels), np.uint8) for _ in range(2))
+            resample(pixels, window, interpolation, found)
+            resample(pixels.copy(), window, interpolation, plain)
+            np.testing.assert_array_equal(found, plain)
+            deep, plain = (np.zeros_like(found, np.uint16) for _ in range(2))
+            resample_deep(pixels.astype(np.uint16), window, interpolation, deep)
+            resample_deep(pixels.copy().astype(np.uint16), window, interpolation, plain)
+            np.testing.assert_array_equal(deep, plain)
 
 
 def encoded(height, width, kind, orientation):

@@ -157,8 +157,9 @@ def _run(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:
 def _whole(dataset: Dataset, ids: torch.Tensor, channels: int) -> Iterator[torch.Tensor]:
     """Upright images uint8 [1, C, H, W], each at its own size."""
     for index in ids.tolist():
-        pixels = torch.from_numpy(np.array(decode(dataset.read(index, Scratch()), channels=channels)))
-        yield pixels.permute(2, 0, 1)[None].contiguous()
+        pixels = decode(dataset.read(index, Scratch()), channels=channels)
+        # `copy` gives axes of length 1 the strides that torch's resize takes for granted; see `resample`.
+        yield torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
 
 
 @contextlib.contextmanager

@@ -77,6 +77,21 @@ def test_groups_of_all_kinds_in_memory_of_their_own(data):
     assert not undecoded
 
 
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_boxes_of_one_pixel_across(orientation):
+    """Of gray ones the general path read beside the pixels, as an axis of length 1 has strides of its own."""
+    jpeg = turned(encoded(20, 30, "444"), orientation)
+    for box in ((3, 4, 1, 2), (3, 4, 2, 1), (0, 0, 1, 20), (0, 0, 20, 1), (19, 19, 1, 1)):
+        for channels in (1, 3):
+            crop = Fixed(Window(box, (8, 8), (0, 0)), 8)
+            out, theirs = (np.zeros((1, 8, 8, channels), np.uint8) for _ in range(2))
+            queue = CropQueue()
+            assert queue.add(jpeg, crop, (), LIMIT, 0) and queue.run(crop, 0, Scratch(), out) == []
+            judge = ImageDecoder(crop, channels=channels, compiled=False)
+            judge.fill_row(memoryview(jpeg), (), {"inputs": theirs[0]}, Scratch())
+            assert np.array_equal(out, theirs)
+
+
 def test_the_window_is_of_the_upright_picture():
     jpeg = turned(encoded(90, 60, "420"), 6)
     assert read_header(jpeg).size == (60, 90)

@@ -4,9 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from fastimg.loaders import FilesDataset
 from fastimg.models.precision import Precision
 from fastimg.predict import inference
 from fastimg.predict.exporting import check as agreement
@@ -64,6 +67,18 @@ def test_words(trained, tmp_path, written, honest, monkeypatch, cli):
         assert words in ran.out
     ran = cli("export", trained.run, "--format", "safetensors", "-o", tmp_path)
     assert ran.code == 0 and "only weights" in ran.out and "check" not in ran.out and "input" not in ran.out
+
+
+def test_whole_images_have_the_strides_of_their_shape(tmp_path):
+    """Also along axes of length 1, which torch's resize would otherwise read beyond the end by."""
+    exif = Image.Exif()
+    exif[0x0112] = 5
+    stored = np.arange(200, dtype=np.uint8)[None]
+    Image.fromarray(stored).save(tmp_path / "line.png", exif=exif)
+    dataset = FilesDataset(tmp_path, ["line.png"])
+    (image,) = agreement._whole(dataset, torch.tensor([0]), 1)
+    assert image.shape == (1, 1, 200, 1) and image.stride() == (200, 200, 1, 1)
+    assert np.array_equal(image.flatten(), stored[0])
 
 
 def test_counts_of_the_check(judged, honest, trained):
