@@ -17,10 +17,12 @@ from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.description import (
     FORMAT,
     FORMAT_VERSION,
+    IDENTITY,
     QUICK_SUM,
     SHARD_KEYS,
     previewed_field,
 )
+from fastimg.loaders.containers.identities import identity_of_file
 from fastimg.loaders.containers.quick_sums import both_sums_of_file
 from fastimg.loaders.containers.targets import first_class
 from fastimg.loaders.errors import DataError
@@ -223,14 +225,14 @@ def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: lis
         file = folder / shards[0].name
         sha256, quick = both_sums_of_file(file)
         entry = {"name": file.name, "samples": samples, "bytes": file.stat().st_size, "sha256": sha256}
-        return [entry | {QUICK_SUM: quick}]
+        return [entry | {QUICK_SUM: quick, IDENTITY: identity_of_file(file)}]
     return before + [_entry(shard) for shard in shards if shard.samples]
 
 
 def _entry(shard: Finished) -> dict[str, Any]:
-    """A tar of a split; without the quick sum if an older version wrote it, before a resume."""
+    """A tar of a split; without the quick sum or the identity if an older version wrote it, before a resume."""
     entry = {key: getattr(shard, key) for key in SHARD_KEYS}
-    return entry | ({QUICK_SUM: shard.xxh3} if shard.xxh3 else {})
+    return entry | {key: getattr(shard, key) for key in (QUICK_SUM, IDENTITY) if getattr(shard, key)}
 
 
 def _schema(source: Source, schema: Schema | None, old: dict[str, Any]) -> dict[str, Any]:

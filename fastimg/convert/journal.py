@@ -70,6 +70,7 @@ class Finished:  # more than 12 fields: a line of the journal, which is flat
     bytes: int = 0  # of a .beton: up to the end of this part
     sha256: str = ""
     xxh3: str = ""  # the quick sum; older versions did not write it
+    identity: str = ""  # older versions did not write it
     index_bytes: int = 0
     index_sha256: str = ""
     part: BetonPart | None = None  # of a .beton

@@ -85,6 +85,7 @@ class TarStore:
             "bytes": writer.bytes,
             "sha256": writer.sha256,
             "xxh3": writer.xxh3,
+            "identity": writer.identity,
             "index_bytes": writer.index_bytes,
             "index_sha256": writer.index_sha256,
         }

@@ -50,7 +50,7 @@ class Captions:
         self._shards = list(images.files())
         self._fetched = fetched_files(images)
         here = self._shards if self._fetched is None else []
-        self._watch = FileWatch(here)
+        self._watch = FileWatch(here, stated=getattr(images, "contents", None) if here else None)
         self._handles = Handles(here, self._watch, _REMEDY)
 
     def __len__(self) -> int:

@@ -31,7 +31,7 @@ from .content import Content
 from .derived.block_index import MOST_AT_OPENING, block_index, has_large
 from .derived.field_columns import field_columns, fields_of_beton, fields_of_tars
 from .derived.target_columns import columns_of_beton, columns_of_tars, target_columns
-from .description import declared_targets, read_description, stated_fields
+from .description import declared_targets, read_description, stated_contents, stated_fields
 from .fields import FieldColumn, SplitFields, StoredField
 from .foreign import foreign_betons, foreign_shards, is_beton
 from .targets import TargetColumn, first_class
@@ -231,7 +231,10 @@ def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
         (shard,) = shards
         lease = None if mirror is None else mirror.lease(wanted_shards(shards)[0])
         _check_size(path / shard["name"], shard["bytes"])
-        beton = BetonDataset(path / shard["name"], classes, checksum=shard["sha256"])
+        (stated,) = stated_contents(shards)
+        if mirror is not None:  # verified when it arrived; the cache marks its use, which alters its change time
+            stated = stated._replace(quick="")
+        beton = BetonDataset(path / shard["name"], classes, shard["sha256"], stated)
         beton.lease = lease
         _check_count(path / shard["name"], len(beton), shard["samples"])
         if beton.content != description["content"]:
@@ -258,6 +261,7 @@ def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
         checksums=[shard["sha256"] + shard["index_sha256"] for shard in shards],
         content=description["content"],
         fetched=None if mirror is None else FetchedFiles(mirror, wanted_shards(shards), wanted_indexes(shards)),
+        contents=stated_contents(shards),
     )
     counts = np.bincount(dataset.records["shard"], minlength=len(shards)).tolist()
     for shard, count in zip(shards, counts, strict=True):

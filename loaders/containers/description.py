@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,12 +11,14 @@ from fastimg.loaders.errors import ShardError
 
 from .content import Content
 from .fields import StoredField, check_fields
+from .identities import StatedContent
 from .targets import Target, first_class
 
 FORMAT = "fastimg dataset"
 FORMAT_VERSION = 1
 SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of a tar in dataset.json
 QUICK_SUM = "xxh3"  # a further key of tars and .betons, which older versions did not write: see quick_sums
+IDENTITY = "identity"  # another key, which older versions did not write: see identities
 _BETON_KEYS = SHARD_KEYS[:4]
 _SHA256 = re.compile("[0-9a-f]{64}")
 _XXH3 = re.compile("[0-9a-f]{32}")
@@ -61,6 +63,13 @@ def _check_entries(container: Any, samples: Any, shards: Any) -> None:
             raise ValueError(f"shard {shard['name']!r}")
         if QUICK_SUM in shard and not _XXH3.fullmatch(shard[QUICK_SUM]):
             raise ValueError(f"shard {shard['name']!r}: {QUICK_SUM} {shard[QUICK_SUM]!r}")
+        if IDENTITY in shard and not _SHA256.fullmatch(shard[IDENTITY]):
+            raise ValueError(f"shard {shard['name']!r}: {IDENTITY} {shard[IDENTITY]!r}")
+
+
+def stated_contents(shards: Sequence[Mapping[str, Any]]) -> list[StatedContent]:
+    """What a dataset.json states of the contents of its shards."""
+    return [StatedContent(shard.get(IDENTITY, ""), shard.get(QUICK_SUM, "")) for shard in shards]
 
 
 def _is_plain(name: str) -> bool:

@@ -3,16 +3,17 @@
 A file is opened and checked when it is first read, and stays open until all are closed. A new file that fits the index
 would go unnoticed otherwise.
 
-A path is checked again every few reads of its file, which takes 2 us. Size, modification time and inode are compared,
-so a file that was replaced, written to, truncated or removed is detected even if the reader still has the old one open,
-because a resumed run would read the new one.
+A path is checked again every few reads of its file, which takes 2 us. Size, modification time, change time and inode
+are compared, so a file that was replaced, written to, truncated or removed is detected even if the reader still has the
+old one open, because a resumed run would read the new one. Links and permissions alter the change time, too: where
+nothing else differs, the content decides.
 """
 
 import errno
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -23,6 +24,8 @@ import numpy.typing as npt
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.scratch import Encoded
 
+from .identities import StatedContent, identity_of, identity_of_file
+from .quick_sums import sum_of_file
 from .readahead import ask, pieces
 
 EVERY = 16  # reads between two checks
@@ -83,24 +86,46 @@ class FileState(NamedTuple):
     size: int
     written: int  # modification time in nanoseconds
     inode: int
+    changed: int  # also by links and permissions; unlike `written`, nobody sets it
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileState":
         """The state in the result of `os.stat`."""
-        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 class FileWatch:
-    """Compares `paths` with their earlier states, by default the current ones. Raises ShardError for a missing path."""
+    """Compares `paths` with their earlier states, by default the current ones. Raises ShardError for a missing path.
 
-    def __init__(self, paths: Sequence[Path], states: Sequence[FileState] | None = None) -> None:
+    `stated` tells what the content of each must be; what it leaves open is what the file had when it was opened.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        states: Sequence[FileState] | None = None,
+        stated: Sequence[StatedContent] | None = None,
+    ) -> None:
         self._paths = paths
         self._reads = 0
-        self._states = [_state(path) for path in paths] if states is None else states
+        self._states = [_state(path) for path in paths] if states is None else list(states)
+        self._stated = [StatedContent()] * len(paths) if stated is None else list(stated)
+        self._comparing = threading.Lock()
 
     def opened(self, number: int, file: int) -> None:
-        """Check file `number` after it was opened as `file`. Raises ShardError if it has changed."""
+        """Check file `number` after it was opened as `file`. Raises ShardError if it has changed, or is another one."""
         self._compare(number, os.fstat(file))
+        stated = self._stated[number]
+        try:
+            identity = identity_of(file)
+        except OSError as error:
+            raise ShardError(f"{self._paths[number]}: cannot be read ({error.strerror}); copy it again") from error
+        if stated.identity not in ("", identity):
+            raise ShardError(
+                f"{self._paths[number]}: another content than dataset.json states, though of the same size: it was "
+                "exchanged for another shard, or altered; copy it again, or convert again with overwrite=True"
+            )
+        self._stated[number] = stated._replace(identity=identity)
 
     def read(self, number: int) -> None:
         """Check file `number` on every few calls. Raises ShardError if it has changed."""
@@ -129,12 +154,27 @@ class FileWatch:
     def _compare(self, number: int, status: os.stat_result) -> None:
         then = self._states[number]
         now = FileState.of(status)
-        if now != then:
-            how = "shrank" if now.size < then.size else "was altered" if now.inode == then.inode else "was replaced"
-            raise ShardError(
-                f"{self._paths[number]}: {how} while it was in use; copy it again and use resume=True, or start again "
-                f"with the new file ({then.size} bytes then, {now.size} now)"
-            )
+        if now == then or (now._replace(changed=then.changed) == then and self._same_content(number, now)):
+            return
+        how = "shrank" if now.size < then.size else "was altered" if now.inode == then.inode else "was replaced"
+        raise ShardError(
+            f"{self._paths[number]}: {how} while it was in use; copy it again and use resume=True, or start again "
+            f"with the new file ({then.size} bytes then, {now.size} now)"
+        )
+
+    def _same_content(self, number: int, now: FileState) -> bool:
+        """Whether a file has its content still, though its change time differs: all of it where that is stated."""
+        with self._comparing:  # one thread reads it
+            if self._states[number] == now:
+                return True
+            path, stated = self._paths[number], self._stated[number]
+            try:
+                same = sum_of_file(path) == stated.quick if stated.quick else identity_of_file(path) == stated.identity
+            except OSError:
+                return False
+            if same:
+                self._states[number] = now
+            return same
 
 
 def _state(path: Path) -> FileState:
@@ -168,11 +208,7 @@ class Handles:
             return file
         with self._lock:
             if number not in self._files:
-                try:
-                    file = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else self._remedy
-                    raise ShardError(f"{self._paths[number]}: {error.strerror}; {remedy}") from error
+                file = _open(self._paths[number], self._remedy)
                 try:
                     self._watch.opened(number, file)
                 except BaseException:
@@ -188,12 +224,13 @@ class Handles:
 
 
 class WatchedFiles:
-    """ShardFiles on this machine, watched from now on: before their indexes are read."""
+    """ShardFiles on this machine, watched from now on: before their indexes are read. `stated`: see FileWatch."""
 
-    def __init__(self, paths: Sequence[Path], remedy: str) -> None:
+    def __init__(self, paths: Sequence[Path], remedy: str, stated: Sequence[StatedContent] | None = None) -> None:
         self._paths = paths
-        self._watch = FileWatch(paths)
+        self._watch = FileWatch(paths, stated=stated)
         self._handles = Handles(paths, self._watch, remedy)
+        self._remedy = remedy
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """See ShardFiles."""
@@ -232,12 +269,37 @@ class WatchedFiles:
             ask(self._handles.file(number), offset, size)
 
     def present(self) -> Iterable[Path]:
-        """See ShardFiles."""
-        return self._paths
+        """See ShardFiles: each is checked first, so that nothing is derived of another one."""
+        return _Checked(self._paths, self._watch, self._remedy)
 
     def close(self) -> None:
         """See ShardFiles."""
         self._handles.close()
+
+
+class _Checked:
+    """Paths in turn, each opened once to see that it is the file that it should be."""
+
+    def __init__(self, paths: Sequence[Path], watch: FileWatch, remedy: str) -> None:
+        self._paths, self._watch, self._remedy = paths, watch, remedy
+
+    def __iter__(self) -> Iterator[Path]:
+        for number, path in enumerate(self._paths):
+            file = _open(path, self._remedy)
+            try:
+                self._watch.opened(number, file)
+            finally:
+                os.close(file)
+            yield path
+
+
+def _open(path: Path, remedy: str) -> int:
+    """A descriptor. Raises ShardError, which ends with a remedy."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else remedy
+        raise ShardError(f"{path}: {error.strerror}; {remedy}") from error
 
 
 def _close_all(files: dict[int, int]) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fastimg.loaders.containers.content import TEXT_FIELDS, Content
 from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.fields import WithFields
+from fastimg.loaders.containers.identities import StatedContent
 from fastimg.loaders.containers.readahead import pieces
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileState, FileWatch
@@ -42,11 +43,18 @@ class BetonDataset(WithFields):
     lease: Lease | None = None  # of a file that was fetched: keeps it in the cache
     blocks: BlockIndex | None = None  # of large tiled JPEGs
 
-    def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        classes: Sequence[str] | None = None,
+        checksum: str | None = None,
+        stated: StatedContent | None = None,
+    ) -> None:
         self.name = str(path)
         self.reader = reader = BetonFile(path)
-        self._watch = FileWatch([path], [FileState.of(reader.status)])
+        self._watch = FileWatch([path], [FileState.of(reader.status)], [stated or StatedContent()])
         try:
+            self._watch.opened(0, reader.descriptor)
             image = _choose(reader, "rgb")
             self.content = "text" if image is None else "images"
             image = _text_field(reader) if image is None else image

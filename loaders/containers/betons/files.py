@@ -341,6 +341,11 @@ class BetonFile:
     def __len__(self) -> int:
         return self._samples
 
+    @property
+    def descriptor(self) -> int:
+        """The open file."""
+        return self._file
+
     def column(self, name: str) -> npt.NDArray[Any]:
         """Metadata of a field [N]; for an int or float field, its values."""
         column: npt.NDArray[Any] = self.metadata[f"f{list(self.fields).index(name)}"]

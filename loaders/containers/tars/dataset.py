@@ -13,6 +13,7 @@ from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.derived.records import fingerprint_of, records
 from fastimg.loaders.containers.fields import WithFields
+from fastimg.loaders.containers.identities import StatedContent
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileParts, ShardFiles, WatchedFiles
 from fastimg.loaders.errors import DataError, ShardError
@@ -41,15 +42,18 @@ class TarDataset(WithFields):
         content: Content | None = None,
         fetched: ShardFiles | None = None,
         stated: list[str] | None = None,
+        contents: Sequence[StatedContent] | None = None,
     ) -> None:
         """`fetched` reads shards that are elsewhere, and come to these paths.
 
         `stated`: of each shard of another writer that is elsewhere, what tells it from others of its name.
+        `contents`: what is stated of each shard's content.
         """
         self.name = name
         self._shards = shards
+        self.contents = contents
         self.fingerprint = _fingerprint(shards, checksums or stated)
-        self.shard_files: ShardFiles = fetched or WatchedFiles(shards, "copy it again, or convert again")
+        self.shard_files: ShardFiles = fetched or WatchedFiles(shards, "copy it again, or convert again", contents)
         self.notes: Sequence[str]
         self.records, self.notes, self.content = records(
             shards, self.fingerprint, cache_name, checksums, content, self.shard_files.present()

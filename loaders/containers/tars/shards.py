@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import WholeFile, replace_file, sync_folder, temporary
+from fastimg.loaders.containers.identities import identity_of_file
 from fastimg.loaders.containers.quick_sums import QuickSum
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
@@ -47,15 +48,15 @@ class ShardWriter(WholeFile):
     """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": data})`.
 
     Both files appear under their names when the block ends without an error, the tar last; otherwise neither does.
-    Afterwards `count`, `bytes`, `sha256`, `xxh3` (the quick sum), `index_bytes` and `index_sha256` describe what was
-    written. The text of the index is kept in memory.
+    Afterwards `count`, `bytes`, `sha256`, `xxh3` (the quick sum), `identity`, `index_bytes` and `index_sha256` describe
+    what was written. The text of the index is kept in memory.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0  # samples
         self.bytes = self.index_bytes = 0
-        self.sha256 = self.xxh3 = self.index_sha256 = ""
+        self.sha256 = self.xxh3 = self.identity = self.index_sha256 = ""
         self._hash = hashlib.sha256()
         self._quick = QuickSum()
         self._index = bytearray()
@@ -89,6 +90,7 @@ class ShardWriter(WholeFile):
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        self.identity = identity_of_file(temporary(self.path))
         self.sha256 = self._hash.hexdigest()
         self.xxh3 = self._quick.hexdigest()
         self._index[:0] = _index_head(self.count).encode()
