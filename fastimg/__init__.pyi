@@ -54,6 +54,7 @@ def convert(
     on_error: Literal["skip", "fail"] = "skip",
     resume: bool = False,
     overwrite: bool = False,
+    delete_first: bool = False,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: str | None = None,
     storage_option: Sequence[str] = (),

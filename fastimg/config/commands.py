@@ -143,7 +143,11 @@ class Convert:  # more than 12 fields: a flag each
     resume: bool = False
     """Continue an interrupted conversion into DST."""
     overwrite: bool = False
-    """Replace the dataset in DST."""
+    """Replace the dataset in DST. It stays until the new one is complete, so that there is room for both. With
+    --resume, too, an interrupted replacement is continued."""
+    delete_first: bool = False
+    """With --overwrite, delete the dataset in DST before the new one is made, where the disk cannot hold both. If the
+    conversion then fails, neither is left."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Where to keep the journal, and shards until they are uploaded, with a URL as DST; or where to fetch its shards
     to, with a URL as SRC. Default: the user's cache directory."""

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Convert
-from fastimg.errors import UserError
+from fastimg.errors import UserError, unwritten
 
-from .journal import CONTENTS, DestinationState, Held, Journal, clear, is_shard, journal_options
+from .journal import CONTENTS, STAGED, DestinationState, Held, Journal, clear, is_shard, journal_options
 from .shards.base import Base
 
+_REPLACING = "holds an unfinished conversion that is to replace the dataset there"
 GIVE_UP = "give it up: delete convert.json there and the shards that dataset.json does not list"
 CHANGED = "was changed by another conversion meanwhile"
 _APPENDING = "holds an unfinished append; continue it with its own source, --append and --resume"
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or the limit of a file
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -33,10 +34,13 @@ def admit(
     Raises UserError unless it may begin, or with --resume go on, there. Without `options` they are compared later.
     """
     place = "folder" if isinstance(where, Path) else "URL"
+    if held.replacing is not None:
+        return _replacing(held.replacing, where, flags, options)
     state = _appending(held, where, flags, options, base) if base and options else held.state
     if state is DestinationState.OTHER:
         raise UserError(f"{where}: not empty, and not made by fastimg convert; give a new or empty {place}")
-    if flags.overwrite or state is DestinationState.EMPTY:
+    goes_on = flags.resume and state is DestinationState.UNFINISHED
+    if state is DestinationState.EMPTY or (flags.overwrite and not goes_on):
         return state
     if not flags.resume:
         if state is DestinationState.UNFINISHED:
@@ -49,6 +53,21 @@ def admit(
     if options and held.begun and state is not DestinationState.DATASET:
         check_same(where, held.begun, options)
     return state
+
+
+def _replacing(
+    begun: dict[str, Any], where: Path | str, flags: Convert, options: dict[str, Any] | None
+) -> DestinationState:
+    """The state of a destination whose dataset is being replaced by a conversion that has `begun` and not finished."""
+    if flags.append:
+        raise UserError(
+            f"{where}: {_REPLACING}; continue it with --resume, or give it up: delete {STAGED} there, then append again"
+        )
+    if not flags.resume and not flags.overwrite:
+        raise UserError(f"{where}: {_REPLACING}; continue it with --resume, or begin another with --overwrite")
+    if flags.resume and options:
+        check_same(where, begun, options)
+    return DestinationState.REPLACING
 
 
 def _appending(held: Held, where: Path | str, flags: Convert, options: dict[str, Any], base: Base) -> DestinationState:
@@ -86,12 +105,17 @@ def begin_journal(
     return journal
 
 
-def check_same(where: Path | str, there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raise UserError if options differ from those that a conversion was started with."""
+def differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """The names of the options in which two conversions differ."""
     compared = there.keys() | here.keys()
     if CONTENTS not in there or there.get("listing") != here.get("listing"):  # not stated; or the listing says enough
         compared -= {CONTENTS}
-    names = sorted(name for name in compared if there.get(name) != here.get(name))
+    return sorted(name for name in compared if there.get(name) != here.get(name))
+
+
+def check_same(where: Path | str, there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Raise UserError if options differ from those that a conversion was started with."""
+    names = differing(there, here)
     if not names:
         return
     descriptions = {
@@ -110,7 +134,9 @@ def check_same(where: Path | str, there: dict[str, Any], here: dict[str, Any]) -
         raise UserError(
             f"{where}: an append was started with something else: {what}; use the same settings, or {GIVE_UP}"
         )
-    raise UserError(f"{where}: was started with something else: {what}; use the same settings, or --overwrite")
+    raise UserError(
+        f"{where}: was started with something else: {what}; use the same settings, or --overwrite without --resume"
+    )
 
 
 def undo(folder: Path, options: dict[str, Any], base: Base | None) -> None:
@@ -119,15 +145,22 @@ def undo(folder: Path, options: dict[str, Any], base: Base | None) -> None:
         clear(folder, keep=base.files if base else ())
 
 
-def plain_error(folder: Path, url: str | None, error: OSError, goes_on: bool) -> UserError:
+def plain_error(folder: Path, url: str | None, error: OSError, goes_on: bool, replaces: bool = False) -> UserError:
     """An error of the file system as a sentence.
 
     folder: in which shards are made; they are uploaded from there if the destination is a `url`. goes_on: whether
-    --resume continues.
+    --resume continues. replaces: whether a dataset is there until the new one is complete.
     """
     again = "continue with the same command and --resume" if goes_on else "convert again"
     if error.errno in FULL:
-        made = "" if url is None else f", where shards are made for {url}"
-        return UserError(f"{folder}{made}: no space left on the disk; free some space, then {again}")
+        what, beside = str(folder), ""
+        if url is not None:
+            what += f", where shards are made for {url}"
+        elif error.errno == errno.EFBIG and error.filename:
+            what = str(error.filename)
+        if replaces and error.errno != errno.EFBIG:
+            what += ", which also holds the dataset that is to be replaced"
+            beside = "; or give --overwrite --resume --delete-first, which deletes that dataset first"
+        return UserError(f"{what}: {unwritten(error, '')}, then {again}{beside}")
     what = f"{error.filename or folder}: {error.strerror or error}"
     return UserError(f"{what}; check the path and its permissions{f', then {again}' if goes_on else ''}")

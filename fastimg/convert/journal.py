@@ -26,11 +26,13 @@ from fastimg.data.derived import CACHE
 from fastimg.errors import UserError
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
 from fastimg.loaders.containers.betons.files import BetonPart
-from fastimg.loaders.containers.description import FORMAT
+from fastimg.loaders.containers.description import FORMAT, read_description
 from fastimg.loaders.containers.tars.shards import index_path
+from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.file_locks import unlock_and_close
 
 JOURNAL_FORMAT = "fastimg conversion"
+STAGED = ".replacement"  # the folder in a destination in which what replaces its dataset is made
 CONTENTS = "contents"  # among the options: digest of some samples; earlier versions have stated none
 
 SPLIT = "(?:train|val|test)"
@@ -47,16 +49,21 @@ class DestinationState(Enum):
     DATASET = "a finished dataset"
     UNFINISHED = "an unfinished conversion"
     APPENDING = "a finished dataset, to which an append has not finished"
+    REPLACING = "a dataset whose replacement has not finished"
     OTHER = "something else"
 
 
 class Held(NamedTuple):
-    """The state of a destination, with the names of its files and the options in its journal."""
+    """The state of a destination, with the names of its files and the options in its journal.
+
+    replacing: those of a conversion that has not replaced the dataset yet.
+    """
 
     state: DestinationState
     names: Collection[str]
     begun: dict[str, Any] | None  # None without a journal
     sha256: str  # of dataset.json; empty without one
+    replacing: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +189,8 @@ def held_in(folder: Path) -> Held:
             return b""
 
     names = {entry.name for entry in os.scandir(folder)} if folder.exists() else set()
-    return held_by(names - {".convert.json.part", ATTEMPTS, CACHE}, read)
+    held = held_by(names - {".convert.json.part", ATTEMPTS, CACHE, STAGED}, read)
+    return held._replace(replacing=replacement_options(folder))
 
 
 def held_by(names: Collection[str], read: Callable[[str], bytes]) -> Held:
@@ -232,6 +240,18 @@ def journal_options(folder: Path) -> dict[str, Any] | None:
         return conversion_of((folder / "convert.json").read_bytes())
     except OSError:
         return None
+
+
+def replacement_options(folder: Path) -> dict[str, Any] | None:
+    """The options of a conversion that makes, or has made, what replaces the dataset in `folder`; None without one."""
+    staged = folder / STAGED
+    if (options := journal_options(staged)) is not None:
+        return options
+    try:
+        made: dict[str, Any] = read_description(staged)["options"]
+    except (DataError, KeyError):
+        return None
+    return made
 
 
 def conversion_of(journal: bytes) -> dict[str, Any] | None:

@@ -43,7 +43,7 @@ from .delivery.store_destination import StoreDestination
 from .destination import admit, missing_folders, plain_error
 from .jobs.in_folder import in_folder
 from .jobs.job import ConversionJob
-from .journal import held_in, journal_options
+from .journal import held_in, journal_options, replacement_options
 from .plan import plan_shards
 from .report import Report, report_on
 from .request import Request, as_before, check_paths, read_request, refuse_image_flags, refuse_on_cluster
@@ -207,7 +207,7 @@ def _as_begun(src: Path, request: Request) -> Path:
     """A source as the conversion that is resumed began to read it: a dataset of the hub at its commit."""
     if not request.flags.resume or not is_hub(src):
         return src
-    options = journal_options(request.dst)
+    options = replacement_options(request.dst) or journal_options(request.dst)
     if options is None and (request.dst / "dataset.json").exists():
         made = read_made(request.dst)
         options = [made["options"], *made.get("appended", ())][-1]

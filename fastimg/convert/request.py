@@ -88,10 +88,10 @@ def read_request(config: Convert, container: str | None = None) -> Request:
     paths = (config.src, config.dst, *config.more)
     sources = paths[:-1]
     dst = paths[-1]
-    if config.resume and config.overwrite:
-        raise UsageError("--resume continues with what is there, --overwrite deletes it; give only one of them")
     if config.append and config.overwrite:
-        raise UsageError("--append adds to what is there, --overwrite deletes it; give only one of them")
+        raise UsageError("--append adds to what is there, --overwrite replaces it; give only one of them")
+    if config.delete_first and not config.overwrite:
+        raise UsageError("--delete-first has no effect without --overwrite; add it, or leave it out")
     if config.shuffle and config.no_shuffle:
         raise UsageError("--shuffle and --no-shuffle: give only one of them")
     if not 0 <= config.val_fraction < 1:

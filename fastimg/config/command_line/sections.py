@@ -70,7 +70,7 @@ SECTIONS: Mapping[str, Sections] = {
             *("image_field", "path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
-        "destination": (*("format", "shard_size", "append", "merge", "resume", "overwrite", *STORE),),
+        "destination": (*("format", "shard_size", "append", "merge", "resume", "overwrite", "delete_first", *STORE),),
         "images": (
             *("tile", "max_size", "quality", "jpeg", "recompress"),
             *("raw_fraction", "originals", "compare", "max_pixels"),

@@ -10,7 +10,7 @@ from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.tars.dataset import TarDataset
 from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.loaders.remote.fetched_files import fetched_files
-from fastimg.loaders.remote.mirrors import Lease, Mirror, wanted_indexes, wanted_shards
+from fastimg.loaders.remote.mirrors import Lease, Mirror, wanted_shards
 from fastimg.wording import plural
 
 from .shard_delivery import ShardFacts
@@ -27,14 +27,9 @@ class StoredBase:
             raise UserError(f"{mirror.url}: images with texts beside them are added to in a folder; copy it here")
 
     @property
-    def _shards(self) -> list[dict[str, Any]]:
-        return [shard for split in self.base.description["splits"].values() for shard in split["shards"]]
-
-    @property
     def shard_files(self) -> set[str]:
         """The names of its tars and their indexes, or of its .beton files."""
-        indexes = wanted_indexes(self._shards) if self.base.container == "tar" else ()
-        return {each.name for each in (*wanted_shards(self._shards), *indexes)}
+        return self.base.shard_files
 
     def bring_betons(self, grown: Collection[str], everything: bool, say: Callable[[str], object]) -> dict[str, Path]:
         """Have .beton files in the cache, until `close`: of the splits that grow, or of all. Returns them by split.

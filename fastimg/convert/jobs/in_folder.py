@@ -2,23 +2,48 @@
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastimg.cluster.head import ClusterLost
 from fastimg.convert.delivery.shard_delivery import NotDelivered
 from fastimg.convert.description import describe
-from fastimg.convert.destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
-from fastimg.convert.journal import DestinationState, Journal, clear, held_in, journal_options, locked
+from fastimg.convert.destination import (
+    FULL,
+    admit,
+    begin_journal,
+    check_same,
+    differing,
+    missing_folders,
+    plain_error,
+    undo,
+)
+from fastimg.convert.journal import (
+    STAGED,
+    DestinationState,
+    Journal,
+    clear,
+    held_in,
+    journal_options,
+    locked,
+    replacement_options,
+)
+from fastimg.convert.replacement import put_in_place
 from fastimg.convert.shards.base import Base, read_made
 from fastimg.convert.stored.losses import SourceLostError
+from fastimg.errors import UserError
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.datasets import index_large, open_dataset
+from fastimg.loaders.containers.description import read_description
+from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.system.terminal import say
 
 from .job import ConversionJob, takes_notes
@@ -28,36 +53,115 @@ from .shard_passes import SampleSpeed, write_here, write_on_cluster
 def in_folder(job: ConversionJob, console: Console) -> tuple[dict[str, Any], int]:
     """Write the dataset unless it is complete already. Returns its description and how many images were read."""
     folder = job.request.dst
-    config = job.request.flags
+    staged = folder / STAGED
     made = missing_folders(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             state = _state(job)
-            if state is DestinationState.DATASET and config.resume:
+            if state is DestinationState.DATASET and _is_complete(job):
                 return _already(folder, job, console), 0
-            resumed = config.resume and state is not DestinationState.EMPTY
-            try:
-                with contextlib.nullcontext() if resumed else _undoing(job):
-                    journal = _begin_journal(job, resumed)
-                    description, total = _write_shards(job, journal, console)
-                _complete(job, journal, description)  # an error leaves everything: --resume makes what is missing
-                return description, total
-            finally:
-                if job.store:
-                    job.store.close()
+            goes_on = _goes_on(job, state)
+            if staged.is_dir() and not goes_on:
+                clear(staged)
+            if _stays_meanwhile(job, state, goes_on):
+                return _replacing(job, goes_on, console)
+            return _made(job, goes_on, console)
     except KeyboardInterrupt:
-        if folder.is_dir() and journal_options(folder):
+        if folder.is_dir() and (replacement_options(folder) or journal_options(folder)):
             where = job.store.url if job.store else folder
             say(console, f"{where}: interrupted; the same command with --resume continues from here")
         raise
     except OSError as error:
-        place, url = (job.store.staging, job.store.url) if job.store else (folder, None)
-        raise plain_error(place, url, error, journal_options(folder) == job.options) from error
+        raise _plain_error(job, error) from error
     finally:
-        for path in made:  # still empty: nothing was written, or everything was undone
+        for path in (staged, *made):  # still empty: nothing was written, or everything was undone
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+def _made(job: ConversionJob, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
+    """Write the dataset into its folder. Returns its description and how many images were read."""
+    try:
+        with contextlib.nullcontext() if resumed else _undoing(job):
+            journal = _begin_journal(job, resumed)
+            description, total = _write_shards(job, journal, console)
+        _complete(job, journal, description)  # an error leaves everything: --resume makes what is missing
+        return description, total
+    finally:
+        if job.store:
+            job.store.close()
+
+
+def _replacing(job: ConversionJob, goes_on: bool, console: Console) -> tuple[dict[str, Any], int]:
+    """Write the dataset beside the one in its folder, which it then replaces. Returns the same as `_made`."""
+    folder = job.request.dst
+    staged = folder / STAGED
+    staged.mkdir(exist_ok=True)
+    begun = held_in(staged).state if goes_on else DestinationState.EMPTY
+    if job.request.flags.delete_first:
+        clear(folder)
+    elif begun is DestinationState.EMPTY:
+        _tell_of_space(job, console)
+    if begun is DestinationState.DATASET:  # only not in place
+        description, total = read_made(staged), 0
+    else:
+        inside = replace(job, request=replace(job.request, dst=staged))
+        try:
+            description, total = _made(inside, begun is DestinationState.UNFINISHED, console)
+        except Exception:
+            if (folder / "dataset.json").exists():
+                say(console, f"{folder}: the dataset that is there stays as it was")
+            raise
+    put_in_place(staged, folder)
+    return description, total
+
+
+def _goes_on(job: ConversionJob, state: DestinationState) -> bool:
+    """Whether this continues what another run has begun."""
+    begun = [DestinationState.UNFINISHED, DestinationState.REPLACING]
+    return job.request.flags.resume and state in (begun if job.base is None else [DestinationState.APPENDING])
+
+
+def _stays_meanwhile(job: ConversionJob, state: DestinationState, goes_on: bool) -> bool:
+    """Whether a dataset stays where it is until what replaces it is complete."""
+    if job.store is not None or job.base is not None:
+        return False
+    if state is DestinationState.REPLACING and goes_on:
+        return True
+    kept = (DestinationState.DATASET, DestinationState.APPENDING, DestinationState.REPLACING)
+    return state in kept and not job.request.flags.delete_first
+
+
+def _tell_of_space(job: ConversionJob, console: Console) -> None:
+    """Say so if the disk may not hold the new dataset beside the old one."""
+    needed = sum(int(np.maximum(shard.entries.sizes, 0).sum()) for shard in job.plan)
+    free = shutil.disk_usage(job.request.dst).free
+    if needed > free:
+        say(
+            console,
+            f"note        the dataset that is there stays until the new one is complete; the source has "
+            f"{in_words(needed)}, the disk {in_words(free)} left. If that is too little, add --delete-first",
+        )
+
+
+def _is_complete(job: ConversionJob) -> bool:
+    """Whether --resume finds that an earlier run has made this dataset, or that there is another."""
+    flags = job.request.flags
+    if not flags.resume or not flags.overwrite:
+        return flags.resume
+    made = job.store.description() if job.store else read_description(job.request.dst)
+    return not differing(made.get("options", {}), job.options)
+
+
+def _plain_error(job: ConversionJob, error: OSError) -> UserError:
+    """An error of the file system as a sentence."""
+    folder = job.request.dst
+    if job.store:
+        return plain_error(job.store.staging, job.store.url, error, journal_options(folder) == job.options)
+    if (begun := replacement_options(folder)) is None:
+        return plain_error(folder, None, error, journal_options(folder) == job.options)
+    return plain_error(folder, None, error, begun == job.options, replaces=(folder / "dataset.json").exists())
 
 
 @contextlib.contextmanager

@@ -158,15 +158,20 @@ class Base:
         return bool(self.description.get("named", True))
 
     @property
+    def shard_files(self) -> set[str]:
+        """Names of its tars and their indexes, or of its .beton files."""
+        names = {str(shard["name"]) for split in self.description["splits"].values() for shard in split["shards"]}
+        return names | ({index_path(Path(name)).name for name in names} if self.container == "tar" else set())
+
+    @property
     def files(self) -> set[str]:
         """Names of all its files."""
-        names = {"dataset.json"}
-        for split, content in self.description["splits"].items():
-            shards = [str(shard["name"]) for shard in content["shards"]]
-            names |= {*shards, f"{split}.fidx", f"{split}.fcol", f"{split}.ffld", f"{split}.ftil", f"{split}.fdci"}
-            if self.container == "tar":
-                names |= {index_path(Path(shard)).name for shard in shards}
-        return names
+        derived = ("fidx", "fcol", "ffld", "ftil", "fdci")
+        return {
+            "dataset.json",
+            *self.shard_files,
+            *(f"{split}.{suffix}" for split in self.description["splits"] for suffix in derived),
+        }
 
     @property
     def betons(self) -> dict[str, Path]:

@@ -308,7 +308,7 @@ def test_foreign_shards_next_to_a_dataset_stay(config: Convert, more: Path, cont
 
 def test_appending_and_overwriting_exclude_each_other(config: Convert, more: Path) -> None:
     convert(config, QUIET)
-    with pytest.raises(UsageError, match="--append adds to what is there, --overwrite deletes it; give only one"):
+    with pytest.raises(UsageError, match="--append adds to what is there, --overwrite replaces it; give only one"):
         convert(replace(config, append=True, overwrite=True), QUIET)
 
 

@@ -30,7 +30,7 @@ from .conversions import contents
         ({"workers": "two"}, "--workers two"),
         ({"seed": -1}, "--seed -1"),
         ({"max_pixels": 0}, "--max-pixels 0"),
-        ({"resume": True, "overwrite": True}, "give only one of them"),
+        ({"delete_first": True}, "--delete-first has no effect without --overwrite"),
     ],
 )
 def test_flags_that_make_no_sense(config, console, flags, message):
