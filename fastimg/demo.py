@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from rich.console import Console
 
 from fastimg.config.commands import Convert, Demo, Eval, Predict, Train
@@ -21,6 +20,7 @@ from fastimg.train.reporting.plots import plot_predictions
 
 from .errors import UsageError, UserError
 from .loaders import open_dataset
+from .loaders.opening import open_image
 
 ARCH, SIZE, VAL_FRACTION, SHOWN, GOAL = "test_resnet", 32, 0.2, 12, 0.97
 BATCH = 64  # on every device: the rate is for it
@@ -131,13 +131,13 @@ def _step(console: Console, title: str) -> None:
 
 def _show(console: Console, files: list[Path], answers: list[Answer], sheet: Path) -> None:
     """Draw the first image as text, and all of them as a sheet."""
-    for row in np.asarray(Image.open(files[0])):
+    for row in np.asarray(open_image(files[0])):
         say(console, "  " + "".join(" .:-=+*#%@"[level * 9 // 255] * 2 for level in row.tolist()))
     for file, answer in zip(files, answers, strict=True):
         right = "" if answer.classes[0] == file.parent.name else f"   (it is {file.parent.name})"
         say(console, f"  {file.name}: {answer.classes[0]} {answer.probabilities[0]:.1%}{right}")
     captions = [f"{answer.classes[0]} ({answer.probabilities[0]:.0%})" for answer in answers]
     right_ones = [answer.classes[0] == file.parent.name for file, answer in zip(files, answers, strict=True)]
-    images = [np.asarray(Image.open(file).convert("RGB")) for file in files]
+    images = [np.asarray(open_image(file).convert("RGB")) for file in files]
     for remark in plot_predictions(images, captions, right_ones, sheet):
         say(console, f"  {remark}")

@@ -14,36 +14,27 @@ Pillow's choice); everything else, and a JPEG about which libjpeg warns, by Pill
 files that are merely odd (extraneous bytes, a wrong ICC profile) and rejects truncated ones.
 """
 
-import io
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.folders.deep_png import read_deep_png
-from fastimg.loaders.folders.formats import recognise, register_plugins
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, glance, new_header, view_of
 from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, splice
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .errors import ImageError
+from .errors import ImageError, image_faults
+from .opening import MAX_PIXELS as MAX_PIXELS
+from .opening import check_pixels, open_image
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, C]: RGB, or gray with C = 1
 DeepPixels = npt.NDArray[np.uint16]  # the same
-
-MAX_PIXELS = 89_478_485  # Pillow's own threshold, width x height
-
-# What Pillow's plugins raise for damaged files, by fuzzing them.
-_FAULTS = (
-    *(OSError, ValueError, SyntaxError, EOFError, RuntimeError, ArithmeticError, LookupError, TypeError, MemoryError),
-    *(struct.error, Image.DecompressionBombError),  # the latter from a picture inside a container: ICO, ICNS
-)
 
 _BITS_PER_SAMPLE = 258  # TIFF's tag
 
@@ -83,19 +74,12 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Heade
     """
     header = _jpeg_header(data) if bytes(data[:2]) == b"\xff\xd8" else None
     if header is None:
-        with _open(data) as image:
+        with open_image(data, max_pixels) as image:
             width, height = image.size
-            check_pixels(width, height, max_pixels)
             orientation = _pillow_orientation(image, data)
             header = Header((image.format or "unknown").lower(), width, height, orientation, turbo=False)
     check_pixels(header.width, header.height, max_pixels)
     return header
-
-
-def check_pixels(width: int, height: int, most: int) -> None:
-    """Raises ImageError for an image of more than `most` pixels."""
-    if width * height > most:
-        raise ImageError(f"{width} x {height} pixels are more than max_pixels={most}; raise it if you trust the image")
 
 
 def decode(
@@ -109,11 +93,16 @@ def decode(
     header = header or read_header(data)
     pixels = _turbo(data, header, scratch, channels) if header.turbo else None
     if pixels is None:
-        pixels = _pillow(data, channels)
+        pixels = _pillow(data, header, channels)
     height, width, _ = pixels.shape
-    if (width, height) != (header.width, header.height):  # a crop was drawn from the header
-        raise ImageError(f"the header says {header.width} x {header.height} pixels, there are {width} x {height}")
+    _check_size(header, width, height)
     return upright(pixels, header.orientation)
+
+
+def _check_size(header: Header, width: int, height: int) -> None:
+    """Raises ImageError for another size than the header's, from which a crop was drawn."""
+    if (width, height) != (header.width, header.height):
+        raise ImageError(f"the header says {header.width} x {header.height} pixels, there are {width} x {height}")
 
 
 def decode_box(
@@ -189,20 +178,17 @@ def decode_deep(data: bytes | memoryview, header: Header, channels: int) -> Deep
     """
     if header.turbo or header.format not in ("png", "tiff", "ppm"):
         return None
-    with _open(data) as image:
-        try:
-            if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-                image.load()
-                pixels = np.asarray(image).astype(np.uint16)[:, :, None]
-            elif image.format == "PNG" and data[24] == 16:  # Pillow keeps 8 bits of each colour
-                pixels = _without_alpha(read_deep_png(data))
-            elif image.format == "TIFF" and 16 in image.tag_v2.get(_BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
-                turn = image.tag_v2.get(ORIENTATION, 1)  # type: ignore[attr-defined]
-                pixels = upright(_deep_tiff(data), turn if turn in range(1, 9) else 1)
-            else:
-                return None
-        except _FAULTS as error:
-            raise ImageError(_reason(error)) from error
+    with image_faults(), open_image(data, max(header.width * header.height, MAX_PIXELS)) as image:
+        if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+            image.load()
+            pixels = np.asarray(image).astype(np.uint16)[:, :, None]
+        elif image.format == "PNG" and data[24] == 16:  # Pillow keeps 8 bits of each colour
+            pixels = _without_alpha(read_deep_png(data))
+        elif image.format == "TIFF" and 16 in image.tag_v2.get(_BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
+            turn = image.tag_v2.get(ORIENTATION, 1)  # type: ignore[attr-defined]
+            pixels = upright(_deep_tiff(data), turn if turn in range(1, 9) else 1)
+        else:
+            return None
     if pixels.shape[2] != channels:
         pixels = np.repeat(pixels, 3, axis=2) if channels == 3 else _deep_luma(pixels)
     return upright(pixels, header.orientation)
@@ -273,21 +259,19 @@ def _turbo(data: bytes | memoryview, header: Header, scratch: Scratch | None, ch
     return pixels
 
 
-def _pillow(data: bytes | memoryview, channels: int) -> Pixels:
-    with _open(data) as image:
-        try:
-            if channels == 1 and image.format == "JPEG":
-                image.draft("L", image.size)  # libjpeg's grayscale output
-            image.load()
-            if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # PPM: scaled to 16 bits
-                gray = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
-                return np.repeat(gray[:, :, None], channels, axis=2)
-            if image.mode in ("F", "I"):
-                raise ImageError(f"pixels of mode {image.mode} have no defined range; save the image with 8 or 16 bits")
-            image.info.pop("transparency", None)  # otherwise Pillow warns that alpha is dropped, which is intended
-            return np.asarray(image.convert("RGB")) if channels == 3 else np.asarray(image.convert("L"))[:, :, None]
-        except _FAULTS as error:
-            raise ImageError(_reason(error)) from error
+def _pillow(data: bytes | memoryview, header: Header, channels: int) -> Pixels:
+    with image_faults(), open_image(data, max(header.width * header.height, MAX_PIXELS)) as image:
+        _check_size(header, *image.size)
+        if channels == 1 and image.format == "JPEG":
+            image.draft("L", image.size)  # libjpeg's grayscale output
+        image.load()
+        if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # PPM: scaled to 16 bits
+            gray = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
+            return np.repeat(gray[:, :, None], channels, axis=2)
+        if image.mode in ("F", "I"):
+            raise ImageError(f"pixels of mode {image.mode} have no defined range; save the image with 8 or 16 bits")
+        image.info.pop("transparency", None)  # otherwise Pillow warns that alpha is dropped, which is intended
+        return np.asarray(image.convert("RGB")) if channels == 3 else np.asarray(image.convert("L"))[:, :, None]
 
 
 def decode_mask(data: bytes | memoryview, size: tuple[int, int]) -> npt.NDArray[np.uint8 | np.uint16]:
@@ -295,42 +279,18 @@ def decode_mask(data: bytes | memoryview, size: tuple[int, int]) -> npt.NDArray[
 
     Of a palette these are the indices; one bit is 0 or 1. Raises ImageError, for masks of another size, too.
     """
-    with _open(data) as image:
+    with image_faults(), open_image(data, max(size[0] * size[1], MAX_PIXELS)) as image:
         if image.size != size:
             raise ImageError(f"{image.width} x {image.height} pixels; the image has {size[0]} x {size[1]}")
-        try:
-            image.load()
-            if image.mode == "1":
-                return (np.asarray(image.convert("L")) > 0).astype(np.uint8)
-            if image.mode in ("L", "P"):
-                return np.asarray(image)
-            values = np.asarray(image) if image.mode == "I" or image.mode.startswith("I;16") else None
-        except _FAULTS as error:
-            raise ImageError(_reason(error)) from error
+        image.load()
+        if image.mode == "1":
+            return (np.asarray(image.convert("L")) > 0).astype(np.uint8)
+        if image.mode in ("L", "P"):
+            return np.asarray(image)
+        values = np.asarray(image) if image.mode == "I" or image.mode.startswith("I;16") else None
         if values is None or values.min() < 0 or values.max() > 0xFFFF:
             raise ImageError(f"pixels of mode {image.mode}; give one channel of 8 or 16 bits, or a palette")
         return values.astype(np.uint16)
-
-
-def _open(data: bytes | memoryview, again: bool = True) -> Image.Image:
-    """An image whose pixels are not decoded yet. `again`: try once more with Pillow's plugins that are installed."""
-    if len(data) == 0:
-        raise ImageError("the file is empty")
-    try:
-        return Image.open(io.BytesIO(data))
-    except UnidentifiedImageError as error:
-        if again and recognise(data):
-            register_plugins()
-            return _open(data, again=False)
-        raise ImageError(recognise(data) or "not an image in a format that Pillow knows") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError("more pixels than Pillow allows (PIL.Image.MAX_IMAGE_PIXELS)") from error
-    except _FAULTS as error:
-        raise ImageError(_reason(error)) from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _pillow_orientation(image: Image.Image, data: bytes | memoryview) -> int:
@@ -340,7 +300,7 @@ def _pillow_orientation(image: Image.Image, data: bytes | memoryview) -> int:
         # Of a PNG without EXIF Pillow decodes the pixels to see what comes behind them.
         plain = image.format == "PNG" and not _tells_late(data)
         orientation = (Image.Image.getexif(image) if plain else image.getexif()).get(ORIENTATION, 1)
-    except (OSError, ValueError, SyntaxError, KeyError, struct.error):  # broken EXIF must not lose the image
+    except Exception:  # noqa: BLE001 - broken EXIF, of which Pillow raises anything, must not lose the image
         return 1
     return orientation if orientation in range(1, 9) else 1
 

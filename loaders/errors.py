@@ -1,5 +1,8 @@
 """Errors of the loader. Their messages are written for the owner of the data."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DataError(Exception):
     """The data is invalid or cannot be read. The message names the file, the reason and the remedy."""
@@ -19,3 +22,27 @@ class ImageError(DataError):
 
 class WorkerError(RuntimeError):
     """A worker thread failed on a named sample for a reason other than the data; `__cause__` is the original error."""
+
+
+@contextmanager
+def image_faults() -> Iterator[None]:
+    """Make an ImageError of whatever a library raises about the content of a file.
+
+    Pillow, tifffile, NumPy's reader of arrays and the codecs below them raise nearly anything for a damaged file: from
+    zlib.error and tokenize.TokenError to RecursionError. A MemoryError, too, is due to what the file asks for.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except MemoryError as error:
+        raise ImageError("it needs more memory than there is") from error
+    except Exception as error:
+        raise ImageError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what an error says, or its name."""
+    text = getattr(error, "strerror", None) or str(error)
+    lines = str(text).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

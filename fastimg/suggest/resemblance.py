@@ -1,7 +1,6 @@
 """Samples that are nearly the same without having the same bytes: pictures saved anew, texts written anew."""
 
 import hashlib
-import io
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,8 @@ from PIL import Image
 
 from fastimg.errors import printable
 from fastimg.loaders import DataError, Dataset
-from fastimg.loaders.decode import read_header
+from fastimg.loaders.errors import image_faults
+from fastimg.loaders.opening import open_image
 from fastimg.loaders.runtime.scratch import Scratch
 
 SIDE = 32  # pixels of the grey thumbnails that are compared
@@ -122,11 +122,10 @@ def _levels(dataset: Dataset, index: int, scratch: Scratch) -> npt.NDArray[np.fl
     """The grey thumbnail of an image [SIDE * SIDE]; None for one that cannot be read."""
     try:
         data = dataset.read(index, scratch)
-        read_header(data)  # refuses what has too many pixels
-        with Image.open(io.BytesIO(data)) as image:
+        with image_faults(), open_image(data) as image:
             image.draft("L", (2 * SIDE, 2 * SIDE))
             grey = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
-    except (DataError, OSError, ValueError, SyntaxError):  # the survey names what cannot be read
+    except DataError:  # the survey names what cannot be read
         return None
     return np.asarray(grey, np.float32).reshape(-1)
 

@@ -11,6 +11,14 @@ from functools import cache, cached_property
 
 from PIL import Image
 
+# What is opened, by Pillow's names; TGA is last, as it has no signature. Pillow's other plugins start programs (EPS),
+# know only how a file begins (HDF5, GRIB, BUFR), or are for formats that few images have.
+FORMATS = (
+    *("JPEG", "PNG", "BMP", "GIF", "PPM"),
+    *("WEBP", "TIFF", "AVIF", "JPEG2000", "QOI", "HEIF", "JXL", "DIB", "PCX", "TGA"),
+)
+START = 256  # bytes of a file by which it is recognised
+
 _INSTALL = {"pillow_heif": "pillow-heif", "pillow_jxl": "pillow-jxl-plugin"}  # module -> distribution
 
 _HEIC = (".heic", ".heics", ".heif", ".heifs", ".hif")
@@ -30,6 +38,29 @@ _CONVERT = {
     "DICOM": (".dcm", ".dicom"),
     "SVG": (".svg", ".svgz"),
     "GIMP": (".xcf",),
+    "PostScript": (".eps", ".ps"),
+    "a Windows metafile": (".wmf", ".emf"),
+    "Photoshop": (".psd",),
+    "HDF5": (".h5", ".hdf"),
+    "GRIB": (".grib",),
+    "BUFR": (".bufr",),
+    "FITS": (".fit", ".fits"),
+    "an icon": (".ico", ".icns", ".cur"),
+    "DirectDraw": (".dds",),
+    "SGI": (".sgi", ".rgb", ".rgba", ".bw"),
+    "Sun raster": (".ras",),
+    "X bitmap or pixmap": (".xbm", ".xpm"),
+}
+_SIGNATURES = {  # of some of them, by which a file of another name is recognised
+    "PostScript": (b"%!PS", b"\xc5\xd0\xd3\xc6"),
+    "a Windows metafile": (b"\xd7\xcd\xc6\x9a\0\0", b"\x01\0\0\0"),
+    "Photoshop": (b"8BPS",),
+    "HDF5": (b"\x89HDF\r\n\x1a\n",),
+    "GRIB": (b"GRIB",),
+    "BUFR": (b"BUFR", b"ZCZC"),
+    "FITS": (b"SIMPLE",),
+    "an icon": (b"\0\0\1\0", b"\0\0\2\0", b"icns"),
+    "DirectDraw": (b"DDS ",),
 }
 _OLD_PILLOW_REASON = "in a format that this Pillow was built without (`pip install -U pillow`)"
 _AVIF_REASON = "AVIF, readable after `pip install 'pillow>=11.3'`"
@@ -65,8 +96,19 @@ def _register() -> dict[str, str]:
     return faults
 
 
+def init_pillow() -> None:
+    """Import all of Pillow's own plugins."""
+    with _REGISTERING:
+        Image.init()
+
+
+def opened_formats() -> tuple[str, ...]:
+    """Those of FORMATS that Pillow reads with the plugins that are imported."""
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 class ImageExtensions(Set[str]):
-    """Extensions that Pillow and its installed plugins read, in lower case, with the dot.
+    """Extensions of what is opened by Pillow and its installed plugins, in lower case, with the dot.
 
     Pillow's plugins are imported for an extension that is none of the commonest formats'. Those take 30 ms and 70
     modules.
@@ -74,7 +116,7 @@ class ImageExtensions(Set[str]):
 
     def __contains__(self, extension: object) -> bool:
         Image.preinit()  # BMP, GIF, JPEG, PPM and PNG
-        return Image.EXTENSION.get(str(extension)) in Image.OPEN or extension in self._all
+        return Image.EXTENSION.get(str(extension)) in opened_formats() or extension in self._all
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
@@ -87,12 +129,13 @@ class ImageExtensions(Set[str]):
         with _REGISTERING:
             Image.init()
             register_plugins()
-            readable = frozenset(ext for ext, name in Image.registered_extensions().items() if name in Image.OPEN)
+            opened = opened_formats()
+            readable = frozenset(ext for ext, name in Image.registered_extensions().items() if name in opened)
         return readable | {".mpo"}  # opened as a JPEG; Pillow lists it only among the formats that it writes
 
 
 def image_extensions() -> Set[str]:
-    """Extensions that Pillow and its installed plugins read, in lower case, with the dot."""
+    """Extensions of what is opened by Pillow and its installed plugins, in lower case, with the dot."""
     return ImageExtensions()
 
 
@@ -103,16 +146,22 @@ def undecodable_extensions() -> dict[str, str]:
     reasons |= dict.fromkeys(_JXL, _needs_plugin("JPEG XL", "pillow_jxl"))
     reasons |= dict.fromkeys(_AVIF, _AVIF_REASON)
     for name, extensions in _CONVERT.items():
-        reasons |= dict.fromkeys(extensions, f"{name}, which must be converted to JPEG or PNG first")
+        reasons |= dict.fromkeys(extensions, _convert_first(name))
     readable = image_extensions()
     return {extension: reason for extension, reason in reasons.items() if extension not in readable}
 
 
-def recognise(data: bytes | memoryview) -> str | None:
-    """The format and the remedy for encoded data that Pillow cannot open; None if the format is unknown."""
-    extension = _signature(data)
+def needs_plugin(start: bytes) -> bool:
+    """Whether a file that begins so is of a format that one of the plugins may read."""
+    return _signature(start) is not None
+
+
+def recognise(start: bytes) -> str | None:
+    """The format and the remedy for a file that cannot be opened, by its beginning; None if the format is unknown."""
+    extension = _signature(start)
     if extension is None:
-        return None
+        known = next((name for name, signature in _SIGNATURES.items() if start.startswith(signature)), None)
+        return None if known is None else _convert_first(known)
     damaged = f"{extension[1:].upper()}, damaged, or of a kind that its decoder does not support"
     return undecodable_extensions().get(extension, damaged)
 
@@ -128,6 +177,10 @@ def _signature(data: bytes | memoryview) -> str | None:
     if brands & _AVIF_BRANDS:
         return ".avif"
     return ".heic" if brands & _HEIC_BRANDS else None
+
+
+def _convert_first(name: str) -> str:
+    return f"{name}, which must be converted to JPEG or PNG first"
 
 
 def _needs_plugin(name: str, module: str) -> str:

@@ -106,3 +106,18 @@ def test_constructors_take_at_most_12_fields_or_say_why():
                 if fields > 12 and "more than 12 fields: " not in beside.lower():
                     silent[node.name] = fields
     assert silent == {}
+
+
+def test_pillow_opens_images_in_one_place():
+    """There it is said which formats, and how many pixels. Pillow would open others: EPS starts a program."""
+    opened = set()
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            imported = isinstance(node, ast.ImportFrom) and node.module == "PIL.Image"
+            called = (
+                isinstance(node, ast.Attribute) and node.attr == "open" and ast.unparse(node.value).endswith("Image")
+            )
+            parsed = isinstance(node, ast.Attribute) and ast.unparse(node) == "ImageFile.Parser"
+            if imported or called or parsed:
+                opened.add(names_of(path))
+    assert opened == {"loaders/opening.py"}

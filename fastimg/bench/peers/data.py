@@ -16,6 +16,7 @@ from PIL import Image
 
 from fastimg.loaders import DataError, Dataset, FilesDataset, open_dataset
 from fastimg.loaders.containers.tars.shards import ShardWriter
+from fastimg.loaders.opening import open_image
 from fastimg.loaders.runtime.cpus import available_cpus
 
 _GRADIENTS = ((512, 384), (384, 512), (640, 300))  # width, height; the blue channel encodes which one
@@ -125,7 +126,7 @@ class _Indexed:
         return len(self._sources.files)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        with Image.open(self._sources.files[index]) as image:
+        with open_image(Path(self._sources.files[index])) as image:
             return image.convert("RGB"), self._sources.label(index)
 
 

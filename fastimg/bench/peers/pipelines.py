@@ -19,6 +19,7 @@ from fastimg.loaders import CenterCrop, Dataset, FilesDataset, ImageDecoder, Loa
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.decoder import Decoder, Row
+from fastimg.loaders.opening import open_image
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.packages import OPTIONAL
 
@@ -266,7 +267,7 @@ class PillowFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return len(self.sources.files)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        with Image.open(self.sources.files[index]) as image:
+        with open_image(Path(self.sources.files[index])) as image:
             return self.transform(image.convert("RGB")), self.sources.label(index)
 
 

@@ -1,13 +1,13 @@
 """What is wrong with the fields of a converted dataset: with their counts, and, sample by sample, with their values."""
 
-import io
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from PIL import Image
 
 from fastimg.loaders import DataError, Dataset
 from fastimg.loaders.containers.fields import FieldColumn, StoredField
+from fastimg.loaders.errors import ImageError, image_faults
+from fastimg.loaders.opening import MAX_PIXELS, open_image
 from fastimg.wording import plural
 
 from .masks import mask_png
@@ -50,13 +50,14 @@ def _file_fault(schema: StoredField, data: bytes, size: tuple[int, int]) -> str:
     """What is wrong with an encoded image; empty if nothing is, and for bytes."""
     if schema.kind != "image":
         return ""
+    most = max(MAX_PIXELS, size[0] * size[1])
     try:
         if schema.geometry == "mask":
-            mask_png(data)
-        with Image.open(io.BytesIO(data)) as image:
+            mask_png(data, most=most)
+        with image_faults(), open_image(data, most) as image:
             image.load()
             if schema.geometry == "mask" and image.size != size:
                 return f"{image.size[0]} x {image.size[1]} pixels where the image has {size[0]} x {size[1]}"
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (ValueError, ImageError) as error:
         return f"it cannot be decoded ({error})"
     return ""

@@ -5,36 +5,40 @@ colours; other depths and lossless formats are encoded anew, with the same numbe
 """
 
 import io
-import struct
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from fastimg.loaders.errors import ImageError, image_faults
 from fastimg.loaders.jpeg.exif import turn_of
+from fastimg.loaders.opening import MAX_PIXELS, open_image
 
 _SHALLOW = {2: 85, 4: 17}  # by bits: what Pillow multiplies gray values with, to make them 8 bits
 _GRAY = 0  # PNG's colour type
-_FAULTS = (OSError, ValueError, SyntaxError, EOFError, RuntimeError, LookupError, struct.error)  # of Pillow's plugins
 
 
-def mask_size(data: bytes) -> tuple[int, int]:
-    """(width, height) of an encoded mask. Raises ValueError."""
+def mask_size(data: bytes, most: int = MAX_PIXELS) -> tuple[int, int]:
+    """(width, height) of an encoded mask of up to `most` pixels. Raises ValueError."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data, most) as image:
             return image.size
-    except (UnidentifiedImageError, Image.DecompressionBombError, *_FAULTS) as error:
+    except ImageError as error:
         raise ValueError(f"not an image that can be decoded ({error})") from error
 
 
-def mask_png(data: bytes, orientation: int = 1) -> bytes:
-    """The mask as it is stored, turned upright by the EXIF `orientation` of its image. Raises ValueError."""
+def mask_png(data: bytes, orientation: int = 1, most: int = MAX_PIXELS) -> bytes:
+    """The mask, of up to `most` pixels, as it is stored: turned upright by the EXIF `orientation` of its image.
+
+    Raises ValueError.
+    """
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with image_faults(), open_image(data, most) as image:
             kept = image.format == "PNG" and image.mode in ("L", "I;16") and not _shallow(data) and orientation == 1
             numbers = _numbers(image, data)
-    except (UnidentifiedImageError, Image.DecompressionBombError, *_FAULTS) as error:
-        raise ValueError(str(error) if type(error) is ValueError else f"it cannot be decoded ({error})") from error
+    except ImageError as error:
+        told = type(error.__cause__) is ValueError  # by `_numbers`, which says what is wrong
+        raise ValueError(str(error) if told else f"it cannot be decoded ({error})") from error
     return data if kept else encoded_mask(numbers, orientation)
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from fastimg.convert.sources.folders import file_part, file_size
 from fastimg.convert.sources.samples import Original, SamplePart, SourceEntry, SourceReader, WrappingReader
@@ -22,8 +21,9 @@ from fastimg.convert.stored.files import announced_files
 from fastimg.loaders.containers.fields import StoredField, packed_npy
 from fastimg.loaders.containers.npy import npy_array
 from fastimg.loaders.decode import Header, read_header
-from fastimg.loaders.errors import ImageError
+from fastimg.loaders.errors import ImageError, image_faults
 from fastimg.loaders.folders.bands import read_bands
+from fastimg.loaders.opening import MAX_PIXELS, open_image
 from fastimg.wording import plural
 
 from .geometry import boxes_of, numbers_of, orientation_of, points_of, turned, turned_boxes
@@ -183,7 +183,8 @@ class FieldsReader(WrappingReader):
             if schema.geometry != "mask" or not isinstance(value, dict) or OUTLINES in value:
                 continue
             try:
-                size = mask_size(inside[schema.member] if INSIDE in value else self._content(value))
+                data = inside[schema.member] if INSIDE in value else self._content(value)
+                size = mask_size(data, _most(header))
             except ValueError:
                 continue
             if size in (header.size, (header.width, header.height)):
@@ -196,9 +197,9 @@ class FieldsReader(WrappingReader):
         data = inside[schema.member] if INSIDE in value else self._content(value)
         try:
             if schema.geometry == "mask":
-                its_frame = frame._replace(stated=mask_size(data))
-                return mask_png(data, its_frame.orientation)
-            return data if schema.kind == "bytes" else _as_png(data)
+                its_frame = frame._replace(stated=mask_size(data, _most(frame.header)))
+                return mask_png(data, its_frame.orientation, _most(frame.header))
+            return data if schema.kind == "bytes" else _as_png(data, _most(frame.header))
         except ValueError as error:
             raise ValueError(f"{os.path.basename(value['path'])}: {error}") from error
 
@@ -275,15 +276,20 @@ def _floats(value: Any, schema: StoredField) -> npt.NDArray[Any]:
         raise ValueError("something that is not a number, or rows of several lengths") from error
 
 
-def _as_png(data: bytes) -> bytes:
-    """An image as PNG, as it is if it is one. Raises ValueError if it cannot be decoded."""
+def _most(header: Header) -> int:
+    """The pixels that an image beside a sample's image may have."""
+    return max(MAX_PIXELS, header.width * header.height)
+
+
+def _as_png(data: bytes, most: int) -> bytes:
+    """An image of up to `most` pixels as PNG, as it is if it is one. Raises ValueError if it cannot be decoded."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with image_faults(), open_image(data, most) as image:
             image.load()
             if image.format == "PNG":
                 return data
             buffer = io.BytesIO()
             image.save(buffer, "PNG")
             return buffer.getvalue()
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except ImageError as error:
         raise ValueError(f"it cannot be decoded, or stored as PNG ({error})") from error

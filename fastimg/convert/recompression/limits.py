@@ -1,29 +1,16 @@
 """Which images --recompress leaves as they are, by their headers, and what the others lose besides pixels' values."""
 
-import io
-import struct
-
 from PIL import Image
 
 from fastimg.loaders.decode import Header
+from fastimg.loaders.errors import ImageError, image_faults
 from fastimg.loaders.jpeg.exif import ORIENTATION
+from fastimg.loaders.opening import open_image
 
 JPEGS = frozenset({"jpeg", "mpo"})
 _FORMATS = frozenset({"png", "webp", "tiff", "bmp", "gif", "ppm", "tga", "pcx", "qoi"})  # whose depth is known
 _SIDES = {True: 16_383, False: 65_535}  # pixels, of a WebP and of a JPEG
 _WHOLE = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})  # modes that lossless formats hold as they are
-# What Pillow's plugins raise while they look for further frames in a damaged file.
-_FAULTS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    RuntimeError,
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    struct.error,
-)
 _BITS, _ICC = 258, 34_675  # TIFF 6.0, section 8; ICC.1, annex B.4
 _STRUCTURE = frozenset({*range(254, 270), *range(273, 300), *range(317, 348), ORIENTATION, _ICC, 529, 530, 531, 532})
 _PIXELS_CHUNKS = frozenset(
@@ -66,29 +53,39 @@ def obstacle(data: bytes, header: Header, *, lossless: bool) -> str:
     if max(header.size) > side:
         return f"a side of more than {side:,} pixels"
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with image_faults(), open_image(data, header.width * header.height) as image:
             if deep(image, data):
                 return "more than 8 bits a sample"
             if lossless and image.mode not in _WHOLE:
                 return f"pixels of mode {image.mode}"
-            if frames(image) > 1 and lossless:
+            if has_frames(image) and lossless:
                 return "several frames"
-    except _FAULTS:
+    except ImageError:
         return "damaged behind its first frame"
     return ""
 
 
-def frames(image: Image.Image) -> int:
-    """How many frames, or pages, an open image has."""
-    return int(getattr(image, "n_frames", 1))
+def has_frames(image: Image.Image) -> bool:
+    """Whether an open image has several frames, or pages.
+
+    They are not counted: Pillow would read all of them, and a TIFF of some bytes can have a chain of thousands.
+    """
+    if image.format != "TIFF":
+        return int(getattr(image, "n_frames", 1)) > 1
+    try:
+        image.seek(1)
+        image.seek(0)
+    except EOFError:
+        return False
+    return True
 
 
 def lost_as_jpeg(data: bytes, header: Header) -> tuple[str, ...]:
     """What an image that becomes a JPEG loses, in the words of the report."""
     lost = []
-    with Image.open(io.BytesIO(data)) as image:
+    with image_faults(), open_image(data, header.width * header.height) as image:
         lost += ["alpha"] if image.has_transparency_data else []
-        lost += ["later frames"] if frames(image) > 1 else []
+        lost += ["later frames"] if has_frames(image) else []
         lost += [f"{image.mode} colours"] if image.mode in ("CMYK", "YCbCr", "LAB", "HSV") else []
         lost += ["colour profile"] if image.info.get("icc_profile") else []
         lost += ["metadata"] if has_metadata(image, data) or image.info.get("exif") else []

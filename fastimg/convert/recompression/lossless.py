@@ -12,6 +12,8 @@ import numpy as np
 from PIL import Image
 
 from fastimg.loaders.decode import Header, Pixels, decode, read_header
+from fastimg.loaders.errors import image_faults
+from fastimg.loaders.opening import open_image
 
 from .limits import has_metadata
 
@@ -33,7 +35,7 @@ def losslessly(data: bytes, header: Header, pixels: Pixels) -> Smaller | str:
 
     EXIF and the colour profile are carried over. What is made is decoded and compared. It must have passed `obstacle`.
     """
-    with Image.open(io.BytesIO(data)) as image:
+    with image_faults(), open_image(data, header.width * header.height) as image:
         image.load()
         alpha = image.has_transparency_data
         carried: dict[str, Any] = {name: image.info[name] for name in ("exif", "icc_profile") if image.info.get(name)}
@@ -84,10 +86,10 @@ def _palette(image: Image.Image) -> Image.Image:
 
 def _same(made: bytes, header: Header, pixels: Pixels, values: Any) -> bool:
     """Whether an image decodes to `pixels`, with the same orientation, and to `values` [H, W, 4] if it has alpha."""
-    again = read_header(made)
+    again = read_header(made, header.width * header.height)
     if again.orientation != header.orientation or not np.array_equal(decode(made, again), pixels):
         return False
     if values is None:
         return True
-    with Image.open(io.BytesIO(made)) as image:
+    with open_image(made, header.width * header.height) as image:
         return np.array_equal(np.asarray(image.convert("RGBA")), values)

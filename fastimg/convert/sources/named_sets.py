@@ -22,6 +22,7 @@ from PIL import Image
 from fastimg.data import digits
 from fastimg.errors import UsageError, nearest, reason_of
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.opening import open_image
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.wording import shortened
 
@@ -255,7 +256,7 @@ def _file_of(image: Image.Image, dataset: Any, index: int) -> str | None:
     files = getattr(dataset, "_images", None)
     if not isinstance(files, list) or not isinstance(files[index], str | Path):
         return None
-    with Image.open(files[index]) as stored:
+    with open_image(Path(files[index])) as stored:
         same = stored.size == image.size and stored.convert(image.mode).tobytes() == image.tobytes()
     return str(files[index]) if same else None
 

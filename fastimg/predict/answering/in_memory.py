@@ -18,7 +18,7 @@ from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.npy import npy_bytes
 from fastimg.loaders.containers.targets import TargetColumn
-from fastimg.loaders.decode import check_pixels
+from fastimg.loaders.opening import check_pixels
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry.model import Preprocessing
 from fastimg.wording import shortened

@@ -1,6 +1,5 @@
 """The encoders that a search compares: which have weights at hand, which of those fit, and what each of them costs."""
 
-import io
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import timm
-from PIL import Image
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
@@ -20,6 +18,7 @@ from fastimg.data.datasets import filled_splits, names_targets, open_parts
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError, Dataset, open_dataset
 from fastimg.loaders.captions.captions import captions_of
+from fastimg.loaders.opening import open_image
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
 from fastimg.search.leaderboard import short
@@ -364,7 +363,7 @@ def _side(dataset: Dataset) -> int:
     sides = []
     for index in range(0, len(dataset), max(1, len(dataset) // _PROBES)):
         try:
-            with Image.open(io.BytesIO(bytes(dataset.read(index, scratch)))) as image:
+            with open_image(dataset.read(index, scratch)) as image:
                 sides.append(min(image.size))
         except Exception:  # noqa: BLE001 - an image that cannot be read has no size; training reports it
             continue

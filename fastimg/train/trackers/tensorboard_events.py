@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
+
+from fastimg.loaders.opening import open_image
 
 from .protocol import TrackedRun
 
@@ -37,7 +38,7 @@ class TensorboardEvents:
 
     def picture(self, name: str, file: Path) -> None:
         """See `Tracker`."""
-        with Image.open(file) as image:
+        with open_image(file) as image:
             self._writer.add_image(name, np.asarray(image.convert("RGB")), 0, dataformats="HWC")
 
     def close(self) -> None:

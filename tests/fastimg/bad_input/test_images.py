@@ -45,7 +45,7 @@ REASONS = {
     "cut.jpg": "truncated",
     "empty.png": "the file is empty",
     "bomb.png": "10000 x 10000 pixels are more than max_pixels=89478485",
-    "huge.png": "more pixels than",
+    "huge.png": "pixels are more than max_pixels=89478485",
 }
 
 
