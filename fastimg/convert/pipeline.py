@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from fastimg.cluster.connection import joined
@@ -30,8 +31,9 @@ from fastimg.convert.sources.resolve import is_class_folder, read_source
 from fastimg.convert.sources.samples import Source
 from fastimg.convert.sources.tables import parse_delimiter
 from fastimg.convert.stored.stand_ins import images_in, stand_ins
-from fastimg.errors import UsageError
+from fastimg.errors import UsageError, printable
 from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.mirrors import with_urls
 from fastimg.loaders.remote.stores import url_of
 from fastimg.system.terminal import say, telling_of_compilation
@@ -164,6 +166,7 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
         base.targets if base else (),
         request.fields,
         config.image_field,
+        trains=base is None and len(request.sources) == 1,
     )
     if config.classes is not None and not any(map(is_class_folder, request.sources)):
         given = ", ".join(map(str, request.sources))
@@ -192,6 +195,7 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
         source.close()
         raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")
     if base is None or side is None:
+        _check_trained(source, None)
         return source
     if base.content != source.content:
         raise UsageError(
@@ -200,7 +204,33 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
         )
     matched = onto(source, side)
     base.refuse_columns(matched.targets, matched.stored_fields)
+    _check_trained(matched, base)
     return matched
+
+
+def _check_trained(source: Source, base: Base | None) -> None:
+    """Raise DataError unless there is a training split, with the classes of all others, here or in the `base`.
+
+    Shards are taken as they are.
+    """
+    if source.stored:
+        return
+    train = source.splits.get("train")
+    if train is None and (base is None or "train" not in base.description["splits"]):
+        raise DataError(
+            f"{source.src}: has {', '.join(sorted(source.splits))}, and no training split (train); add one, or add "
+            "this to a dataset that has one, with --append"
+        )
+    known = np.arange(-1, len(base.classes) if base else 0)
+    trained = known if train is None else np.concatenate((known, train.labels))
+    for split, entries in source.splits.items():
+        lacking = np.flatnonzero(~np.isin(entries.labels, trained))
+        if len(lacking):
+            entry = entries[int(lacking[0])]
+            raise DataError(
+                f"{printable(source.name(entry))}: the training split has no class "
+                f"{printable(source.classes[entry.label])!r}, which {split} has; add it there, or leave this out"
+            )
 
 
 def _as_begun(src: Path, request: Request) -> Path:

@@ -38,7 +38,7 @@ class StoredResults:
         self._there: dict[str, tuple[int, int, int]] = {}  # the file here that stands for one there
         try:
             for left in self.folder.iterdir():  # of a command that was killed
-                left.unlink()
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
             for each in self._store.contents():
                 file = self.folder / each.name
                 file.write_bytes(self._store.read(each.name) if each.name in read else b"")

@@ -47,7 +47,7 @@ from fastimg.embeddings.encoder import why_not
 from fastimg.embeddings.held_folders import held
 from fastimg.embeddings.nodes import EncodingNodes, OpenedEncoding
 from fastimg.embeddings.stored_results import StoredResults
-from fastimg.errors import UsageError, UserError
+from fastimg.errors import UsageError, UserError, unwritten
 from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
@@ -71,6 +71,7 @@ from .nearest_neighbours import knn_accuracy
 
 DESCRIPTION = "embeddings.json"
 _BEGUN = ".embedding"  # marks a folder that is not finished
+_STAGED = ".replacement"  # the folder in OUT in which files are written, until all of them are complete
 _WRITERS = {"shards": write_tars, "npy": write_npy, "parquet": write_parquet}
 
 
@@ -296,7 +297,7 @@ def _before(config: Embed, encoding: Encoding) -> dict[str, Any]:
         return {}
     if not folder.is_dir():
         raise UsageError(f"{folder}: a file; give a folder")
-    if config.overwrite or not any(folder.iterdir()):
+    if config.overwrite or all(entry.name == _STAGED for entry in folder.iterdir()):
         return {}
     begun = (folder / _BEGUN).exists()
     try:
@@ -347,7 +348,7 @@ def _write(
         with nullcontext() if stored else held(folder):  # `stored` holds its folder from the start
             result = _filled(config, encoding, all_vectors, made, stored, err)
     except OSError as error:
-        raise UserError(f"{folder}: {error.strerror or error}; free some space, or give another folder") from error
+        raise UserError(f"{folder}: {unwritten(error, 'give another folder')}") from error
     if config.json:
         print(json.dumps(result))
     else:
@@ -362,35 +363,50 @@ def _filled(
     stored: StoredResults | None,
     err: Console,
 ) -> dict[str, Any]:
-    """The description of a folder that nobody else writes to, once its files are written."""
+    """The description of a folder that nobody else writes to, once its files are written.
+
+    They are written beside what is there, which they replace when all are complete.
+    """
     folder = config.dst
     # Read only now: others may have written splits while these embeddings were computed.
     splits = {name: split for name, split in _before(config, encoding).items() if name not in made}
-    replace_file(folder / _BEGUN, json.dumps({**_settings(config, encoding), "splits": splits}).encode())
-    if stored:
-        stored.begin(_BEGUN, DESCRIPTION)
-    _clear(folder, made, splits)
-    for vectors in all_vectors:
-        files = _WRITERS[config.format](folder, vectors)
-        for index, reason in list(vectors.left_out.items())[:5]:
-            say(err, f"left out {vectors.name_of(index)}: {reason}")
-        splits[vectors.split] = {
-            "samples": len(vectors),
-            "left out": len(vectors.left_out),
-            "made now": made[vectors.split],
-            "files": [file.name for file in files],
+    begun = json.dumps({**_settings(config, encoding), "splits": splits}).encode()
+    kept = list(splits)
+    staged = folder / _STAGED
+    shutil.rmtree(staged, ignore_errors=True)  # of a run that was killed
+    staged.mkdir()
+    try:
+        for vectors in all_vectors:
+            files = _WRITERS[config.format](staged, vectors)
+            for index, reason in list(vectors.left_out.items())[:5]:
+                say(err, f"left out {vectors.name_of(index)}: {reason}")
+            splits[vectors.split] = {
+                "samples": len(vectors),
+                "left out": len(vectors.left_out),
+                "made now": made[vectors.split],
+                "files": [file.name for file in files],
+            }
+        if not any(split["samples"] for split in splits.values()):
+            raise UserError(f"{config.data}: none of its samples could be decoded; see the reasons above")
+        result: dict[str, Any] = {
+            **_settings(config, encoding),
+            "dtype": config.dtype,
+            "normalized": bool(encoding.model.text and encoding.model.text.settings.get("normalize")),
+            "classes": list(all_vectors[0].classes),
+            "splits": splits,
         }
-    result: dict[str, Any] = {
-        **_settings(config, encoding),
-        "dtype": config.dtype,
-        "normalized": bool(encoding.model.text and encoding.model.text.settings.get("normalize")),
-        "classes": list(all_vectors[0].classes),
-        "splits": splits,
-    }
-    if not any(split["samples"] for split in splits.values()):
-        raise UserError(f"{config.data}: none of its samples could be decoded; see the reasons above")
-    if config.knn is not None:
-        result["knn"] = _knn(config.knn, all_vectors)
+        if config.knn is not None:
+            result["knn"] = _knn(config.knn, all_vectors)
+        replace_file(folder / _BEGUN, begun)
+        if stored:
+            stored.begin(_BEGUN, DESCRIPTION)
+        _clear(folder, made, kept)
+        for file in sorted(staged.iterdir()):
+            file.replace(folder / file.name)
+        staged.rmdir()
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
     replace_file(folder / DESCRIPTION, (json.dumps(result, indent=1) + "\n").encode())
     (folder / _BEGUN).unlink(missing_ok=True)
     if stored:

@@ -57,24 +57,27 @@ class Listing:
         return (*self.notes, *self.ignored.note(str(self.root), sum(map(len, self.files.values()))))
 
 
-def list_folder(root: Path, classes: Level | None = None, mapped: Mapped = map, arrays: bool = False) -> Listing:
+def list_folder(
+    root: Path, classes: Level | None = None, mapped: Mapped = map, arrays: bool = False, trains: bool = True
+) -> Listing:
     """Read the layout of a class folder. Classes are folder names in sorted order, the same in every split.
 
     `classes` says which folder names a file's class: "top", the subfolder of the split, or "leaf", the folder that
     contains the file; folders of the same name are one class. None is "top" with a note if "leaf" would differ.
     `mapped` calls a function for each of several folders, as `map` does; with threads, or on several machines.
     `arrays`: list .npy and TIFF files in place of images and texts.
+    `trains`: there has to be a training split, which has every class. Otherwise other splits may add some, or be alone.
     A folder without splits is one split, `train`. It is a dataset of texts if class folders contain .txt files and no
     images. Raises DataError if there are no classes, a class is empty, a class is missing in the training split, or two
     folders are the same split.
     """
-    splits, notes = _split_folders(root)
+    splits, notes = _split_folders(root, trains)
     try:
-        return _list(root, splits, "images", classes, notes, mapped, arrays)
+        return _list(root, splits, "images", classes, notes, mapped, arrays, trains)
     except DataError:
         if arrays or not _holds_only_texts(splits):
             raise
-    return _list(root, splits, "text", classes, notes, mapped)
+    return _list(root, splits, "text", classes, notes, mapped, trains=trains)
 
 
 def _holds_only_texts(splits: dict[str, Path]) -> bool:
@@ -85,7 +88,7 @@ def _holds_only_texts(splits: dict[str, Path]) -> bool:
     return any(find_texts(folder)[0] for folder in folders)
 
 
-def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
+def _split_folders(root: Path, trains: bool) -> tuple[dict[str, Path], list[str]]:
     """The folder of each split, and notes about folders with another name than their split."""
     folders = _subfolders(root)
     named: dict[str, list[str]] = {}
@@ -93,8 +96,9 @@ def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
         if name.lower() in SPLIT_FOLDERS:
             named.setdefault(SPLIT_FOLDERS[name.lower()], []).append(name)
     in_splits = [name for names in named.values() for name in names]
-    if "train" not in named:
-        if in_splits and len(in_splits) == len(folders):
+    alone = bool(in_splits) and len(in_splits) == len(folders)
+    if "train" not in named and (trains or not alone):
+        if alone:
             raise DataError(
                 f"{root}: has {', '.join(folders)} but no train/; add it, or give one of these folders as the source"
             )
@@ -122,12 +126,14 @@ def _list(
     notes: list[str],
     mapped: Mapped,
     arrays: bool = False,
+    trains: bool = True,
 ) -> Listing:
     what = ".npy or TIFF files" if arrays else "images" if content == "images" else ".txt files"
-    top = _subfolders(splits["train"])
+    naming = ["train"] if trains else sorted(splits)  # the splits whose folders are the classes
+    top = sorted({name for split in naming for name in _subfolders(splits[split])})
     if not top:
         raise DataError(
-            f"{splits['train']}: has no class folders; put the images (or .txt files) of each class into a subfolder "
+            f"{splits[naming[0]]}: has no class folders; put the images (or .txt files) of each class into a subfolder "
             "named after it"
         )
     kinds = Kinds(content, arrays)
@@ -146,7 +152,7 @@ def _list(
             listed[split] += [(path, name if level != "leaf" else _innermost(path)) for path in paths]
         if not listed[split]:
             raise DataError(f"{folder}: the split is empty; add {what} or remove the folder")
-    classes = tuple(top) if level != "leaf" else tuple(sorted({name for _, name in listed["train"]}))
+    classes = tuple(top) if level != "leaf" else tuple(sorted({name for split in naming for _, name in listed[split]}))
     numbers = {name: number for number, name in enumerate(classes)}
     files: dict[str, list[tuple[str, int]]] = {}
     for split, pairs in listed.items():

@@ -72,8 +72,6 @@ def read_coco_folder(src: Path, images: Path | None, masks: bool = False) -> Sou
             other = f" and {files[split].relative_to(src)}" if split in files else ""
             raise DataError(f"{file}{other}: give one file for each of train, val and test, or one file as the source")
         files[split] = file
-    if "train" not in files:
-        raise DataError(f"{src}: no annotations of a train split; give one file as the source")
     return _read(src, files, images, masks)
 
 

@@ -69,8 +69,8 @@ def _places(src: Path) -> dict[str, tuple[Path, Path]]:
     if not found:
         return {"train": (src / _IMAGES, src / _MASKS)}
     places = {SPLIT_FOLDERS[name.lower()]: pair for name, pair in found}
-    if "train" not in places or len(places) < len(found):
-        raise DataError(f"{src}: splits are {', '.join(name for name, _ in found)}; give one train, and each once")
+    if len(places) < len(found):
+        raise DataError(f"{src}: splits are {', '.join(name for name, _ in found)}; give each once")
     return places
 
 

@@ -142,8 +142,6 @@ def _places_of(file: Path, stated: Mapping[str, Any]) -> dict[str, list[Path]]:
             if found is None:
                 raise DataError(f"{file}: {name}: no such file or folder: {text}; correct the path")
             places.setdefault(name, []).append(found)
-    if "train" not in places:
-        raise DataError(f"{file}: names no folder of training images (train); add it")
     return places
 
 
@@ -158,8 +156,6 @@ def _folders(src: Path) -> dict[str, list[Path]]:
         if split in found:
             raise DataError(f"{src}: two folders are the split {split}: {names[split]} and {name}; keep one of them")
         names[split], found[split] = name, [images]
-    if "train" not in found:
-        raise DataError(f"{src}: has {', '.join(sorted(found))} but no train; add it")
     return found
 
 

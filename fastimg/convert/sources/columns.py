@@ -75,6 +75,7 @@ class Columns:  # more than 12 fields: a flag each
     known_targets: tuple[Target, ...] = ()  # of the dataset being appended to
     fields: tuple[AskedField, ...] = ()  # columns that become fields
     image_field: str | None = None  # what the files themselves become: arrays in place of images
+    trains: bool = True  # whether the source has a training split with every class; others may, if it is added to them
     as_written: frozenset[str | None] = frozenset()  # targets, or None for labels, whose integers keep their zeros
 
     def given(self) -> list[str]:

@@ -119,10 +119,14 @@ def waiting_mapped(function: Callable[[Any], Any], items: Iterable[Any]) -> Iter
 
 
 def read_folder(
-    src: Path, classes: Level | None = None, mapped: Mapped = waiting_mapped, arrays: bool = False
+    src: Path,
+    classes: Level | None = None,
+    mapped: Mapped = waiting_mapped,
+    arrays: bool = False,
+    trains: bool = True,
 ) -> Source:
-    """List a class folder; see `list_folder` for `classes`, `mapped` and `arrays`. Raises DataError."""
-    listing = list_folder(src, classes, mapped, arrays)
+    """List a class folder; see `list_folder` for the other arguments. Raises DataError."""
+    listing = list_folder(src, classes, mapped, arrays, trains)
     splits: dict[str, Entries] = {}
     for split, files in listing.files.items():
         parts = [files[start : start + _STATED] for start in range(0, len(files), _STATED)]

@@ -10,6 +10,7 @@ import math
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         listed.append(SourceEntry(path, label, size, number, extra, NO_IMAGE if absent else 0))
     classes, judged = classes_of(listed, labels, label_cells, target_cells)
     remarks = (*header_remarks, *judged, *paths.remarks(listed, classes))
-    entries = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
+    by_place = attrgetter("path", "row")
+    entries = split_up(src, listed, splits, split_column, classes, by_place, trains=columns.trains)
     if label_cells is not None:
         entries, left_out = labelled_splits(src, entries, label_cells)
         remarks = (*remarks, *left_out)
@@ -275,15 +277,22 @@ def split_up(
     split_column: str | None,
     classes: tuple[str, ...],
     key: Callable[[SourceEntry], Any] | None = None,
+    *,
+    trains: bool = True,
 ) -> dict[str, Entries]:
-    """Group entries by split, sorted by `key` if given. Raises DataError if the training split lacks a class."""
-    if "train" not in splits:
+    """Group entries by split, sorted by `key` if given. Raises DataError if the training split lacks a class.
+
+    trains: whether there has to be a training split; see Columns.
+    """
+    if trains and "train" not in splits:
         raise DataError(
             f"{src}: no row of the training split in column {split_column!r}; it has {', '.join(sorted(set(splits)))}"
         )
     by_split = {split: listed.select(np.flatnonzero(np.array(splits) == split)) for split in sorted(set(splits))}
     if key:
         by_split = {split: entries.sorted(key) for split, entries in by_split.items()}
+    if not trains:
+        return by_split
     trained = {-1, *by_split["train"].labels.tolist()}  # rows without a label are skipped later
     for split, entries in by_split.items():
         if untrained := set(entries.labels.tolist()) - trained:

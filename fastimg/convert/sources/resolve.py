@@ -69,14 +69,14 @@ def read_source(
         _refuse_columns(columns, f"{text} has no columns")
         return read_named(text, spool)
     if os.path.isdir(src):
-        parquets = find_parquets(src)
+        parquets = find_parquets(src, columns.trains)
         if parquets and not (src / "dataset.json").exists():
             _refuse_separation(columns, src)
             source = read_parquets(src, parquets, columns, spool)
             files = [file for files in parquets.values() for file in files]
             return replace(source, ignored=strays(src, files, "parquet files"))
         _refuse_columns(columns, f"{src} is a folder and has no columns")
-        return _read_directory(src, classes, mapped)
+        return _read_directory(src, classes, mapped, columns.trains)
     refuse_absent(src)
     suffix = src.suffix.lower()
     if suffix in (".tar", ".beton"):
@@ -122,7 +122,7 @@ def _read_arrays(src: Path, columns: Columns, name: str, classes: Level | None, 
         raise UsageError(f"--image-field {name} and --text-column: texts go beside images alone; leave one of them out")
     if os.path.isdir(src) and is_plain_folder(src):
         _refuse_columns(columns, f"{src} is a folder and has no columns")
-        return with_arrays(read_folder(src, classes, mapped, arrays=True), src, name, mapped)
+        return with_arrays(read_folder(src, classes, mapped, True, columns.trains), src, name, mapped)
     if src.suffix.lower() in MANIFESTS:
         refuse_absent(src)
         return with_arrays(read_manifest(src, _separated(src, columns)), src.parent, name, mapped)
@@ -132,7 +132,7 @@ def _read_arrays(src: Path, columns: Columns, name: str, classes: Level | None, 
     )
 
 
-def _read_directory(src: Path, classes: Level | None, mapped: Mapped) -> Source:
+def _read_directory(src: Path, classes: Level | None, mapped: Mapped, trains: bool) -> Source:
     if (src / "dataset.json").exists():
         return _with_strays(read_dataset(src))
     if (src / "convert.json").exists():
@@ -144,10 +144,10 @@ def _read_directory(src: Path, classes: Level | None, mapped: Mapped) -> Source:
         refuse_class_folder(src, list(betons.values()))
         return _with_strays(read_betons(src, betons))
     try:
-        return read_folder(src, classes, mapped)
+        return read_folder(src, classes, mapped, trains=trains)
     except DataError as error:
         try:
-            read_folder(src, classes, mapped, arrays=True)
+            read_folder(src, classes, mapped, arrays=True, trains=trains)
         except DataError:
             raise error from None
         raise DataError(f"{error}; or store its .npy files as arrays, with --image-field NAME") from error
@@ -196,11 +196,12 @@ def _refuse_columns(columns: Columns, reason: str) -> None:
         raise UsageError(f"{', '.join(columns.given())}: {reason}; leave it out, or give a manifest")
 
 
-def find_parquets(folder: Path) -> dict[str, list[Path]]:
+def find_parquets(folder: Path, trains: bool = True) -> dict[str, list[Path]]:
     """Find Parquet files with images, by split: in a folder, its data/, or a subfolder of either for each split.
 
     Splits are named by the files, as Hugging Face does (train-00000-of-00005.parquet), or by the subfolders. Empty if
-    there are none, and for a class folder of images. Raises DataError.
+    there are none, and for a class folder of images. A single split is to train on if the source `trains`. Raises
+    DataError.
     """
     try:
         by_split = next((files for base in (folder, folder / "data") if (files := _parquets(base))), {})
@@ -212,7 +213,7 @@ def find_parquets(folder: Path) -> dict[str, list[Path]]:
 
     if not any(may_hold_images(file) for files in by_split.values() for file in files) or has_class_folders(folder):
         return {}
-    return {"train": next(iter(by_split.values()))} if len(by_split) == 1 else by_split
+    return {"train": next(iter(by_split.values()))} if trains and len(by_split) == 1 else by_split
 
 
 def _parquets(base: Path) -> dict[str, list[Path]]:

@@ -55,7 +55,7 @@ def read_named(text: str, spool: Path, tick: Tick | None = None) -> Source:
                 if tick:
                     tick(1)
         file.flush()
-        _check_filled(text, splits, ())
+        _check_filled(text, splits, (), trains=True)
         top = max(int(entries.labels.max(initial=-1)) for entries in splits.values())
         named = classes is not None and top < len(classes)
         names = classes if classes is not None and named else tuple(map(str, range(top + 1)))
@@ -120,7 +120,7 @@ def read_parquets(
                         tick(1)
                 readers.append(reader)
         file.flush()
-        _check_filled(src, splits, () if layout.split else files)
+        _check_filled(src, splits, () if layout.split else files, columns.trains)
         remarks = list(label_cells.judged()) if label_cells else []
         classes, numbers = layout.classes or (), None
         if layout.classes is None:
@@ -131,7 +131,8 @@ def read_parquets(
         if numbers is not None:
             for entries in splits.values():
                 entries.relabel(numbers)
-            _check_trained(splits, classes, readers)
+            if columns.trains:
+                _check_trained(splits, classes, readers)
         if layout.label is None and not target_cells:
             remarks = [f"{src}: no label column ({', '.join(LABELS)}); if it has one, name it with --label-column"]
         splits = dict(sorted(splits.items()))
@@ -186,13 +187,13 @@ def _check_splits(src: Path, files: Mapping[str, object]) -> None:
         )
 
 
-def _check_filled(src: Path | str, splits: Mapping[str, Entries], expected: Iterable[str]) -> None:
-    """Check that every split has rows, and that one of them is train."""
+def _check_filled(src: Path | str, splits: Mapping[str, Entries], expected: Iterable[str], trains: bool) -> None:
+    """Check that every split has rows, and if the source `trains` that one of them is train."""
     if not splits:
         raise DataError(f"{src}: no rows; give one row per image")
     if empty := sorted(set(expected) - set(splits)):
         raise DataError(f"{src}: no rows in the files of {', '.join(empty)}; remove these files")
-    if "train" not in splits:
+    if trains and "train" not in splits:
         raise DataError(f"{src}: no training split; it has {', '.join(sorted(splits))}")
 
 
@@ -228,7 +229,7 @@ def _source(
             gaps.append(
                 f"{src}: {missing:,} of {plural(len(entries), 'image')} of {split} {agreeing(missing, 'has')} no label"
             )
-    trained = set(splits["train"].labels.tolist())
+    trained = set(splits["train"].labels.tolist()) if "train" in splits else set(range(len(classes)))
     if untrained := [name for label, name in enumerate(classes) if label not in trained]:
         shown = ", ".join(untrained[:5]) + (", ..." if len(untrained) > 5 else "")
         gaps.append(

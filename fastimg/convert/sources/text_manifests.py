@@ -187,7 +187,7 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         entry = SourceEntry(f"{src.name}:{number}", label, 0, number)
         listed.append(reader.add_text(entry, row.get(chosen.text), fault, extra))
     classes, judged = classes_of(listed, labels, label_cells, target_cells)
-    entries = split_up(src, listed, splits, chosen.split, classes)
+    entries = split_up(src, listed, splits, chosen.split, classes, trains=columns.trains)
     if label_cells is not None:
         entries, left_out = labelled_splits(src, entries, label_cells)
         remarks += left_out

@@ -210,6 +210,24 @@ def test_different_embeddings_are_refused_and_replaced_on_request(embed, flags, 
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*files, "embeddings.json"])
 
 
+@pytest.mark.parametrize("fault", ["disk", "knn", "interrupt"])
+def test_what_fails_replaces_nothing(embed, tmp_path, monkeypatch, fault):
+    embed()
+    out = tmp_path / "out"
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with monkeypatch.context() as patch:
+        if fault == "knn":
+            assert "--knn 99: there are only 24" in embed("--format", "npy", "--overwrite", "--knn", "99", code=1).err
+        else:
+            stop = OSError(28, "No space left on device") if fault == "disk" else KeyboardInterrupt()
+            patch.setattr(vectors, "replace_file", lambda *_: (_ for _ in ()).throw(stop))
+            embed("--format", "npy", "--overwrite", code=1 if fault == "disk" else 130)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (out / ".replacement").mkdir()  # as a kill leaves it
+    embed("--format", "npy", "--overwrite")
+    assert len(from_npy(out, "val")[0]) == 12 and not (out / ".replacement").exists()
+
+
 def test_embeddings_of_other_data_are_refused(embed, shards, tmp_path):
     embed()
     other = shutil.copytree(shards, tmp_path / "other")
@@ -279,7 +297,7 @@ def test_a_full_disk_is_a_one_line_error(embed, monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(module._WRITERS, "shards", full)
-    assert "No space left on device; free some space" in embed(code=1).err
+    assert "no space left on the disk; free some space" in embed(code=1).err
 
 
 def nearest(known, labels, asked, k, skip):
