@@ -98,6 +98,8 @@ def embed(config: Embed, out: Console, err: Console) -> None:
             raise UsageError("--backend ray: a model of the bands of a field runs on one machine; leave it out")
         if origin and ranks.first:
             say(err, f"weights: {named_by_origins(origin)}")
+        for remark in model.fitted if ranks.first else ():
+            say(err, f"weights: {remark}")
         model.module.to(ranks.device)
         workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
         nodes = cluster.nodes if cluster else None

@@ -18,11 +18,12 @@ from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.decoders.arrays import TokenDecoder
 from fastimg.models.networks.pairs import Combination, build_pair
 from fastimg.models.precision import Precision
-from fastimg.models.registry import Model, build, load_weights, read_weights
+from fastimg.models.registry import Model, build, load_weights, read_weights, repaired, with_rows
 from fastimg.wording import plural
 
 from .choices.stated_weights import Stated
 
+_IMAGE = "image."  # how the names of the image model's tensors begin
 COMBINER: Combination = "gated"  # without --combiner
 
 
@@ -51,11 +52,14 @@ def joined(
         return model
     assert config.weights is not None
     tensors, _ = read_weights(config.weights)
-    if stated.classes != classes:
-        tensors = {name: value for name, value in tensors.items() if not name.startswith("classifier.")}
+    own = {name: value for name, value in tensors.items() if name.startswith(_IMAGE)}
+    seen, repairs = repaired(image, {name.removeprefix(_IMAGE): value for name, value in own.items()})
+    tensors = {name: value for name, value in tensors.items() if name not in own}
+    tensors |= {f"{_IMAGE}{name}": value for name, value in seen.items()}
+    model, tensors, rows = with_rows(model, tensors, stated.classes, classes, head_init)
     kept = load_weights(model, tensors, f"--weights {config.weights}", head_init=head_init)
     assert stated.preprocessing is not None
-    return replace(model, new_head=None if kept else head_init)
+    return replace(model, new_head=None if kept and not model.kept_rows else head_init, fitted=(*repairs, *rows))
 
 
 def texts_alone(part: DatasetPart, data: Path) -> DatasetPart:

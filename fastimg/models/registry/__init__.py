@@ -8,9 +8,10 @@ In: a name, arguments, files of weights. Out: a Model on the CPU. Must not know:
 
 from .arguments import check_kwargs, parse_kwargs
 from .building import build
+from .fitting import repaired, taken_from, with_rows
 from .model import NO_PIXELS, Model, Pair, PixelType, Preprocessing, TextSide
 from .other_models import OWN_PREFIX
-from .weights import load_weights, output_names, read_metadata, read_weights, weights_file
+from .weights import load_weights, output_names, read_metadata, read_weights, stated_classes, weights_file
 
 __all__ = [
     "NO_PIXELS",
@@ -27,5 +28,9 @@ __all__ = [
     "parse_kwargs",
     "read_metadata",
     "read_weights",
+    "repaired",
+    "stated_classes",
+    "taken_from",
     "weights_file",
+    "with_rows",
 ]

@@ -10,10 +10,11 @@ from fastimg.errors import UsageError
 from fastimg.models.blurpool import blur_strides
 from fastimg.models.heads import HIDDEN, HeadInit, HeadKind, init_head, replace_head
 
-from .model import Model, TextSide, head_prefixes
+from .fitting import with_weights
+from .model import Model, TextSide
 from .other_models import OWN_PREFIX, own_model, text_model, torchvision_model
 from .timm_models import timm_model
-from .weights import folded, load_weights, read_weights, stated_classes, stated_preprocessing
+from .weights import stated_preprocessing
 
 
 def build(
@@ -35,7 +36,8 @@ def build(
 ) -> Model:
     """Create a model on the CPU.
 
-    If `weights` belong to a model with other `classes`, only their trunk is loaded. `hf:` models come with their
+    If `weights` belong to a model of another size of images, or with other `classes`, they are made to fit: see
+    `Model.fitted`. `hf:` models come with their
     weights, unless `text` describes the encoder of a checkpoint.
 
     Raises UsageError for an unknown name or argument, and UserError if weights cannot be read or do not fit.
@@ -64,13 +66,9 @@ def build(
             model = replace(model, new_head=head_init)
         model = replace(model, head="mlp", head_hidden=hidden)
     if weights is not None:
-        tensors, metadata = read_weights(weights)
-        tensors = folded(model, tensors, weights)
-        if classes is not None and stated_classes(metadata) not in (None, classes):
-            tensors = {name: value for name, value in tensors.items() if not name.startswith(head_prefixes(model))}
-        kept = load_weights(model, tensors, f"--weights {weights}", head_init=head_init)
+        model, metadata = with_weights(model, weights, classes, head_init)
         stated = stated_preprocessing(model.preprocessing, metadata, weights).of(model.preprocessing.channels)
-        model = replace(model, preprocessing=stated, new_head=None if kept else head_init)
+        model = replace(model, preprocessing=stated)
     return model
 
 

@@ -109,6 +109,8 @@ class Model:  # more than 12 fields: what the trainer needs to know, in one plac
     head_hidden: int = 0  # units in an mlp's hidden layer
     pair: Pair | None = None  # of a model of images and texts; then the rest is about its images
     new_head: HeadInit | None = None  # how a new classifier on a trained trunk was initialised; None: not a new one
+    kept_rows: int = 0  # of a new classifier, those for classes that the weights from a file know
+    fitted: tuple[str, ...] = ()  # how weights from a file were made to fit, in words
 
     def example(self, size: int, batch: int = 1) -> torch.Tensor:
         """A blank input: images [batch, channels, size, size], or tokens [batch, size]."""

@@ -1,12 +1,15 @@
 """timm's models by name or by a repository of the hub, built for a size of images."""
 
 import math
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
 import timm
+import timm.models._builder
+import torch
 from huggingface_hub import constants, get_session
 from timm.data.config import resolve_model_data_config
 
@@ -16,6 +19,8 @@ from fastimg.models.heads import HeadInit, init_head
 from fastimg.system.hub import asking_hub
 
 from .model import Model, Preprocessing, is_convolutional
+
+_substituting = threading.Lock()
 
 
 def timm_model(
@@ -77,6 +82,34 @@ def timm_model(
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     convolutional = is_convolutional(module)
     return Model(module, published, kwargs, names, preprocessing, convolutional, native_size, new_head=new_head)
+
+
+def state_dict_filter(model: Model) -> Callable[..., dict[str, torch.Tensor]] | None:
+    """timm's own function (state_dict, module) -> state_dict for weights of the model; None if it has none.
+
+    timm gives it only to its own loading of published weights, so the model is made once more, without memory, and
+    with a substitute for that loading. Other threads go on to load as ever.
+    """
+    if not timm.is_model(model.arch):
+        return None
+    own = threading.get_ident()
+    found: list[Callable[..., dict[str, torch.Tensor]] | None] = []
+    with _substituting:
+        loading = timm.models._builder.load_pretrained
+
+        def substitute(*args: Any, **kwargs: Any) -> None:
+            if threading.get_ident() == own:
+                found.append(kwargs.get("filter_fn"))
+            else:
+                loading(*args, **kwargs)
+
+        timm.models._builder.load_pretrained = substitute
+        try:
+            with torch.device("meta"):
+                timm.create_model(model.arch, pretrained=True, **model.kwargs)
+        finally:
+            timm.models._builder.load_pretrained = loading
+    return found[0] if found else None
 
 
 def _check_levels(arch: str, data: Mapping[str, Any]) -> None:

@@ -1,9 +1,11 @@
 """Weights from files: read without executing code, fitted to a model, and what they state about themselves."""
 
+import argparse
 import json
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -16,6 +18,9 @@ from fastimg.models.heads import HeadInit, init_head
 from fastimg.wording import plural
 
 from .model import Model, Preprocessing, head_prefixes
+
+AVERAGE = "average"
+_AVERAGES = ("state_dict_ema", "model_ema")  # timm's and torchvision's names
 
 
 def weights_file(path: Path) -> Path:
@@ -44,7 +49,8 @@ def read_metadata(file: Path) -> dict[str, str]:
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors by name, and metadata, from a safetensors file or a checkpoint of plain tensors. No code is executed.
 
-    Wrappers that trainers leave behind (`state_dict`, `model`, `module.`) are removed. Raises UserError.
+    Wrappers that trainers leave behind (`state_dict`, `model`, `module.`) are removed. Where a checkpoint also holds a
+    moving average of the weights, that is taken, and AVERAGE in the metadata is its name. Raises UserError.
     """
     path = weights_file(path)
     if path.suffix == ".safetensors":
@@ -54,7 +60,8 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         except (SafetensorError, OSError) as error:
             raise UserError(f"--weights {path}: not a complete safetensors file ({error}); copy it again") from error
     try:
-        with warnings.catch_warnings():
+        # timm's trainer stores its arguments beside the weights: a Namespace is attributes alone, and runs nothing.
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # about files that are not checkpoints; the error says so
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -64,19 +71,49 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             f"--weights {path}: cannot be read as plain tensors ({reason}); save it as safetensors, or with "
             "torch.save(model.state_dict(), FILE)"
         ) from error
-    for key in ("state_dict_ema", "state_dict", "model_ema", "model"):
+    stated = {}
+    for key in (*_AVERAGES, "state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
+            stated = {AVERAGE: key} if key in _AVERAGES else {}
             break
     if not isinstance(content, dict):
         raise UserError(f"--weights {path}: contains no named tensors; save a state_dict")
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    if stated:
+        tensors.pop("n_averaged", None)  # torch's own count beside an average
     if not tensors:
         raise UserError(f"--weights {path}: contains no named tensors; save a state_dict")
     for prefix in ("module.", "_orig_mod.", "model."):
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    return tensors, {}
+    return tensors, stated
+
+
+def misfits(model: Model, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """What keeps weights from being loaded into the model, whatever its classifier is."""
+    in_head = head_prefixes(model)
+    trunk = {name: value for name, value in tensors.items() if not name.startswith(in_head)}
+    return list(chain(*_misfits(model, trunk, strict_head=False)))
+
+
+def _misfits(
+    model: Model, tensors: Mapping[str, torch.Tensor], strict_head: bool
+) -> tuple[list[str], list[str], list[str]]:
+    """The tensors that are missing, that the model does not have, and that are of another shape, with the shapes."""
+    own = model.module.state_dict()
+    in_head = head_prefixes(model)
+    optional = {name for name in own if name.endswith("num_batches_tracked")}
+    if not strict_head:
+        optional |= {name for name in own if name.startswith(in_head)}
+    missing = [name for name in own if name not in tensors and name not in optional]
+    unknown = [name for name in tensors if name not in own]
+    shapes = [
+        f"{name} {list(tensors[name].shape)} for {list(own[name].shape)}"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    return missing, unknown, shapes
 
 
 def load_weights(
@@ -98,25 +135,17 @@ def load_weights(
     if not kept:
         tensors = {name: value for name, value in tensors.items() if not name.startswith(in_head)}
         init_head(model.module, model.classifier, head_init)
-    optional = {name for name in own if name.endswith("num_batches_tracked")}
-    if not strict_head:
-        optional |= set(head)
-    missing = [name for name in own if name not in tensors and name not in optional]
-    unknown = [name for name in tensors if name not in own]
-    shapes = [
-        f"{name} {list(tensors[name].shape)} for {list(own[name].shape)}"
-        for name in own
-        if name in tensors and tensors[name].shape != own[name].shape
-    ]
+    missing, unknown, shapes = _misfits(model, tensors, strict_head)
     mismatches = [
         f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
         for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
         if names
     ]
     if mismatches:
+        size = "" if missing or unknown else ", and image size"
         raise UserError(
             f"{origin}: not the weights of {model.arch}: of {plural(len(own), 'tensor')}, {'; '.join(mismatches)}; "
-            "give the --arch (and --model-kwargs) that they were trained with"
+            f"give the --arch (and --model-kwargs{size}) that they were trained with"
         )
     model.module.load_state_dict(tensors, strict=False)
     return kept
@@ -144,15 +173,25 @@ def folded(model: Model, tensors: dict[str, torch.Tensor], weights: Path) -> dic
     return tensors
 
 
-def stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
-    """What the outputs stand for, as a weights file written by fastimg states it."""
-    if "fastimg" not in metadata:
+def stated_classes(arch: str, metadata: Mapping[str, str], file: Path) -> tuple[str, ...] | None:
+    """What the outputs stand for: in fastimg's own files, or in the config.json of `arch` that timm writes beside them.
+
+    None where neither says so.
+    """
+    if "fastimg" in metadata:
+        card = json.loads(metadata["fastimg"])
+        targets = card.get("targets", [])
+        if not targets or (len(targets) == 1 and targets[0]["kind"] == "class"):
+            return tuple(card["classes"])
+        return output_names((target["name"], target.get("classes", [])) for target in targets)
+    try:
+        config = json.loads(weights_file(file).with_name("config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    card = json.loads(metadata["fastimg"])
-    targets = card.get("targets", [])
-    if not targets or (len(targets) == 1 and targets[0]["kind"] == "class"):
-        return tuple(card["classes"])
-    return output_names((target["name"], target.get("classes", [])) for target in targets)
+    if not isinstance(config, dict) or config.get("architecture") != arch.split(".")[0]:
+        return None
+    names = config.get("label_names")
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 def output_names(targets: Iterable[tuple[str, Iterable[str]]]) -> tuple[str, ...]:

@@ -11,7 +11,17 @@ from fastimg.config.commands import Train
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
-from fastimg.models.registry import Model, Preprocessing, build, load_weights, read_weights
+from fastimg.models.registry import (
+    Model,
+    Preprocessing,
+    build,
+    load_weights,
+    read_weights,
+    repaired,
+    stated_classes,
+    taken_from,
+    with_rows,
+)
 from fastimg.train.checkpoints.format import Card, load_model
 from fastimg.train.checkpoints.stored_models import brought_here
 from fastimg.train.tasks.joint import Tasks
@@ -54,7 +64,7 @@ class Teacher:
         """For the effective configuration."""
         size = self.preprocessing.val_size
         resized = "" if size == self.student.train_size else f", on crops resized to {size}"
-        return (f"{self.model.arch}{resized}",)
+        return (f"{self.model.arch}{resized}", *self.model.fitted)
 
 
 def load(config: Train, tasks: Tasks, student: Preprocessing, precision: Precision, ranks: Ranks) -> Teacher | None:
@@ -86,7 +96,7 @@ def load(config: Train, tasks: Tasks, student: Preprocessing, precision: Precisi
             order = torch.tensor(outputs, device=ranks.device)
         preprocessing = card.preprocessing
     else:
-        model, preprocessing = _by_name(config, len(classes), student.channels)
+        model, preprocessing = _by_name(config, classes, student.channels)
         preprocessing = replace(preprocessing, dtype=student.dtype)
     if preprocessing.channels != student.channels:
         raise UsageError(
@@ -124,8 +134,11 @@ def _renormalisation(
     return scale / std, (before - mean) / std
 
 
-def _by_name(config: Train, classes: int, channels: int) -> tuple[Model, Preprocessing]:
-    """A teacher by its architecture, with weights whose classifier is for as many classes, in the dataset's order."""
+def _by_name(config: Train, classes: tuple[str, ...], channels: int) -> tuple[Model, Preprocessing]:
+    """A teacher by its architecture, with weights whose classifier is for as many classes.
+
+    They are in the dataset's order, unless the file names them: then in the order of the names.
+    """
     assert config.teacher is not None
     if config.teacher_weights is None:
         raise UsageError(
@@ -133,11 +146,17 @@ def _by_name(config: Train, classes: int, channels: int) -> tuple[Model, Preproc
             "architecture with --teacher-weights FILE"
         )
     model = build(
-        config.teacher, classes, kwargs={"in_chans": channels} if channels != 3 else {}, size_flag="--teacher"
+        config.teacher, len(classes), kwargs={"in_chans": channels} if channels != 3 else {}, size_flag="--teacher"
     )
-    tensors, _ = read_weights(brought_here(config.teacher_weights))
+    file = brought_here(config.teacher_weights)
+    tensors, metadata = read_weights(file)
+    tensors, repairs = repaired(model, tensors)
+    theirs = stated_classes(model.arch, metadata, file)
+    if theirs is not None:
+        _compare(config.teacher, theirs, classes)
+    model, tensors, rows = with_rows(model, tensors, theirs, classes, "zeros")
     load_weights(model, tensors, f"--teacher-weights {config.teacher_weights}", strict_head=True)
-    return model, model.preprocessing
+    return replace(model, fitted=(*taken_from(metadata), *repairs, *rows)), model.preprocessing
 
 
 def _outputs_of_classes(teacher: str, card: Card, classes: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:

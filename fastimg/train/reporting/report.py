@@ -17,7 +17,7 @@ from fastimg.loaders.order import BLOCK
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks
-from fastimg.models.registry import Pair, TextSide
+from fastimg.models.registry import Model, Pair, TextSide
 from fastimg.system.terminal import print_table
 from fastimg.train.choices.batch_size import SHARE
 from fastimg.train.optimisers.construction import implementation
@@ -65,7 +65,8 @@ def print_effective(
     rows: dict[str, str | None] = {
         "data": f"{shown(data)}: {plural(len(part), setup.unit[:-1])}, {printable(setup.tasks.schema())}",
         "validation": validation,
-        "model": f"{config.arch}, {total / 1e6:.1f} M parameters {learning}, from {origin}" + _changed(config),
+        "model": f"{config.arch}, {total / 1e6:.1f} M parameters {learning}, from {origin}" + _changed(config, model),
+        "weights": "; ".join(model.fitted) or None,
         "texts": _beside(model.pair) if model.pair else None,
         "frozen": _frozen(config),
         "embeddings": setup.data.embedding_note,
@@ -131,11 +132,11 @@ def _triple(values: tuple[float, ...] | None) -> str:
     return " ".join(f"{value:.4g}" for value in values or ())
 
 
-def _changed(config: Train) -> str:
+def _changed(config: Train, model: Model) -> str:
     """How the model's layers were changed."""
     changes = [
         f"mlp head of {config.head_hidden}" if config.head == "mlp" else "",
-        _classifier(config),
+        _classifier(config, model),
         f"drop path {config.drop_path:g}" if config.drop_path else "",
         f"ghost batch norm over {config.ghost_bn}" if config.ghost_bn else "",
         "BlurPool" if config.blurpool else "",
@@ -143,10 +144,11 @@ def _changed(config: Train) -> str:
     return "".join(f", {change}" for change in changes if change)
 
 
-def _classifier(config: Train) -> str:
+def _classifier(config: Train, model: Model) -> str:
     """How the classifier of a trained model is initialised."""
     if config.head_init is not None:
-        return f"{config.head_init} head"
+        kept = f" but for {plural(model.kept_rows, 'row')}" if model.kept_rows else ""
+        return f"{config.head_init} head{kept}"
     return "its classifier kept" if config.weights or config.pretrained else ""
 
 

@@ -1,10 +1,10 @@
 """Architectures, weights and checkpoints that are none, and files that would run code."""
 
-import argparse
 import re
 import shutil
 import tarfile
 import warnings
+from fractions import Fraction
 
 import pytest
 import torch
@@ -147,14 +147,14 @@ def saved_pickles(folder):
     """Files that torch.load(weights_only=True) refuses with different advice."""
     with tarfile.open(folder / "old.pth", "w") as tar:
         tar.addfile(tarfile.TarInfo("storages"))
-    torch.save({"state_dict": {"fc.weight": torch.zeros(1)}, "args": argparse.Namespace()}, folder / "wrapped.pth")
+    torch.save({"state_dict": {"fc.weight": torch.zeros(1)}, "args": Fraction(1, 2)}, folder / "wrapped.pth")
     torch.save(torch.nn.Linear(1, 1), folder / "whole.pth", _use_new_zipfile_serialization=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.script(torch.nn.Linear(1, 1)).save(str(folder / "script.pt"))
     return {
         "old.pth": "torch.load finds no plain tensors in it",
-        "wrapped.pth": "it holds Python objects (argparse.Namespace), and reading them would run code",
+        "wrapped.pth": "it holds Python objects (fractions.Fraction), and reading them would run code",
         "whole.pth": "it holds Python objects (torch.nn.modules.linear.Linear)",
         "script.pt": "it is a TorchScript program",
     }

@@ -127,7 +127,7 @@ def test_metadata_that_cannot_be(metadata, words, file):
 
 @pytest.mark.parametrize(
     ("flags", "head", "words"),
-    [((), None, "its classifier kept"), (("--num-classes", "5"), "zeros", "zeros head")],
+    [((), None, "its classifier kept"), (("--num-classes", "5"), "zeros", "zeros head but for 3 rows")],
 )
 def test_how_the_classifier_begins_is_printed_and_recorded(flags, head, words, trained, tmp_path, fast, cli):
     ran = cli("train", trained.images, *fast, "--weights", trained.run, *flags, "-o", tmp_path, "--name", "run")

@@ -181,3 +181,13 @@ def test_a_teacher_by_its_architecture(trained: Any, tmp_path: Path) -> None:
     for name, value in made.model.module.state_dict().items():
         assert torch.equal(value, weights[name]), name
     assert not made.model.module.training
+
+
+def test_a_teachers_named_outputs_are_put_in_order(trained: Any) -> None:
+    """By an architecture and a run's weights, which name its classes: blue, green, red."""
+    file = trained.run / "best/model.safetensors"
+    made = built(Train(teacher="test_resnet", teacher_weights=file), ("red", "blue", "green"))
+    weights = load_file(file)["fc.weight"]
+    assert torch.equal(made.model.module.fc.weight, weights[[2, 0, 1]])
+    with pytest.raises(UserError, match="does not know 'cat'"):
+        built(Train(teacher="test_resnet", teacher_weights=file), ("blue", "cat", "green"))
