@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastimg.errors import UsageError
@@ -341,6 +341,19 @@ def local_shards(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """This rank's part of each tensor, as plain tensors that share its memory; unsharded tensors are returned whole."""
     with torch.no_grad():
         return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+
+
+@torch.no_grad()
+def laid_out(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A whole tensor as one of its shape is laid out: sharded over the ranks, or with its strides; others as they are.
+
+    Every rank has the whole tensor: nothing is exchanged.
+    """
+    if whole.shape != like.shape:
+        return whole
+    if isinstance(like, DTensor):
+        return distribute_tensor(whole.contiguous(), like.device_mesh, like.placements, src_data_rank=None)
+    return whole if whole.stride() == like.stride() else torch.empty_like(like, dtype=whole.dtype).copy_(whole)
 
 
 @torch.no_grad()

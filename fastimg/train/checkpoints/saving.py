@@ -1,15 +1,17 @@
 """Saves a run, and restores it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fastimg.config import intent
 from fastimg.errors import UsageError
 from fastimg.loaders import DataError
 from fastimg.models.ema import Ema
-from fastimg.models.ranks import agreed_buffers, take_buffers
+from fastimg.models.ranks import agreed_buffers, laid_out, take_buffers
 from fastimg.models.registry import Pair, read_weights
 from fastimg.train.patience import Standing
 from fastimg.train.run import Run, Setup
@@ -186,16 +188,13 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
     module = setup.model.module
     optimizer = setup.optimisation.optimizer
     averages = setup.optimisation.ema.tensors if setup.optimisation.ema else None
-    if setup.config.strategy == "fsdp":
+    if "shards" in training:
         from .sharded import load_sharded
 
-        load_sharded(saved, training, module, optimizer, setup.ranks, averages, setup.tasks.parameters)
+        apart = setup.config.strategy == "fsdp"
+        load_sharded(saved, training, module, optimizer, setup.ranks, averages, setup.tasks.parameters, apart=apart)
     else:
-        tensors, _ = read_weights(saved / checkpoint.MODEL)
-        for name, average in (averages or {}).items():
-            average.copy_(tensors.get(name, average))  # a buffer that is not saved stays as it was built
-        module.load_state_dict(training.get("weights", tensors))
-        optimizer.load_state_dict(training["optimizer"])
+        load_whole(saved, training, module, optimizer, averages)
     take_buffers(training.get("each_rank", {}), module, setup.ranks, averages)
     if training["scaler"]:  # empty of a run without one, as on a device with bf16
         setup.optimisation.scaler.load_state_dict(training["scaler"])
@@ -225,3 +224,36 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
             f"--resume: {setup.directory} was trained with other numbers in --sampler {setup.config.sampler}; restore "
             "the file, or start a new run"
         ) from error
+
+
+def load_whole(
+    saved: Path,
+    training: dict[str, Any],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    averages: Mapping[str, torch.Tensor] | None,
+) -> None:
+    """Weights, averages and the optimiser's state from a checkpoint of whole tensors; a sharded model takes its shards.
+
+    Which kernels the optimiser runs is this process's choice, not the checkpoint's.
+    """
+    tensors, _ = read_weights(saved / checkpoint.MODEL)
+    for name, average in (averages or {}).items():
+        if name in tensors:  # a buffer that is not saved stays as it was built
+            average.copy_(laid_out(tensors[name], average))
+    own = module.state_dict()
+    weights = training.get("weights", tensors)
+    module.load_state_dict({name: laid_out(value, own.get(name, value)) for name, value in weights.items()})
+    stated = training["optimizer"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = {
+        place: {
+            key: laid_out(value, parameters[place]) if key != "step" and isinstance(value, torch.Tensor) else value
+            for key, value in values.items()
+        }
+        for place, values in stated["state"].items()
+    }
+    kernels = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+    groups = [group | own for group, own in zip(stated["param_groups"], kernels, strict=True)]
+    fresh = optimizer.state_dict()["state"]  # of fused SGD zeros, also for what did not learn yet
+    optimizer.load_state_dict({**stated, "state": fresh | states, "param_groups": groups})

@@ -1,9 +1,10 @@
 """Checkpoints of a model that FSDP2 has sharded, in torch's distributed format.
 
-Imported only by runs with --strategy fsdp: torch's module for them takes time to import.
+Imported only for runs with --strategy fsdp and their checkpoints: torch's module for them takes time to import.
 """
 
 import json
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,9 +77,12 @@ def load_sharded(
     ranks: Ranks,
     averages: Mapping[str, torch.Tensor] | None = None,
     beside: Sequence[nn.Parameter] = (),
+    *,
+    apart: bool = True,
 ) -> None:
     """The inverse of `save_sharded`, in place, by any number of ranks; every rank calls it.
 
+    `apart`: the module is sharded. Otherwise each rank reads all of it.
     Raises UserError for a missing or damaged file; the ranks share the work of checking them.
     """
     folder = checkpoint / SHARDED
@@ -100,13 +104,16 @@ def load_sharded(
             empty = torch.zeros_like(parameters[name], dtype=dtype) if of_weights else torch.zeros(shape, dtype=dtype)
             state["optimizer"].setdefault(name, {})[key] = empty.detach()
     try:
-        load_shards(state, storage_reader=reader)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # it is not asked to be
+            load_shards(state, storage_reader=reader, no_dist=not apart)
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: cannot be read ({_first_reason(error)}); {OTHER_CHECKPOINT}") from error
     names = {parameter: name for name, parameter in parameters.items()}
     ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     states = {place: state["optimizer"][name] for place, name in enumerate(ordered) if name in state["optimizer"]}
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+    fresh = optimizer.state_dict()
+    optimizer.load_state_dict({**fresh, "state": fresh["state"] | states})
 
 
 def _learning(module: nn.Module, beside: Sequence[nn.Parameter]) -> dict[str, nn.Parameter]:
