@@ -168,7 +168,9 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: Ti
             if watch is not None and score is not None and _ends(run, watch, score):
                 break
         if run.stopped_early and display is not None:
-            display.say(f"stopped: {stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)}")
+            why = stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)
+            stale = progress.standing.stale
+            display.say(f"stopped: {why}; --resume with a --patience above {stale} goes on from here")
     return 0
 
 

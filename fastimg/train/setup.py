@@ -35,7 +35,7 @@ from fastimg.train.checkpoints.format import trained_before
 from fastimg.train.checkpoints.saving import restore
 from fastimg.train.choices.batch_size import find_batch_size
 from fastimg.train.choices.learning_rate import RangeTest, find_learning_rate, record
-from fastimg.train.choices.resumption import with_batch, with_rate
+from fastimg.train.choices.resumption import with_batch, with_rate, without_exchange
 from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.train.reporting.report import print_effective
 from fastimg.train.reporting.timeline import Timeline
@@ -43,7 +43,7 @@ from fastimg.wording import plural
 
 from . import pairs, patience
 from .assembly import Blueprint, OpenBlueprint, assemble
-from .checkpoints import changed_data, extension
+from .checkpoints import changed_data, changed_settings, extension
 from .checkpoints import run_directory as rundir
 from .checkpoints.run_places import chosen_by_first, folder_of_runs
 from .checkpoints.stored_models import names_models, versions, with_local_models
@@ -127,6 +127,7 @@ def check(config: Train, ranks: Ranks, console: Console) -> Checked:
     config, profile = machine.applied(config, ranks)
     if profile:
         say(console, f"profile     {profile}")
+    config = without_exchange(config, ranks, console)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn, config.grad_compression)
     return Checked(config=config, stated=stated, precision=precision)
@@ -295,7 +296,8 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
         torch.set_num_threads(1)  # more threads would mostly wait for each other
     _compile_decoder(run, console)
     note: str | None = None
-    last = rundir.last_checkpoint(directory, config, setup.global_batch) if opened.resuming else None
+    changed = changed_settings.check(directory, config, setup.ranks.world_size) if opened.resuming else None
+    last = rundir.last_checkpoint(directory, setup.global_batch) if opened.resuming else None
     if last is not None:
         note = extension.extended(setup, last[1])
         restore(run, *last)
@@ -306,10 +308,12 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
         say(console, f"--resume: {directory} has no checkpoint yet, and starts from its beginning")
     elif opened.checked.config.resume is not None:
         say(console, f"--resume: {config.output} has nothing to resume yet; starting a new run")
+    if changed is not None:
+        say(console, changed, style="yellow")
     setup.ranks.barrier()  # all ranks have read the directory
     if setup.ranks.first:
         if opened.resuming:
-            extension.write_length(run)
+            changed_settings.keep(directory, config)
         if not opened.resuming:
             stack.push(_withdrawing(directory, rundir.begin(directory, config), console))
         _open_trackers(run, console, stack)

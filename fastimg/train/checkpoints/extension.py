@@ -1,15 +1,13 @@
 """A resumed run of another length: what its learning rate does, and whether it equals a run that began so."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Train
-from fastimg.config.yaml_file import dump, load
+from fastimg.config.yaml_file import load
 from fastimg.errors import UsageError
-from fastimg.loaders.containers.atomic import replace_file
 from fastimg.train.choices.resolution import schedule
-from fastimg.train.run import Run, Setup
+from fastimg.train.run import Setup
 from fastimg.wording import plural
 
 from .run_directory import CONFIG
@@ -20,7 +18,8 @@ def extended(setup: Setup, training: dict[str, Any]) -> str | None:
 
     The rule: from the step reached on, rates are those of the new length, as if the run had been begun with it. Where
     the steps so far had the same rates under both, and nothing else depends on the length, it is that run exactly.
-    Raises UsageError for a length that the run has passed, and for a run that ended within an epoch.
+    Raises UsageError for a length that the run has passed, for a run that ended within an epoch, and for one that
+    --patience would end at once.
     """
     config = setup.config
     before = load(setup.directory / CONFIG, Train)
@@ -44,6 +43,13 @@ def extended(setup: Setup, training: dict[str, Any]) -> str | None:
     words = f"resumed with {plural(new.steps, 'step')} instead of {old.steps}"
     if new.steps == step:
         return f"{words}: nothing is left to do"
+    if config.patience is not None and training["stale"] >= config.patience:
+        stale = plural(training["stale"], "validation")
+        raise UsageError(
+            f"--resume: {setup.directory} was ended by --patience {config.patience}, not by its length: its last "
+            f"{stale} brought no improvement, and {words.removeprefix('resumed with ')} alone would end it again at "
+            f"once; give a --patience above {training['stale']}, too"
+        )
     changed = next((s for s in range(step) if old(s) != new(s)), None)
     length_counts = config.lookahead is not None or config.progressive is not None
     if changed is None and not length_counts:
@@ -54,13 +60,3 @@ def extended(setup: Setup, training: dict[str, Any]) -> str | None:
         f"{words}: the steps so far had the rates of the old length; from here on they are those of the new one, "
         f"{old(max(step - 1, 0)):.3g} -> {new(step):.3g}{others}"
     )
-
-
-def write_length(run: Run) -> None:
-    """Write another length into the run's config.yaml, whose other settings stay as they are."""
-    directory: Path = run.setup.directory
-    config = run.setup.config
-    before = load(directory / CONFIG, Train)
-    if (before.epochs, before.duration) != (config.epochs, config.duration):
-        changed = replace(before, epochs=config.epochs, duration=config.duration)
-        replace_file(directory / CONFIG, dump(changed).encode())

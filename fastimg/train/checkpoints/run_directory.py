@@ -1,7 +1,6 @@
 """A run's directory: config.yaml, metrics.jsonl, curves.png, and the checkpoints with their links."""
 
 import contextlib
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,6 @@ from fastimg.config.commands import Train
 from fastimg.config.yaml_file import dump, load, read
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.train.patience import DEFAULT_METRIC
 from fastimg.wording import plural
 
 from . import format as checkpoint
@@ -24,18 +22,6 @@ RANGE_TEST = "lr_find.png"  # of --lr find
 TRACE = "trace.json.gz"  # of --trace
 TRACKED = ("trackers.json", "samples.png", "augmented.png")  # files that runs with --log have
 _TRACKED_FOLDERS = ("tensorboard", "wandb")
-
-# Settings that may differ when a run is resumed: they change neither the weights nor the order.
-_FREE = frozenset(
-    {
-        *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
-        *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
-        *("cache_dir", "cache_limit", "storage_option", "augment_stream", "numa_binding", "max_time", "log", "trace"),
-        *("epochs", "duration"),  # a run may be made longer: see `extension`
-        "grad_compression",  # how ranks exchange gradients, as their number is
-        *("batch_size", "grad_accum_steps"),  # their product is compared
-    }
-)
 
 
 def choose(output: Path, base: str, name: str | None, resume: str | None, from_file: bool = False) -> tuple[Path, bool]:
@@ -173,19 +159,11 @@ def scaled_before(run: Path) -> bool | None:
     return bool(checkpoint.load_training((run / "last").resolve())["scaler"])
 
 
-def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Path, dict[str, Any]] | None:
+def last_checkpoint(run: Path, global_batch: int) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to resume from, None if the run was killed before its first.
 
-    Raises UsageError if `effective` would train differently than the run did.
+    Raises UsageError if a step would have another number of images than the run's steps had.
     """
-    before = load(run / CONFIG, Train)
-    names = [field.name for field in dataclasses.fields(Train) if field.name not in _FREE]
-    differing = [n for n in names if _setting(before, n) != _setting(effective, n)]
-    if differing:
-        changes = ", ".join(f"{n} was {getattr(before, n)} and is {getattr(effective, n)}" for n in differing)
-        raise UsageError(
-            f"--resume: {run} was trained with other settings: {changes}; give the same flags, or start a new run"
-        )
     if not (run / "last").exists():
         return None
     training = checkpoint.load_training((run / "last").resolve())
@@ -196,18 +174,6 @@ def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Pat
             f"this would be {global_batch}; choose --batch-size and --grad-accum-steps to match"
         )
     return (run / "last").resolve(), training
-
-
-def _setting(config: Train, name: str) -> Any:
-    """One setting, as it is compared: a single process and DDP save the same files, FSDP does not."""
-    value = getattr(config, name)
-    if name == "patience_metric":  # runs from before this flag can be resumed
-        return value or (None if config.patience is None else DEFAULT_METRIC)
-    if name == "warmup_lr":
-        return value or 0.0
-    if name == "in_chans":  # and from before this one, which were of RGB images
-        return value or 3
-    return value == "fsdp" if name == "strategy" else value
 
 
 Value = float | str | Sequence[float]  # of a record

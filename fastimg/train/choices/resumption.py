@@ -1,4 +1,7 @@
-"""What a resumed run keeps where no flag says otherwise: its batch, and a learning rate that was found."""
+"""What a resumed run keeps where no flag says otherwise: its batch, and a learning rate that was found.
+
+And what it cannot keep: how ranks shared the work, where one process goes on alone.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +27,31 @@ def with_rate(config: Train, resumed: Path | None, console: Console) -> Train:
     kept = load(resumed / rundir.CONFIG, Train).lr
     say(console, f"--resume: the run's own learning rate, {kept:g}, is kept, not searched for again")
     return replace(config, lr=kept, lr_scale="none")
+
+
+def without_exchange(config: Train, ranks: Ranks, console: Console) -> Train:
+    """`config` without those of the run's own settings that need several ranks, where one process resumes it by path.
+
+    Other values than the run's were asked for, and stay: they are refused by name.
+    """
+    run = Path(config.resume or "auto")
+    if ranks.world_size > 1 or config.resume in (None, "auto") or not (run / rundir.CONFIG).exists():
+        return config
+    before = load(run / rundir.CONFIG, Train)
+    needs_ranks = {
+        f"--strategy {config.strategy}": ("strategy", config.strategy == "fsdp" and ranks.backend is None),
+        f"--grad-compression {config.grad_compression}": ("grad_compression", config.grad_compression is not None),
+        "--sync-bn": ("sync_bn", config.sync_bn),
+    }
+    own = {
+        words: name
+        for words, (name, there) in needs_ranks.items()
+        if there and getattr(config, name) == getattr(before, name)
+    }
+    if not own:
+        return config
+    say(console, f"--resume: one process goes on without the run's {', '.join(own)}: there are no others to share with")
+    return replace(config, **{name: getattr(Train(), name) for name in own.values()})
 
 
 def with_batch(config: Train, resumed: Path | None, ranks: Ranks, console: Console) -> tuple[Train, bool]:

@@ -25,7 +25,7 @@ from fastimg.models.ranks import Ranks, accumulate, clip_gradients, local_shards
 from fastimg.models.registry import Preprocessing, build
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
-from fastimg.train.checkpoints import sharded
+from fastimg.train.checkpoints import saving, sharded
 from fastimg.train.checkpoints.format import Card
 
 STEPS = 4  # 2 epochs of 24 images: 20, and then 4
@@ -96,6 +96,36 @@ def test_one_rank_resumes_a_run_of_two(
     assert f"after step 3 of {STEPS}" in capsys.readouterr().out
     assert torch.load(tmp_path / "run/last/training.pt", weights_only=True)["global_batch"] == 20
     assert_alike(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_one_process_resumes_a_run_of_shards(
+    whole: Path, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    checkpoint.point(run, "last", run / "checkpoints/00000003")
+    assert cli.run(["train", "--resume", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "--resume: one process goes on without the run's --strategy fsdp" in said
+    assert "--resume: from here on --strategy fsdp -> auto" in said
+    assert_alike(run, whole)
+    assert not (run / "last/sharded").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_resume_a_run_of_one_process_in_shards_and_one_of_shards_without(
+    whole: Path, trained: Any, tmp_path: Path, two_ranks: Callable[..., Any]
+) -> None:
+    assert cli.run(arguments(trained.images, tmp_path, "--batch-size", "20")) == 0
+    run = tmp_path / "run"
+    checkpoint.point(run, "last", run / "checkpoints/00000002")
+    other = shutil.copytree(whole, tmp_path / "other", symlinks=True)
+    checkpoint.point(other, "last", other / "checkpoints/00000002")
+    two_ranks(["train", "--resume", run, "--strategy", "fsdp"], ["train", "--resume", other, "--strategy", "ddp"])
+    assert (run / "last/sharded").exists() and not (other / "last/sharded").exists()
+    assert_alike(run, whole)
+    assert_alike(other, whole)
 
 
 KILLED = """
@@ -200,6 +230,41 @@ def test_resuming_from_shards_equals_an_uninterrupted_run(
     plain, _ = checkpoint.load_model(saved)  # the averages
     for name, parameter in plain.module.named_parameters():
         assert parameter.equal(averages[name].full_tensor())
+
+
+def bare(arch: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same, of whole tensors."""
+    torch.manual_seed(seed)
+    module = build(arch, 4, img_size=32).module.to(memory_format=torch.channels_last)
+    return module, torch.optim.AdamW(module.parameters(), lr=1e-2)
+
+
+@pytest.mark.parametrize("arch", ["test_vit", "test_resnet"])
+def test_shards_are_read_whole_and_whole_tensors_in_shards(arch: str, alone: Ranks, tmp_path: Path) -> None:
+    """Weights, moments and averages; whole ones are channels-last, and shards are not."""
+    for begun, resumed in ((trainee(alone, arch, 0), bare(arch, 1)), (bare(arch, 0), trainee(alone, arch, 1))):
+        module, optimizer = begun
+        for seed in (0, 1):
+            step(module, optimizer, seed)
+        averages = {name: p.detach() * 0.5 for name, p in module.named_parameters()}
+        in_shards = isinstance(next(module.parameters()), DTensor)
+        if in_shards:
+            saved = sharded.save_sharded(tmp_path, card(arch), module, optimizer, {}, alone, averages)
+        else:
+            stated = {"optimizer": optimizer.state_dict()}
+            saved = checkpoint.save(tmp_path, card(arch), module.state_dict(), stated, averages)
+        again, optimizer2 = resumed
+        averages2 = {name: torch.zeros_like(p.detach()) for name, p in again.named_parameters()}
+        training = checkpoint.load_training(saved)
+        if in_shards:
+            sharded.load_sharded(saved, training, again, optimizer2, alone, averages2, apart=False)
+        else:
+            saving.load_whole(saved, training, again, optimizer2, averages2)
+        for name, average in averages.items():
+            one, other = (t.full_tensor() if isinstance(t, DTensor) else t for t in (average, averages2[name]))
+            assert torch.equal(one, other), name
+        expected = [step(module, optimizer, seed) for seed in (2, 3)]
+        np.testing.assert_allclose([step(again, optimizer2, seed) for seed in (2, 3)], expected, rtol=1e-5)
 
 
 def test_what_learns_beside_the_module_is_resumed(alone: Ranks, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fastimg.train import loop as train
 from fastimg.train import step as training_step
@@ -250,6 +251,35 @@ def kill_at(run, epoch):
     return 0
 
 
+def test_a_run_that_stopped_goes_on_with_more_patience_as_if_it_had_never_stopped(validated, run_of, tmp_path):
+    flags = ("--epochs", "6", "--lr", "1e-3", "--patience")
+    validated(LOSSES)
+    _, records = run_of(*flags, "6", name="whole")
+    validated(LOSSES)
+    stopped, before = run_of(*flags, "2", name="parts")
+    assert "; --resume with a --patience above 2 goes on from here" in stopped.out
+    validated(LOSSES[len(before) :])
+    resumed, again = run_of(*flags, "6", "--resume", tmp_path / "parts", name="parts")
+    assert "--resume: from here on --patience 2 -> 6" in resumed.out
+    assert (len(before), len(records)) == (5, 6) and again == records
+    weights, others = (load_file(tmp_path / name / "last/model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert "patience: 6\n" in (tmp_path / "parts/config.yaml").read_text()
+
+
+def test_a_run_that_stopped_is_not_made_longer_without_more_patience(validated, run_of, tmp_path):
+    validated(LOSSES)
+    run_of("--epochs", "6", "--patience", "2")
+    before = (tmp_path / "run/config.yaml").read_text()
+    refused, _ = run_of("--resume", tmp_path / "run", "--epochs", "8")
+    assert refused.code == 2 and (tmp_path / "run/config.yaml").read_text() == before
+    assert "was ended by --patience 2, not by its length: its last 2 validations brought no improvement" in refused.err
+    assert "8 steps instead of 6 alone would end it again at once; give a --patience above 2, too" in refused.err
+    validated([*LOSSES[5:], (0.8, 0.09), (0.8, 0.08)])
+    longer, records = run_of("--resume", tmp_path / "run", "--epochs", "8", "--patience", "3")
+    assert longer.code == 0 and [record["epoch"] for record in records] == [*range(1, 9)]
+
+
 def test_resuming_a_run_from_before_the_flag(validated, run_of, tmp_path):
     flags = ("--epochs", "2", "--patience", "2")
     validated(LOSSES)
@@ -259,7 +289,7 @@ def test_resuming_a_run_from_before_the_flag(validated, run_of, tmp_path):
     file.write_text(file.read_text().replace("patience_metric: loss\n", ""))
     assert run_of(*flags, "--resume", "auto")[0].code == 0
     ran, _ = run_of(*flags, "--resume", "auto", "--patience-metric", "top1")
-    assert ran.code == 2 and "patience_metric was None and is top1" in ran.err
+    assert ran.code == 2 and "--patience-metric was loss and is top1" in ran.err
 
 
 def test_scores_are_json():

@@ -179,7 +179,7 @@ def test_what_a_longer_run_does_with_its_rates(
     setup: Any = SimpleNamespace(
         config=config, directory=tmp_path / "run", ranks=ranks, optimisation=optimisation, data=data
     )
-    state = {"step": 20, "epoch": 2}
+    state = {"step": 20, "epoch": 2, "stale": 0}
     if epochs == 1:
         with pytest.raises(UsageError, match=words):
             extended(setup, state)
@@ -188,7 +188,7 @@ def test_what_a_longer_run_does_with_its_rates(
     else:
         assert words in (extended(setup, state) or "")
         with pytest.raises(UsageError, match="ended within an epoch, after step 19"):
-            extended(setup, {"step": 19, "epoch": 2})
+            extended(setup, {**state, "step": 19})
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

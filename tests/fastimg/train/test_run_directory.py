@@ -1,6 +1,5 @@
 """A run's directory: its name, checks on resuming, and its log."""
 
-import dataclasses
 import os
 
 import pytest
@@ -95,37 +94,8 @@ def test_withdraw_keeps_a_run_with_a_checkpoint(tmp_path):
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):
-    config = Train(epochs=3)
-    begin(tmp_path / "run", config)
-    assert last_checkpoint(tmp_path / "run", config, 64) is None
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"workers": "7"},
-        {"log_interval": 3},
-        {"batch_size": 8, "grad_accum_steps": 8},
-        {"grad_checkpointing": True},
-        {"strategy": "ddp"},
-        {"cache_limit": "1GB"},
-        {"storage_option": ("endpoint=http://127.0.0.1:9000",)},
-    ],
-)
-def test_settings_that_may_change(changes, tmp_path):
-    begin(tmp_path / "run", Train())
-    assert last_checkpoint(tmp_path / "run", dataclasses.replace(Train(), **changes), 64) is None
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"lr": 0.5}, {"seed": 1}, {"arch": "x"}, {"hflip": 0.0}, {"strategy": "fsdp"}, {"compile": "x"}],
-)
-def test_settings_that_may_not_change(changes, tmp_path):
-    begin(tmp_path / "run", Train())
-    (name, value), *_ = changes.items()
-    with pytest.raises(UsageError, match=f"was trained with other settings: {name} was .* and is {value}"):
-        last_checkpoint(tmp_path / "run", dataclasses.replace(Train(), **changes), 64)
+    begin(tmp_path / "run", Train(epochs=3))
+    assert last_checkpoint(tmp_path / "run", 64) is None
 
 
 def saved(run, batch_size, accumulate, ranks):
