@@ -24,7 +24,17 @@ from PIL import Image
 
 from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.folders.deep_png import read_deep_png
-from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, glance, new_header, view_of
+from fastimg.loaders.jpeg.decoding.frame import (
+    BASELINE,
+    EXTENDED,
+    FEW_SCANS,
+    MOST_SCANNED,
+    PROGRESSIVE,
+    glance,
+    has_too_many_scans,
+    new_header,
+    view_of,
+)
 from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, splice
 from fastimg.loaders.runtime.scratch import Scratch
@@ -78,8 +88,19 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Heade
             width, height = image.size
             orientation = _pillow_orientation(image, data)
             header = Header((image.format or "unknown").lower(), width, height, orientation, turbo=False)
+        if header.format in ("jpeg", "mpo"):
+            _check_scans(data, header.width, header.height)
     check_pixels(header.width, header.height, max_pixels)
     return header
+
+
+def _check_scans(data: bytes | memoryview, width: int, height: int) -> None:
+    """Raises ImageError for a JPEG of so many scans that all decoders would take too long."""
+    if has_too_many_scans(view_of(data), width * height):
+        most = max(FEW_SCANS, MOST_SCANNED // (width * height))
+        raise ImageError(
+            f"a JPEG of {width} x {height} pixels in more than {most:,} scans, which would take too long; save it anew"
+        )
 
 
 def decode(
@@ -320,8 +341,11 @@ def _tells_late(png: bytes | memoryview) -> bool:
 
 def _jpeg_header(data: bytes | memoryview) -> Header | None:
     """The header of a JPEG; None if it has no frame, in which case Pillow decides."""
-    sof, width, height, orientation, interval, precision, luma = glance(view_of(data), new_header())
+    known = new_header()
+    sof, width, height, orientation, interval, precision, luma = glance(view_of(data), known)
     if not sof:
         return None
+    if sof not in (BASELINE, EXTENDED) or known["scan_components"][0] != known["components"][0]:
+        _check_scans(data, width, height)
     turbo = sof in _TURBO_FRAMES and precision == 8 and luma in _TURBO_SAMPLING
     return Header("jpeg", width, height, orientation, turbo, restarts=interval > 0)

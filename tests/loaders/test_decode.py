@@ -16,6 +16,8 @@ from fastimg.loaders.crop import CenterCrop, RandomResizedCrop
 from fastimg.loaders.decode import decode, read_header, upright
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.jpeg.decoding.frame import MOST_SCANNED
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
 WIDTH, HEIGHT = 45, 27
@@ -307,6 +309,34 @@ def test_a_bomb_is_refused_from_its_header(kind, side):
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
+
+
+def with_scans(side, count):
+    """A progressive JPEG, gray and flat, whose last scan comes again, until there are `count`."""
+    data = save(Image.new("L", (side, side), 99), "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * (count - data.count(b"\xff\xda")) + data[-2:]
+
+
+def test_the_scans_of_a_jpeg_have_a_budget():
+    """A scan of a flat image takes some bytes, and the time of all its blocks: 800 KB would take 40 s."""
+    side = 1000
+    most = MOST_SCANNED // side**2
+    assert read_header(with_scans(side, most)).size == (side, side)
+    data = with_scans(side, most + 1)
+    odd = data[:20] + b"\0\0" + data[20:]  # behind JFIF's segment: Pillow decides about its header
+    row = {"inputs": np.zeros((8, 8, 3), np.uint8)}
+
+    def fill(jpeg, compiled):
+        ImageDecoder(CenterCrop(size=8, resize=8), compiled=compiled).fill_row(memoryview(jpeg), (), row, Scratch())
+
+    for refused in (data, odd):
+        for call, *others in ((read_header,), (decode,), (fill, True), (fill, False)):
+            with pytest.raises(ImageError, match=r"1000 x 1000 pixels in more than 1,789 scans"):
+                call(refused, *others)
+    assert tile(data).jpeg == data
+    same(with_scans(side, 12))
+    assert read_header(save(photograph(), "JPEG", progressive=True) + b"\xff\xda" * 10**6).turbo  # behind its end
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

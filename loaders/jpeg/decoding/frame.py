@@ -30,6 +30,10 @@ MAX_BLOCKS = 6 * 64  # of a tile, at most, for the compiled decoder
 
 MAX_SCAN_BLOCKS = 10  # of an MCU with several components (B.2.3)
 
+# A scan without bits takes a few bytes of the file, and the time of all its blocks: so scans times pixels are limited.
+MOST_SCANNED = 20 * 89_478_485
+FEW_SCANS = 20  # are always decoded; a real progressive JPEG has about ten, one of CMYK 18
+
 JPEG_HEADER = np.dtype(
     [
         ("offset", np.int64),  # behind the last segment; behind SOS the entropy-coded data begins
@@ -160,6 +164,35 @@ def parse_segment(data: Any, headers: Any) -> int:
     elif marker != EOI and marker != 0xFE and not 0xE0 <= marker <= 0xEF:  # DNL, reserved codes
         _note(header, UNUSUAL)
     return marker
+
+
+@inlined
+def most_scans(pixels: int) -> int:
+    """The scans that a JPEG of so many pixels may have."""
+    return int(max(FEW_SCANS, MOST_SCANNED // max(pixels, 1)))
+
+
+@held
+def has_too_many_scans(data: Any, pixels: int) -> bool:
+    """Whether a JPEG of so many pixels has more scans than it may have, as far as libjpeg would follow its markers."""
+    most = most_scans(pixels)
+    scans = 0
+    at = 2
+    while at + 4 <= data.size:
+        marker = int64(data[at + 1])
+        if data[at] != 0xFF or marker == 0xFF:  # coded data, bytes that do not belong there, fill bytes
+            at += 1
+        elif marker <= 1 or 0xD0 <= marker <= SOI:  # a byte 0xFF, a restart: nothing follows
+            at += 2
+        elif marker == EOI:
+            return False
+        else:
+            if marker == SOS:
+                scans += 1
+                if scans > most:
+                    return True
+            at += 2 + max(2, int64(data[at + 2]) << 8 | int64(data[at + 3]))
+    return False
 
 
 @compiled

@@ -23,10 +23,10 @@ from .entropy.lookups import TABLE, fill_table
 from .entropy.progressive import BLOCK, fill_band_table, first_band, first_means, refine_band, refine_means
 from .entropy.scan import DAMAGED, advance_alone, collect_scan, seek, start_block
 from .entropy.symbols import NATURAL, PAD, STRIDE
-from .frame import EOI, SOI, SOS, mcu_blocks, parse_segment
+from .frame import EOI, SOI, SOS, mcu_blocks, most_scans, parse_segment
 
 MAX_SCANS_BYTES = 1 << 27  # of coefficients of a progressive JPEG; libjpeg-turbo decodes larger ones
-_MOST_SCANS = 200  # a real progressive JPEG has about ten
+_MOST_SCANS = 200  # libjpeg-turbo decodes those of more
 _QUANTISERS = 3 * TABLE  # int64; before them are tables of one scan
 _TABLES = _QUANTISERS + 64
 _ENDLESS = 1 << 62  # MCUs before a restart that never comes
@@ -186,7 +186,7 @@ def decode_progressive(data: Any, headers: Any, regions: Any, work: Any, planes:
     masks[:] = 0
     sent = np.full((3, 64), -1, np.int64)  # of each component and coefficient: bits still to come, -1 before the first
     bounds = np.zeros(3, np.int64)
-    for _ in range(_MOST_SCANS):
+    for _ in range(min(_MOST_SCANS, most_scans(header.width * header.height))):
         if header.fault or header.interval or not _follows(known, sent):
             return False
         nbytes, header.offset = collect_scan(data, header.offset, bits, bounds)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.jpeg.decoding.frame import PROGRESSIVE
+from fastimg.loaders.jpeg.decoding.frame import PROGRESSIVE, has_too_many_scans
 from fastimg.loaders.runtime.compiled import compiled, int64, uint64
 
 from .huffman import DAMAGED, OK, PAD, RANGE, Bits, Ints, Words, lookup, signed, symbol, unstuff, window
@@ -41,6 +41,8 @@ def planes(parser: Parser, max_pixels: int) -> list[Plane]:
         if number == 0:
             if frame.width * frame.height > max_pixels:
                 raise Untileable(Reason.LARGE)
+            if has_too_many_scans(data, frame.width * frame.height):
+                raise Untileable(Reason.UNUSUAL)
             result = _allocate(frame)
             state = np.full((len(result), 64), -1, np.int64)
         if number >= MAX_SCANS:
