@@ -47,6 +47,7 @@ Pixels = npt.NDArray[np.uint8]  # [H, W, C]: RGB, or gray with C = 1
 DeepPixels = npt.NDArray[np.uint16]  # the same
 
 _BITS_PER_SAMPLE = 258  # TIFF's tag
+_LUMA_ROWS = 64  # whose luma is computed at a time
 
 T = TypeVar("T", bound=np.generic)
 
@@ -192,17 +193,17 @@ def check_depth(depth: object) -> None:
         raise ValueError(f"depth={depth!r}: give 8, or 16 for images of 16 bits")
 
 
-def decode_deep(data: bytes | memoryview, header: Header, channels: int) -> DeepPixels | None:
-    """Upright pixels [H, W, C] uint16 of an image that has 16 bits; None for others, which have 8.
+def decode_deep(data: bytes | memoryview, header: Header) -> DeepPixels | None:
+    """Upright pixels [H, W, C] of an image that has 16 bits, in either byte order; None for others, which have 8.
 
-    Raises ImageError with the reason.
+    C is 1 for gray, and 3. `deep_part` makes of them what lies in a box. Raises ImageError with the reason.
     """
     if header.turbo or header.format not in ("png", "tiff", "ppm"):
         return None
     with image_faults(), open_image(data, max(header.width * header.height, MAX_PIXELS)) as image:
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
             image.load()
-            pixels = np.asarray(image).astype(np.uint16)[:, :, None]
+            pixels = np.asarray(image).astype(np.uint16, copy=False)[:, :, None]
         elif image.format == "PNG" and data[24] == 16:  # Pillow keeps 8 bits of each colour
             pixels = _without_alpha(read_deep_png(data))
         elif image.format == "TIFF" and 16 in image.tag_v2.get(_BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
@@ -210,9 +211,19 @@ def decode_deep(data: bytes | memoryview, header: Header, channels: int) -> Deep
             pixels = upright(_deep_tiff(data), turn if turn in range(1, 9) else 1)
         else:
             return None
-    if pixels.shape[2] != channels:
-        pixels = np.repeat(pixels, 3, axis=2) if channels == 3 else _deep_luma(pixels)
     return upright(pixels, header.orientation)
+
+
+def deep_part(pixels: DeepPixels, box: Box, channels: int) -> tuple[DeepPixels, Box]:
+    """What lies in a box of what `decode_deep` gives, [h, w, channels] uint16, and where the box then lies.
+
+    Channels are converted after the cut: of a large image the numbers in between would take several times its memory.
+    """
+    x, y, width, height = box
+    part = pixels[y : y + height, x : x + width]
+    if part.shape[2] > channels:
+        part = _deep_luma(part)
+    return np.broadcast_to(part.astype(np.uint16, copy=False), (height, width, channels)), (0, 0, width, height)
 
 
 def as_deep(part: tuple[Pixels, Box]) -> tuple[DeepPixels, Box]:
@@ -234,9 +245,15 @@ def _without_alpha(pixels: DeepPixels) -> DeepPixels:
 
 
 def _deep_luma(pixels: DeepPixels) -> DeepPixels:
-    """Gray [H, W, 1] by Pillow's weights of 16 bits."""
-    red, green, blue = (pixels[:, :, channel : channel + 1].astype(np.uint64) for channel in range(3))
-    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint16)
+    """Gray [H, W, 1] by Pillow's weights of 16 bits. Their sum is 65536, so that 32 bits hold what is added up."""
+    gray = np.empty((*pixels.shape[:2], 1), np.uint16)
+    for begin in range(0, len(pixels), _LUMA_ROWS):
+        rows = pixels[begin : begin + _LUMA_ROWS]
+        levels = np.full((*rows.shape[:2], 1), 0x8000, np.uint32)
+        for channel, weight in enumerate((19595, 38470, 7471)):
+            levels += rows[:, :, channel : channel + 1] * np.uint32(weight)
+        gray[begin : begin + _LUMA_ROWS] = levels >> 16
+    return gray
 
 
 def is_tiled(data: bytes | memoryview, header: Header) -> bool:

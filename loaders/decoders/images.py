@@ -23,6 +23,7 @@ from fastimg.loaders.decode import (
     check_depth,
     decode_box,
     decode_deep,
+    deep_part,
     in_gray,
     read_header,
 )
@@ -237,13 +238,14 @@ class ImageDecoder(Decoder):
         self, data: bytes | memoryview, header: Header, window: Window, out: npt.NDArray[Any], scratch: Scratch
     ) -> None:
         """Decode to 16 bits; those of an image that has 8 are scaled."""
-        deep = decode_deep(data, header, self.channels)
-        box = window.box
-        if deep is None:
-            deep, box = as_deep(decode_box(data, header, box, scratch, self.channels))
+        deep = decode_deep(data, header)
+        if deep is not None:
+            pixels, box = deep_part(deep, window.box, self.channels)
+        else:
+            pixels, box = as_deep(decode_box(data, header, window.box, scratch, self.channels))
         fill = fill_of(self.crop)
         beyond = None if fill is None else 257 * fill
-        resample_deep(deep, window._replace(box=box), self.crop.interpolation, out, beyond)
+        resample_deep(pixels, window._replace(box=box), self.crop.interpolation, out, beyond)
 
     @functools.cached_property
     def _queues(self) -> bool:

@@ -20,6 +20,7 @@ from fastimg.loaders.decode import (
     check_depth,
     decode_boxes,
     decode_deep,
+    deep_part,
     in_gray,
     read_header,
 )
@@ -230,11 +231,11 @@ class ViewDecoder(Decoder):
         scratch: Scratch,
     ) -> None:
         """The crops of 16 bits of an image that is decoded once; those of one that has 8 are scaled."""
-        deep = decode_deep(data, header, self.channels)
+        deep = decode_deep(data, header)
         boxes = [window.box for window in windows]
         parts: Iterator[tuple[npt.NDArray[Any], Box]]
         if deep is not None:
-            parts = ((deep, box) for box in boxes)
+            parts = (deep_part(deep, box, self.channels) for box in boxes)
         else:
             parts = map(as_deep, decode_boxes(data, header, boxes, scratch, self.channels))
         for (pixels, box), window, crop, out in zip(parts, windows, self.crops, outs, strict=True):

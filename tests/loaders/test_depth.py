@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -25,7 +26,7 @@ from fastimg.loaders import (
     ViewDecoder,
 )
 from fastimg.loaders.crop import shape_of
-from fastimg.loaders.decode import decode
+from fastimg.loaders.decode import decode, deep_part
 from fastimg.loaders.folders.deep_png import read_deep_png
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
@@ -183,6 +184,32 @@ def test_views_have_the_pixels_of_their_crops_alone(folder, channels):
     row = {field.name: np.zeros(field.shape, field.dtype) for field in decoder.fields}
     decoder.fill_row(memoryview(tiled), (0.5,) * decoder.crops[0].draws, row, Scratch())
     assert (row["inputs"][0] == filled(tiled, decoder.crops[0], (0.5,) * decoder.crops[0].draws)).all()
+
+
+def test_a_large_file_takes_little_more_memory_than_its_rows():
+    """Of 515 KB one channel took 3.9 GB: the conversion of the whole, and not of the crop, in 64 bits."""
+    side = 2000
+    data = png(np.zeros((side, side, 3), np.uint16))
+    decoder = ImageDecoder(CenterCrop(size=8, resize=16), channels=1, depth=16)
+    row = {"inputs": np.ones((8, 8, 1), np.uint16)}
+    decoder.fill_row(memoryview(png(levels(21, 30, 3))), (), row, Scratch())  # imports are not counted
+    tracemalloc.start()
+    try:
+        decoder.fill_row(memoryview(data), (), row, Scratch())
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert not row["inputs"].any()
+    assert most < 14 * side**2  # bytes: 6 of the rows, 2 of the luma, 4 for torch's resize
+
+
+def test_the_luma_of_the_highest_levels():
+    """Their sum needs all of 32 bits."""
+    pixels = np.full((70, 2, 3), 65535, ">u2")
+    pixels[69] = (65535, 0, 65535)
+    gray, box = deep_part(pixels, (1, 0, 1, 70), 1)
+    assert gray.dtype == np.uint16 and box == (0, 0, 1, 70)
+    assert gray[:69].min() == 65535 and gray[69, 0, 0] == (65535 * (19595 + 7471) + 0x8000) >> 16
 
 
 def test_what_cannot_be_read_with_16_bits(tmp_path):
