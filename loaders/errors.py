@@ -35,14 +35,14 @@ def image_faults() -> Iterator[None]:
         yield
     except DataError:
         raise
-    except MemoryError as error:
-        raise ImageError("it needs more memory than there is") from error
     except Exception as error:
-        raise ImageError(_reason(error)) from error
+        raise ImageError(first_line(error)) from error
 
 
-def _reason(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line of what an error says, or its name."""
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
     text = getattr(error, "strerror", None) or str(error)
     lines = str(text).strip().splitlines()
     return lines[0] if lines else type(error).__name__

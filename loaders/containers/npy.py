@@ -6,6 +6,7 @@ write them are parsed here; NumPy reads the others, and says what is wrong with 
 """
 
 import io
+import itertools
 import math
 import re
 from functools import lru_cache
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 MAGIC = b"\x93NUMPY"  # then two bytes of the version, and the length of the header
 _LENGTHS = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # by version: bytes of the header's length
+_SMALL = 4096  # entries that an array without values may have
 _KNOWN = 4096  # headers, of as many shapes
 
 _COUNT = rb"(?:0|[1-9][0-9]*)"
@@ -59,12 +61,29 @@ def _npy_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 def npy_array(data: memoryview | bytes) -> npt.NDArray[Any]:
     """The array of a .npy file, as one of its own. Raises ValueError if it is not one, or holds objects."""
     begin = _begin(data)
-    known = _header(bytes(data[:begin]), begin) if 0 < begin <= min(len(data), _LONGEST) else None
-    if known is None or known.dtype.hasobject or len(data) < begin + known.nbytes:
-        array: npt.NDArray[Any] = numpy.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        return array
-    array = np.ndarray(known.shape, known.dtype, data, begin, order="F" if known.fortran_order else "C")
+    header = _header(bytes(data[:begin]), begin) if 0 < begin <= min(len(data), _LONGEST) else None
+    if header is None:
+        file = io.BytesIO(data)
+        header = read_npy_header(file)
+        begin = file.tell()
+    check_npy_header(header, len(data) - begin)
+    array: npt.NDArray[Any] = np.ndarray(
+        header.shape, header.dtype, data, begin, order="F" if header.fortran_order else "C"
+    )
     return array.copy(order="K")
+
+
+def check_npy_header(header: NpyHeader, nbytes: int) -> None:
+    """Raises ValueError for an array whose values are not in the `nbytes` behind its header, or are Python objects.
+
+    An array of 8 TB is stated in 128 bytes. One without values may not be larger in its other axes than an array that
+    has some, since each entry of them becomes a list where it is read as one.
+    """
+    if header.dtype.hasobject:
+        raise ValueError("an array of Python objects, which would need pickle; store numbers")
+    filled = list(itertools.takewhile(bool, header.shape))
+    if header.nbytes > nbytes or math.prod(filled) > max(nbytes, _SMALL):
+        raise ValueError(f"not the whole of {header.dtype} {list(header.shape)}")
 
 
 def read_npy_header(file: BinaryIO) -> NpyHeader:
@@ -77,11 +96,24 @@ def read_npy_header(file: BinaryIO) -> NpyHeader:
         if known is not None:
             return known
     file.seek(0)
+    try:
+        return _numpys_header(file)
+    except (OSError, ValueError, Warning):  # a warning, where warnings are errors
+        raise
+    except Exception as error:  # tokenize's of what is no Python; MemoryError and RecursionError of the parser
+        raise ValueError(f"its header cannot be parsed ({type(error).__name__})") from error
+
+
+def _numpys_header(file: BinaryIO) -> NpyHeader:
+    """The header as NumPy reads it."""
     version = numpy.lib.format.read_magic(file)
-    read = {(1, 0): numpy.lib.format.read_array_header_1_0, (2, 0): numpy.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"version {version} of the format, which holds no array of numbers")
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"version {version} of the format, which there is not")
+    # Version 3 differs in the characters that names of fields may have, and numbers have none.
+    read = numpy.lib.format.read_array_header_1_0 if version == (1, 0) else numpy.lib.format.read_array_header_2_0
     shape, fortran_order, dtype = read(file)
+    if any(isinstance(count, bool) or count < 0 for count in shape):
+        raise ValueError(f"an array of shape {shape}")
     return NpyHeader(dtype, shape, fortran_order)
 
 

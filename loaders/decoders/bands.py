@@ -57,7 +57,7 @@ class BandsDecoder(Decoder):
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`: the content of an .npy or TIFF file."""
         name = ".npy" if bytes(data[:6]) == b"\x93NUMPY" else ".tif"
-        self._cut(read_bands(bytes(data), name), draws, row["inputs"])
+        self._cut(read_bands(bytes(data), name, self.max_pixels), draws, row["inputs"])
 
     def _read_row(self, reader: SampleReader, index: int, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         if isinstance(reader.dataset, BandsDataset):  # without packing it

@@ -1,9 +1,11 @@
 """The decoder of bands: crops of arrays, with the draws of images, resized as torchvision's v2 resizes floats."""
 
 import io
+import struct
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from fastimg.loaders import CenterCrop, ImageDecoder, Letterbox, Loader, RandomR
 from fastimg.loaders.containers.fields import StoredField, packed_npy, unpacked_npy
 from fastimg.loaders.decoders.bands import BandsDecoder
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.folders.bands import bands_head, check_ifds, read_bands
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -106,6 +109,99 @@ def test_files_of_several_sizes_are_one_batch_and_bad_ones_are_skipped(tmp_path)
         assert batch.inputs.shape == (4, 4, 16, 16) and batch.inputs.dtype == torch.uint16
         assert batch.weight.tolist() == [1, 1, 1, 0] and "cannot be read by tifffile" in loader.unreadable[3]
         assert (batch.inputs[2].numpy() == some(16, 16, seed=2)).all()
+
+
+def chain(count, back, order="<"):
+    """A TIFF of directories without entries, 6 bytes each, of which the last leads back to number `back`."""
+    links = [8 + 6 * (number + 1) for number in range(count - 1)] + [0 if back is None else 8 + 6 * back]
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8)
+    return head + b"".join(struct.pack(order + "HI", 0, link) for link in links)
+
+
+def directory(entries, follows=0):
+    """A directory of a TIFF, of (tag, type, count, value) of one value each."""
+    body = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
+    return struct.pack("<H", len(entries)) + body + struct.pack("<I", follows)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(chain(134, back, order) for back in (0, 50, 133) for order in "<>"),
+        b"II*\0" + struct.pack("<I", 8) + directory([(256, 4, 1, 9), (330, 4, 1, 8)]),  # its own part
+        b"II*\0" + struct.pack("<IHI", 8, 0xFFFF, 8) + bytes(40),  # of more entries than there are bytes
+        b"II+\0\x08\0\0\0" + struct.pack("<QQQ", 16, 0, 16),  # BigTIFF
+    ],
+)
+def test_a_tiff_whose_directories_lead_in_a_circle_is_refused(data):
+    """tifffile looks for circles after a hundred directories only, and goes round for ever."""
+    for read in (read_bands, lambda data, name: bands_head(io.BytesIO(data), name)):
+        with pytest.raises(ImageError, match="a TIFF whose directories lead in a circle, or overlap"):
+            read(data, "x.tif")
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("order", "<>")
+def test_pages_and_parts_of_sound_tiffs_are_read(big, order, tmp_path):
+    bands = some(40, 30, bands=150)
+    with tifffile.TiffWriter(tmp_path / "x.tif", bigtiff=big, byteorder=order) as file:
+        for band in bands:
+            file.write(band, photometric="minisblack", subifds=2, contiguous=False)
+            for _ in range(2):
+                file.write(band[::2, ::2], photometric="minisblack", subfiletype=1)
+    for content in (tmp_path / "x.tif", (tmp_path / "x.tif").read_bytes()):
+        assert (read_bands(content, "x.tif")[:, :, :] == bands[: len(read_bands(content, "x.tif"))]).all()
+    check_ifds(io.BytesIO((tmp_path / "x.tif").read_bytes()))
+
+
+def test_a_tiff_that_states_more_than_it_can_hold_is_refused():
+    def claim(side):
+        strip = [(273, 4, 1, 8), (279, 4, 1, 4)]
+        return (
+            b"II*\0"
+            + struct.pack("<I", 8)
+            + directory(
+                [
+                    (256, 4, 1, side),
+                    (257, 4, 1, side),
+                    (258, 3, 1, 8),
+                    (259, 3, 1, 1),
+                    (262, 3, 1, 1),
+                    (277, 3, 1, 1),
+                    *strip,
+                ]
+            )
+        )
+
+    with pytest.raises(ImageError, match=r"states uint8 \[1, 100000, 100000\], which no file of 110 bytes holds"):
+        read_bands(claim(100_000), "x.tif")
+    decoder = BandsDecoder(CenterCrop(size=8, resize=8), 1, "uint8", max_pixels=1000)
+    row = {"inputs": np.zeros((8, 8, 1), np.uint8)}
+    with pytest.raises(ImageError, match="40 x 40 pixels are more than max_pixels=1000"):
+        decoder.fill_row(memoryview(claim(40)), (), row, Scratch())
+
+
+@pytest.mark.parametrize("compression", ["zlib", "lzma"])
+def test_errors_of_codecs_are_those_of_the_image(compression):
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, some(40, 40, bands=3), compression=compression, photometric="minisblack")
+    whole = buffer.getvalue()
+    with tifffile.TiffFile(io.BytesIO(whole)) as file:
+        at = file.pages[0].dataoffsets[0]
+    damaged = whole[: at + 20] + bytes(200) + whole[at + 220 :]
+    with pytest.raises(ImageError, match="cannot be read by tifffile"):
+        read_bands(damaged, "x.tif")
+
+
+def test_a_lack_of_memory_is_that_of_the_image(monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", fail)
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, some(4, 4, bands=3), photometric="minisblack")
+    with pytest.raises(ImageError, match="it needs more memory than there is"):
+        read_bands(buffer.getvalue(), "x.tif")
 
 
 def test_a_field_whose_height_and_width_vary():

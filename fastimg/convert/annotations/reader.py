@@ -205,7 +205,7 @@ class FieldsReader(WrappingReader):
 
     def _bands(self, schema: StoredField, value: Given, header: Header) -> npt.NDArray[Any]:
         """The bands of an upright image of their size. Raises ValueError and ImageError."""
-        bands = read_bands(self._content(value), value["path"])
+        bands = read_bands(self._content(value), value["path"], _most(header))
         height, width = bands.shape[1:]
         if header.orientation != 1 or (width, height) != header.size:
             turned = " and is turned by its EXIF" if header.orientation != 1 else ""
