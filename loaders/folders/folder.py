@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -67,11 +68,12 @@ def list_folder(
     `mapped` calls a function for each of several folders, as `map` does; with threads, or on several machines.
     `arrays`: list .npy and TIFF files in place of images and texts.
     `trains`: there has to be a training split, which has every class. Otherwise other splits may add some, or be alone.
-    A folder without splits is one split, `train`. It is a dataset of texts if class folders contain .txt files and no
-    images. Raises DataError if there are no classes, a class is empty, a class is missing in the training split, or two
-    folders are the same split.
+    Splits may also be inside the class folders, in all of them (`cat/train`). A folder without splits is one split,
+    `train`. It is a dataset of texts if class folders contain .txt files and no images. Raises DataError if there are
+    no classes, a class is empty, a class is missing in the training split, two folders are the same split, or there are
+    splits further down, which would be mixed.
     """
-    splits, notes = _split_folders(root, trains)
+    splits, notes = _split_folders(root, classes, trains)
     try:
         return _list(root, splits, "images", classes, notes, mapped, arrays, trains)
     except DataError:
@@ -88,7 +90,7 @@ def _holds_only_texts(splits: dict[str, Path]) -> bool:
     return any(find_texts(folder)[0] for folder in folders)
 
 
-def _split_folders(root: Path, trains: bool) -> tuple[dict[str, Path], list[str]]:
+def _split_folders(root: Path, level: Level | None, trains: bool) -> tuple[dict[str, Path], list[str]]:
     """The folder of each split, and notes about folders with another name than their split."""
     folders = _subfolders(root)
     named: dict[str, list[str]] = {}
@@ -102,6 +104,11 @@ def _split_folders(root: Path, trains: bool) -> tuple[dict[str, Path], list[str]
             raise DataError(
                 f"{root}: has {', '.join(folders)} but no train/; add it, or give one of these folders as the source"
             )
+        if level != "top" and (meant := _meant_as_splits(folders)):
+            raise DataError(
+                f"{root}: {_folders(folders)} look like splits, not classes; rename them to "
+                f"{_folders(list(dict.fromkeys(meant.values())))}, or use classes=top if they are classes"
+            )
         notes = [f"{root}: has no train/, so {_folders(in_splits)} and the other folders are read as classes"]
         return {"train": root}, notes if in_splits else []
     for split, names in named.items():
@@ -113,9 +120,99 @@ def _split_folders(root: Path, trains: bool) -> tuple[dict[str, Path], list[str]
         verb = "is not a split but is" if len(extra) == 1 else "are not splits but are"
         them = "it" if len(extra) == 1 else "them"
         raise DataError(f"{root}: {_folders(extra)} {verb} next to {_folders(in_splits)}; move {them} away")
-    renamed = [f"{named[split][0]}/ as {split}" for split in _SPLITS if split in named and named[split] != [split]]
+    places = {split: _innermost_split(root / name, split) for split, (name,) in named.items()}
+    relatives = {split: str(places[split].relative_to(root)) for split in _SPLITS if split in named}
+    renamed = [f"{place}/ as {split}" for split, place in relatives.items() if place != split]
     notes = [f"{root}: folders are read as splits: {', '.join(renamed)}"] if renamed else []
-    return {split: root / name for split, (name,) in named.items()}, notes
+    return places, notes
+
+
+def _innermost_split(folder: Path, split: str) -> Path:
+    """The folder of a split, which archives may hold in a folder of the same split: `test/test`, `test/test_set`."""
+    while len(names := _subfolders(folder)) == 1 and split in _split_words(names[0]) and _subfolders(folder / names[0]):
+        folder /= names[0]
+    return folder
+
+
+def _split_words(name: str) -> set[str]:
+    """The splits that words of a name stand for: of `seg_train`, the training split."""
+    return {SPLIT_FOLDERS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_FOLDERS}
+
+
+def _meant_as_splits(names: Sequence[str]) -> dict[str, str]:
+    """The split of each name, if all have one in their words and training is among several; else none."""
+    found = {name: next(iter(words)) for name in names if len(words := _split_words(name)) == 1}
+    several = len(found) == len(names) and "train" in found.values() and len(set(found.values())) > 1
+    return found if several else {}
+
+
+def _splits_below(paths: Iterable[str], top: int) -> dict[str, list[str]]:
+    """Folders that hold splits, and the names of these, on the first level from `top` on that has several splits."""
+    levels: dict[int, dict[str, set[str]]] = {}
+    for folder in {os.path.dirname(path) for path in paths}:
+        parts = folder.split(os.sep)
+        for depth in range(top, len(parts)):
+            levels.setdefault(depth, {}).setdefault(os.sep.join(parts[:depth]), set()).add(parts[depth])
+    for _, inside in sorted(levels.items()):
+        exact = {above: {name for name in names if name.lower() in SPLIT_FOLDERS} for above, names in inside.items()}
+        several = len({SPLIT_FOLDERS[name.lower()] for names in exact.values() for name in names}) > 1
+        meant = {above: names for above, names in inside.items() if _meant_as_splits([*names])}
+        if found := exact if several else meant:
+            return {above: sorted(names) for above, names in sorted(found.items()) if names}
+    return {}
+
+
+def _refuse_splits_in_splits(splits: dict[str, Path], root: Path, listed: dict[str, list[tuple[str, str]]]) -> None:
+    """Raise DataError for a split folder that has splits below it."""
+    for split, folder in splits.items():
+        for above, names in _splits_below((relative(str(root / path), folder) for path, _ in listed[split]), 0).items():
+            raise DataError(
+                f"{folder}: is read as the split {split}, but holds {_folders(names)}; give {folder / above}, or move "
+                "them away"
+            )
+
+
+def _split_inside_classes(
+    root: Path, pairs: list[tuple[str, str]], level: Level | None, trains: bool
+) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
+    """The files (path, class) of a folder without splits, by the splits that all of its class folders hold, and a note.
+
+    Without splits below, all are `train`. Raises DataError where the splits are elsewhere below.
+    """
+    inside = _splits_below((path for path, _ in pairs), 1)
+    if not inside:
+        return {"train": pairs}, []
+    folders = sorted({os.path.dirname(path) for path, _ in pairs})
+    names = sorted({name for below in inside.values() for name in below})
+    of_splits = {os.path.join(above, name) for above, below in inside.items() for name in below}
+    common = os.path.commonpath([*inside])
+    if len(inside) == 1:
+        raise DataError(f"{root}: the splits {_folders(names)} are in {common}/; give {root / common}")
+    if any(os.path.dirname(folder) in of_splits for folder in folders):
+        raise DataError(f"{root}: {_folders([*inside])} have splits of their own ({_folders(names)}); give one of them")
+    if common:
+        raise DataError(
+            f"{root}: the class folders, with the splits {_folders(names)} in them, are in {common}/; give "
+            f"{root / common}"
+        )
+    if beside := next((folder for folder in folders if folder not in of_splits), None):
+        raise DataError(
+            f"{root / beside}: its files are in none of {_folders(names)}, which are the splits in other class "
+            "folders; move them into one of these"
+        )
+    if level == "leaf":
+        raise DataError(
+            f"{root}: {_folders(names)} in the class folders are splits, not classes; leave out classes=leaf"
+        )
+    split_of = {folder: SPLIT_FOLDERS.get(os.path.basename(folder).lower(), "") for folder in folders}
+    by_split = {split: [pair for pair in pairs if split_of[os.path.dirname(pair[0])] == split] for split in _SPLITS}
+    if trains and not by_split["train"]:
+        raise DataError(f"{root}: its class folders hold {_folders(names)} but no train/; add it")
+    trained = {name for _, name in by_split["train"]}
+    if trains and (untrained := next((pair for pair in pairs if pair[1] not in trained), None)):
+        raise _untrained(root / os.path.dirname(untrained[0]), untrained[1])
+    note = f"{root}: the splits are in the class folders, which hold {_folders(names)}"
+    return {split: files for split, files in by_split.items() if files}, [note]
 
 
 def _list(
@@ -139,6 +236,7 @@ def _list(
     kinds = Kinds(content, arrays)
     ignored = _loose(root, splits, kinds)
     listed: dict[str, list[tuple[str, str]]] = {}  # split -> (path, class) of each file
+    trained: list[tuple[Path, list[str], Ignored]] = []  # class folders of the training split
     for split, folder in sorted(splits.items()):
         listed[split] = []
         names = _subfolders(folder)
@@ -146,12 +244,19 @@ def _list(
             raise _untrained(folder / more, more)
         every = mapped(partial(find, base=root, kinds=kinds), [folder / name for name in names])
         for name, (paths, others) in zip(names, every, strict=True):
-            if split == "train":
-                _refuse_empty(folder / name, root, paths, others, level, what)
+            trained += [(folder / name, paths, others)] if split == "train" else []
             ignored.update(others)
             listed[split] += [(path, name if level != "leaf" else _innermost(path)) for path in paths]
-        if not listed[split]:
+        if split != "train" and not listed[split]:
             raise DataError(f"{folder}: the split is empty; add {what} or remove the folder")
+    if splits.get("train") == root:
+        listed, inner = _split_inside_classes(root, listed["train"], level, trains)
+        notes = [*notes, *inner]
+    else:
+        inner = []
+        _refuse_splits_in_splits(splits, root, listed)
+    for each, paths, others in trained:
+        _refuse_empty(each, root, paths, others, level, what)
     classes = tuple(top) if level != "leaf" else tuple(sorted({name for split in naming for _, name in listed[split]}))
     numbers = {name: number for number, name in enumerate(classes)}
     files: dict[str, list[tuple[str, int]]] = {}
@@ -159,7 +264,7 @@ def _list(
         if untrained := next((pair for pair in pairs if pair[1] not in numbers), None):
             raise _untrained(root / os.path.dirname(untrained[0]), untrained[1])
         files[split] = [(path, numbers[name]) for path, name in pairs]
-    nesting = _nesting_notes(root, splits, listed, classes, level)
+    nesting = [] if inner else _nesting_notes(root, splits, listed, classes, level)
     return Listing(root, classes, files, ignored, content, (*notes, *nesting))
 
 
@@ -195,7 +300,7 @@ def _nesting_notes(
     if level == "leaf":
         places: dict[str, set[str]] = {}
         for split, pairs in listed.items():
-            above = 0 if splits[split] == root else len(splits[split].name) + 1
+            above = 0 if splits[split] == root else len(str(splits[split].relative_to(root))) + 1
             for path, name in pairs:
                 places.setdefault(name, set()).add(os.path.dirname(path[above:]))
         joined = [f"{name} ({', '.join(sorted(places[name])[:3])})" for name in classes if len(places[name]) > 1]
@@ -238,7 +343,8 @@ def _subfolders(folder: Path) -> list[str]:
 def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:
     """The files that are not inside any class folder."""
     ignored = Ignored()
-    above = {} if root in splits.values() else {root: _LOOSE_ABOVE}
+    between = {above for folder in splits.values() for above in folder.parents if above.is_relative_to(root)}
+    above = {} if root in splits.values() else dict.fromkeys(sorted(between), _LOOSE_ABOVE)
     for folder, place in {**above, **dict.fromkeys(splits.values(), _LOOSE)}.items():
         for path, why in walk(folder, below=False):
             of_its_kind = not kinds.reason(path) or kinds.is_undecodable(path)

@@ -397,3 +397,95 @@ def test_the_fingerprint_depends_on_paths_and_labels(tmp_path):
     others = [of(["b", "a"], labels=[0, 1]), of(["a", "b"], labels=[1, 0]), of(["a", "b"]), of(["a"], labels=[0])]
     assert len({same, *others}) == 5
     assert of([os.fsdecode(b"\xff.jpg")])  # a name that is not text
+
+
+SPLIT_ABOVE = ["ds/train/cat/1.jpg", "ds/train/dog/2.jpg", "ds/val/cat/3.jpg", "ds/val/dog/4.jpg"]
+SPLIT_INSIDE = ["cat/train/1.jpg", "cat/Valid/2.jpg", "dog/train/3.jpg", "dog/test/4.jpg"]
+
+
+@pytest.mark.parametrize("classes", [None, "top", "leaf"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (SPLIT_ABOVE, r"source: the splits train/ and val/ are in ds/; give \S+source/ds$"),
+        ([f"a/{name}" for name in SPLIT_ABOVE], r"source: the splits train/ and val/ are in a/ds/; give \S+/a/ds$"),
+        ([*SPLIT_ABOVE, "docs/readme.md"], r"the splits train/ and val/ are in ds/; give \S+/ds$"),
+        ([*SPLIT_ABOVE, "ds/extra/cat/5.jpg"], r"the splits train/ and val/ are in ds/; give \S+/ds$"),
+        (
+            [name.replace("/train", "/train_set") for name in SPLIT_ABOVE[:2]] + ["ds/test_set/cat/3.jpg"],
+            "are in ds/; give",
+        ),
+        (
+            [f"{top}/{name[3:]}" for name in SPLIT_ABOVE for top in "ab"],
+            "a/ and b/ have splits of their own .*; give one",
+        ),
+        ([f"ds/{name}" for name in SPLIT_INSIDE], "the class folders, with the splits .* in them, are in ds/; give"),
+        (
+            [*SPLIT_INSIDE, "bird/5.jpg"],
+            "bird: its files are in none of Valid/, test/ and train/, which are the splits",
+        ),
+        ([*SPLIT_INSIDE, "dog/5.jpg"], "dog: its files are in none of Valid/, test/ and train/"),
+        (
+            ["train/train/cat/1.jpg", "train/val/cat/2.jpg"],
+            "train: is read as the split train, but holds train/ and val/",
+        ),
+    ],
+)
+def test_splits_further_down_are_never_mixed(tmp_path, names, message, classes):
+    with pytest.raises(DataError, match=message):
+        list_folder(touch(tmp_path / "source", *names), classes)
+
+
+def test_splits_inside_class_folders(tmp_path):
+    root = touch(tmp_path, *SPLIT_INSIDE, "dog/test/deep.md")
+    listing = list_folder(root)
+    assert listing.classes == ("cat", "dog")
+    assert listing.files == {
+        "train": [("cat/train/1.jpg", 0), ("dog/train/3.jpg", 1)],
+        "val": [("cat/Valid/2.jpg", 0)],
+        "test": [("dog/test/4.jpg", 1)],
+    }
+    assert listing.notes == (f"{root}: the splits are in the class folders, which hold Valid/, test/ and train/",)
+    assert listing.ignored.total == 1 and listing.files == list_folder(root, "top").files
+    assert list_splits(root) == {"train": 2, "val": 1, "test": 1}
+    assert open_dataset(root, "test").labels.tolist() == [1]
+    with pytest.raises(DataError, match=r"in the class folders are splits, not classes; leave out classes=leaf$"):
+        list_folder(root, "leaf")
+    with pytest.raises(DataError, match=r"bird/test: the training split has no class 'bird'"):
+        list_folder(touch(root, "bird/test/5.jpg"))
+    with pytest.raises(DataError, match="its class folders hold test/ and val/ but no train/; add it"):
+        list_folder(touch(tmp_path / "other", "cat/val/1.jpg", "dog/test/2.jpg"))
+
+
+def test_folders_that_are_splits_under_other_names(tmp_path):
+    names = ["seg_train/seg_train/cat/1.jpg", "seg_train/seg_train/dog/2.jpg", "seg_test/seg_test/cat/3.jpg"]
+    root = touch(tmp_path / "source", *names)
+    for classes in (None, "leaf"):
+        with pytest.raises(
+            DataError, match=r"seg_test/ and seg_train/ look like splits, not classes; rename them to te"
+        ):
+            list_folder(root, classes)
+    assert list_folder(root, "top").classes == ("seg_test", "seg_train")
+    (root / "seg_train").rename(root / "train")
+    (root / "seg_test").rename(root / "test")
+    listing = list_folder(root)
+    assert listing.classes == ("cat", "dog")
+    assert listing.files["test"] == [("test/seg_test/cat/3.jpg", 0)] and len(listing.files["train"]) == 2
+    assert listing.notes == (f"{root}: folders are read as splits: train/seg_train/ as train, test/seg_test/ as test",)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["vehicles/train/1.jpg", "vehicles/bus/2.jpg", "animals/cat/3.jpg"],  # a train is a vehicle, too
+        ["train_station/1.jpg", "test_tube/2.jpg", "tower/3.jpg"],
+        ["train/1.jpg", "bus/2.jpg"],
+    ],
+)
+def test_classes_that_are_called_as_splits_are(tmp_path, names):
+    root = touch(tmp_path, *names)
+    if any(name.startswith("train/") for name in names):
+        with pytest.raises(DataError):  # bus/ is not a split
+            list_folder(root)
+    else:
+        assert len(list_folder(root).files["train"]) == 3
