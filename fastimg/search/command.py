@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -126,25 +126,25 @@ def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, g
         )
         board = search_by_stages(staged, pool, say, began=began)
     if board.winner is not None:
-        _draw_curves(asked.folder / board.winner.run, board.metric)
+        _draw_curves(asked.folder / board.winner.run, board.metric, say)
     return board
 
 
-def _draw_curves(run: Path, metric: str) -> None:
+def _draw_curves(run: Path, metric: str, say: Callable[[str], None]) -> None:
     """The curves of a run that was trained without drawing them."""
     from fastimg.config.commands import Train
     from fastimg.config.yaml_file import load
     from fastimg.train.checkpoints.run_directory import CONFIG, read_log
     from fastimg.train.reporting.summary import draw_curves
 
-    records = read_log(run)
+    records = read_log(run, say)
     epoch = next((record for record in records if record["kind"] == "epoch"), None)
     if epoch is None:
         return
     if metric == "loss":  # is drawn anyway; of targets, the first score that validations tell stands beside it
         told = (name for record in records if record["kind"] == "val" for name in record)
         metric = next((name for name in told if name == "top1" or ("." in name and not name.endswith(".loss"))), metric)
-    draw_curves(run, load(run / CONFIG, Train), metric, records, epoch["step"] // epoch["epoch"])
+    draw_curves(run, load(run / CONFIG, Train), metric, records, max(1, epoch["step"] // epoch["epoch"]))
 
 
 def devices_of(device: str, jobs: int | None) -> list[str]:

@@ -19,7 +19,7 @@ from fastimg.train.checkpoints.run_directory import forget
 from fastimg.train.tasks.score import lower_is_better, shown
 from fastimg.wording import plural
 
-from .places.folder import BOARD, FREED, RUNS, add_line, run_name, whole_lines
+from .places.folder import BOARD, FREED, RUNS, add_line, damaged_line, run_name, whole_lines
 from .records import TrialRecord
 
 TOP = 10  # rows that are shown
@@ -133,7 +133,9 @@ class KeptModels:
         self._folder = folder
         self._models: dict[str, dict[str, Any] | None] = {}
         self._freed: dict[str, dict[str, Any] | None] = {}
-        for line in whole_lines(folder / FREED):
+        for number, line in enumerate(whole_lines(folder / FREED), start=1):
+            if not isinstance(line.get("run"), str):
+                raise damaged_line(folder / FREED, number)
             if "model" in line:
                 self._freed[line["run"]] = line["model"]
             else:

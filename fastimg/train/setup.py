@@ -320,7 +320,8 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
         if config.trace is not None:
             run.accounting.timeline = Timeline(directory / rundir.TRACE, config.trace, setup.ranks.device)
         following = run.accounting.trackers
-        log = rundir.Log(directory, run.progress.step, following.records if following else None)
+        warn = partial(say, console, style="yellow")
+        log = rundir.Log(directory, run.progress.step, following.records if following else None, warn)
         run.accounting.log = log
         if parts.embedding is not None:
             log.add("cache", step=run.progress.step, made=parts.made, seconds=round(parts.seconds, 3))

@@ -23,15 +23,36 @@ _PATIENCE = 10.0  # seconds: the processes of a search that was killed end in a 
 
 
 def whole_lines(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file of JSON, if it exists; a last one that a kill cut off is removed."""
+    """The lines of a file of JSON objects, if it exists; a last one that a kill cut off is removed.
+
+    Raises UserError for a damaged line: without it the search would not know what it has done.
+    """
     if not file.exists():
         return []
-    text = file.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        with file.open("r+", encoding="utf-8") as opened:
-            opened.truncate(len(whole.encode()))
-    return [json.loads(line) for line in whole.splitlines()]
+    content = file.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        with file.open("r+b") as opened:
+            opened.truncate(len(whole))
+    return [_object(line, file, number) for number, line in enumerate(whole.split(b"\n")[:-1], start=1)]
+
+
+def _object(line: bytes, file: Path, number: int) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise damaged_line(file, number)
+    return found
+
+
+def damaged_line(file: Path, number: int) -> UserError:
+    """The error for a line of a search's own files that cannot be used."""
+    return UserError(
+        f"{file}: line {number} is damaged, and without it the search does not know what it has done; restore the "
+        "file, or give another --output"
+    )
 
 
 def add_line(file: Path, line: Mapping[str, Any]) -> None:
@@ -112,7 +133,12 @@ def remembered(folder: Path, asked: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _compare(folder: Path, file: Path, asked: Mapping[str, Any]) -> None:
-    before = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        before = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        before = None
+    if not isinstance(before, dict):
+        raise UserError(f"{file}: is damaged, and says no longer what was asked; restore it, or give another --output")
     for name in (*asked, *before):
         if before.get(name) != asked.get(name):
             raise UsageError(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastimg.search.places.folder import JOURNAL, add_line, run_name, whole_lines
+from fastimg.search.places.folder import JOURNAL, add_line, damaged_line, run_name, whole_lines
 from fastimg.search.pool import Job, Report, Runner
 from fastimg.search.records import TrialRecord
 
@@ -48,19 +48,26 @@ class TrialJournal:
         self._paused: dict[str, TrialRecord] = {}  # that the clock ended in an earlier search
         self._numbers: dict[str, int] = {}
         self._facts: dict[str, tuple[float, Any]] = {}
-        for line in whole_lines(self._path):
-            match line["kind"]:
-                case "begun":
-                    self._numbers[line["key"]] = line["number"]
-                case "ended":
-                    self._ended[line["key"]] = (line["at"], _record(line["record"]))
-                case "cut":
-                    self._cut = line["at"]
-                    if "record" in line:
-                        self._paused[line["key"]] = _record(line["record"])
-                case "fact":
-                    self._facts[line["name"]] = (line["at"], line["value"])
+        for number, line in enumerate(whole_lines(self._path), start=1):
+            try:
+                self._take(line)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise damaged_line(self._path, number) from error
         self._replayed = not (self._ended or self._facts or self._cut)
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        """Take a line of an earlier search."""
+        match line["kind"]:
+            case "begun":
+                self._numbers[line["key"]] = line["number"]
+            case "ended":
+                self._ended[line["key"]] = (line["at"], _record(line["record"]))
+            case "cut":
+                self._cut = line["at"]
+                if "record" in line:
+                    self._paused[line["key"]] = _record(line["record"])
+            case "fact":
+                self._facts[line["name"]] = (line["at"], line["value"])
 
     @property
     def records(self) -> list[TrialRecord]:

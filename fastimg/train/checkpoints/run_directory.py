@@ -14,6 +14,7 @@ from fastimg.loaders.containers.atomic import replace_file
 from fastimg.wording import plural
 
 from . import format as checkpoint
+from . import log_records
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -177,20 +178,26 @@ def last_checkpoint(run: Path, global_batch: int) -> tuple[Path, dict[str, Any]]
 
 
 Value = float | str | Sequence[float]  # of a record
+Say = Callable[[str], None]
 Listener = Callable[[str, Sequence[Mapping[str, Value]]], None]  # of kinds and records
 
 
 class Log:
     """metrics.jsonl: one record per line, in order of steps. Records after `step` are removed: they will come again.
 
-    A `listener` gets what is written.
+    So are damaged ones, which `warn` is told. A `listener` gets what is written.
     """
 
-    def __init__(self, run: Path, step: int, listener: Listener | None = None) -> None:
+    def __init__(self, run: Path, step: int, listener: Listener | None = None, warn: Say | None = None) -> None:
         self._path = run / METRICS
         self._listener = listener
-        kept = [record for record in read_log(run) if record["step"] <= step]
-        replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        try:
+            kept = [record for record in read_log(run, warn) if record["step"] <= step]
+            replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        except OSError as error:
+            raise UserError(
+                f"{self._path}: {error.strerror or error}; see to it that it can be read and written, or move it away"
+            ) from error
 
     def add(self, kind: str, **values: Value) -> None:
         """Append a record."""
@@ -215,10 +222,9 @@ def train_records(run: Path) -> list[dict[str, Any]]:
     return [record for record in read_log(run) if record["kind"] == "train"]
 
 
-def read_log(run: Path) -> list[dict[str, Any]]:
-    """The records of a run, without a last line that a kill cut off."""
-    try:
-        lines = (run / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+def read_log(run: Path, warn: Say | None = None) -> list[dict[str, Any]]:
+    """The records of a run, without a last line that a kill cut off, and without damaged ones, which `warn` is told."""
+    records, faults = log_records.read(run / METRICS)
+    if faults and warn is not None:
+        warn(log_records.words(run / METRICS, faults))
+    return records

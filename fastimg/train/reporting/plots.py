@@ -79,7 +79,7 @@ def plot_curves(records: Sequence[dict[str, Any]], steps_per_epoch: int, notes: 
             axis.legend(framealpha=0.8, edgecolor="none", fontsize=7)
     _line(axes[2], [(r["step"] / scale, r["lr"]) for r in steps], "learning rate")
     axes[2].set_title("learning rate")
-    _line(axes[3], [(r["step"] / scale, r[speed]) for r in trained], speed, marker="o", markersize=3)
+    _line(axes[3], [(r["step"] / scale, r[speed]) for r in trained if speed in r], speed, marker="o", markersize=3)
     axes[3].set_title(speed.replace("_", " "))
     for axis in axes:
         axis.set_xlabel(unit)

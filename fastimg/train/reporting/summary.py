@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +40,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     """
     setup = run.setup
     progress = run.progress
-    records = rundir.read_log(setup.directory)
+    records = rundir.read_log(setup.directory, partial(say, console, style="yellow"))
     if records:
         steps_per_epoch = setup.optimisation.steps_per_epoch
         metric = deciding(setup.config, setup.tasks)
@@ -109,8 +110,9 @@ def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, st
     yield "trained", f"{plural(progress.epoch, 'epoch')}, {plural(progress.step, 'step')}, {seconds}"
     windows = [record for record in records if record["kind"] == "train"]
     if windows:
-        speed = median(record[f"{setup.unit}_per_second"] for record in windows)
-        yield "speed", f"{speed:,.1f} {UNITS[setup.unit]} (median)"
+        speeds = [record[name] for record in windows if (name := f"{setup.unit}_per_second") in record]
+        if speeds:
+            yield "speed", f"{median(speeds):,.1f} {UNITS[setup.unit]} (median)"
         whole = overall(windows)
         yield "time", _time(whole, setup.ranks)
         if whole.network is not None:

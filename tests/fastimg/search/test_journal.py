@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fastimg.errors import UserError
 from fastimg.search.places.folder import JOURNAL
 from fastimg.search.pool import Job
 from fastimg.search.records import TrialRecord
@@ -168,3 +169,12 @@ def test_a_trial_that_the_clock_ended_runs_again_and_its_time_counts(tmp_path):
     (record,) = again.run([job(0)], nothing)
     assert again.records == [record]
     assert (record.state, record.number, again.now()) == ("complete", 1, 40)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", '{"kind": "begun", "key": "a"}', '{"kind": "ended", "key": 1, "at": 2, "record": []}']
+)
+def test_a_damaged_line_is_named_in_a_sentence(line, tmp_path):
+    (tmp_path / JOURNAL).write_text('{"kind": "begun", "key": "a", "number": 1}\n' + line + "\n")
+    with pytest.raises(UserError, match=r"trials\.jsonl: line 2 is damaged, and without it the search does not know"):
+        TrialJournal(tmp_path, nothing)

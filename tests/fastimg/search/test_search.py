@@ -277,6 +277,6 @@ def test_curves_of_the_winner_show_a_score_beside_the_loss(metric, told, drawn, 
     (tmp_path / "config.yaml").write_text(dump(Train()))
     calls = []
     monkeypatch.setattr("fastimg.train.reporting.summary.draw_curves", lambda *given: calls.append(given))
-    command._draw_curves(tmp_path, metric)
+    command._draw_curves(tmp_path, metric, print)
     ((_, _, shown, read, steps),) = calls
     assert (shown, read, steps) == (drawn, records, 4)

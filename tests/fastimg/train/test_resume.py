@@ -318,6 +318,23 @@ def test_resume_of_a_finished_run_changes_nothing(shards: Path, whole: Path, tmp
     assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
 
 
+@pytest.mark.curves
+def test_a_damaged_log_ends_neither_resume_nor_the_summary(
+    shards: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    before = rundir.read_log(run)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines[2:2] = ['{"kind": "val", "step": "two"}', lines[0][:20], "[]"]
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert cli.run(["train", "--resume", str(run)]) == 0
+    said = capsys.readouterr().out
+    why = "line 3: no epoch; line 4: not JSON; line 5: no record"
+    assert f"{run}/metrics.jsonl: 3 damaged lines are left out ({why}); the others are used" in said
+    assert rundir.read_log(run) == before and (run / "curves.png").exists()
+
+
 def test_a_run_that_is_terminated_before_its_first_step_starts_again(
     shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

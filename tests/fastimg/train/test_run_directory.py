@@ -1,5 +1,6 @@
 """A run's directory: its name, checks on resuming, and its log."""
 
+import json
 import os
 
 import pytest
@@ -141,21 +142,73 @@ def test_a_run_without_a_checkpoint_uses_the_requested_settings(tmp_path):
 
 def test_log(tmp_path):
     log = Log(tmp_path, 0)
-    log.add("train", step=1, loss=0.5)
-    log.add("val", step=2, loss=0.25)
-    expected = [{"kind": "train", "step": 1, "loss": 0.5}, {"kind": "val", "step": 2, "loss": 0.25}]
+    log.add("epoch", step=1, epoch=1)
+    log.add("val", step=2, epoch=1, loss=0.25)
+    expected = [{"kind": "epoch", "step": 1, "epoch": 1}, {"kind": "val", "step": 2, "epoch": 1, "loss": 0.25}]
     assert read_log(tmp_path) == expected
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # killed during a write
     assert read_log(tmp_path) == expected
-    Log(tmp_path, 2).add("train", step=3)
+    Log(tmp_path, 2).add("cache", step=3)
     assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3]
+
+
+TRAIN = {"kind": "train", "step": 1, "epoch": 1, "loss": 0.5, "lr": 0.1, "images_per_second": 9.0}
+VAL = {"kind": "val", "step": 2, "epoch": 1, "loss": 0.5, "top1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"kind": "train", "st', "not JSON"),
+        ("\udcff\udcfe", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("17", "no record"),
+        ('{"step": 2}', "no kind"),
+        ('{"kind": ["val"], "step": 2}', "no kind"),
+        ('{"kind": "epoch", "epoch": 1}', "no step"),
+        (json.dumps({**VAL, "step": None}), "'step' is no count"),
+        (json.dumps({**VAL, "step": -2}), "'step' is no count"),
+        (json.dumps({**VAL, "epoch": 0}), "'epoch' is no count"),
+        (json.dumps({**VAL, "epoch": 1.5}), "'epoch' is no count"),
+        (json.dumps({**VAL, "loss": "0.5"}), "'loss' is no number"),
+        (json.dumps({**VAL, "top1": None}), "'top1' is no number"),
+        (json.dumps({**VAL, "top1": 10**400}), "'top1' is no number"),
+        ('{"kind": "val", "step": 2, "epoch": 1, "loss": -1e999}', "'loss' is no number"),
+        (json.dumps({**TRAIN, "seconds": 3.0}), "no wait_share"),
+        (json.dumps({name: value for name, value in TRAIN.items() if name != "lr"}), "no lr"),
+        (json.dumps({name: value for name, value in TRAIN.items() if name != "images_per_second"}), "no images_per"),
+    ],
+)
+def test_a_damaged_line_is_named_and_the_others_are_used(line, why, tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(TRAIN), line, json.dumps(VAL), '{"kind": "unknown", "step": 2, "note": "kept"}']
+    file.write_bytes("".join(f"{each}\n" for each in lines).encode(errors="surrogateescape"))
+    said = []
+    kept = read_log(tmp_path, said.append)
+    assert kept == [TRAIN, VAL, {"kind": "unknown", "step": 2, "note": "kept"}]
+    assert len(said) == 1 and said[0].startswith(f"{file}: 1 damaged line is left out (line 2: {why}")
+    Log(tmp_path, 9, warn=said.append).add("epoch", step=3, epoch=1)
+    assert len(said) == 2 and read_log(tmp_path, said.append)[:3] == kept and len(said) == 2
+
+
+def test_many_damaged_lines_are_counted(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("x\n" * 9)
+    said = []
+    assert read_log(tmp_path, said.append) == []
+    assert "9 damaged lines are left out (line 1: not JSON; line 2: not JSON; line 3: not JSON and 6 more)" in said[0]
+
+
+def test_a_log_that_is_a_folder_is_a_sentence(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics\.jsonl: Is a directory; see to it"):
+        Log(tmp_path, 0)
 
 
 def test_records_after_the_checkpoint_are_truncated(tmp_path):
     log = Log(tmp_path, 0)
     for step in (1, 2, 3):
-        log.add("train", step=step)
+        log.add("cache", step=step)
     Log(tmp_path, 2)
     assert [record["step"] for record in read_log(tmp_path)] == [1, 2]
 
