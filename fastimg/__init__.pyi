@@ -75,7 +75,7 @@ def load(
     workers: str | int = "auto",
     max_pixels: int = 89478485,
     tta: bool | Literal["mirror", "mirror-shift"] = False,
-    amp: bool = True,
+    amp: bool | None = None,
     device: str = "auto",
 ) -> Predictor:
     """Load a checkpoint's model once, for a program that predicts again and again.
@@ -97,7 +97,7 @@ def predict(
     workers: str | int = "auto",
     max_pixels: int = 89478485,
     tta: bool | Literal["mirror", "mirror-shift"] = False,
-    amp: bool = True,
+    amp: bool | None = None,
     device: str = "auto",
     progress: bool = False,
 ) -> list[Answer]:

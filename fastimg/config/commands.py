@@ -208,8 +208,8 @@ class Eval:  # more than 12 fields: a flag each
     """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also average
     those of the image shifted by a pixel up-left and down-right, like `train --tta mirror-shift`. --tta alone means
     mirror."""
-    amp: bool = True
-    """Use mixed precision where it is faster."""
+    amp: bool | None = None
+    """Use mixed precision where it is faster, or with --no-amp float32. Default: the precision of the training."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:N."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
@@ -264,8 +264,8 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also average
     those of the image shifted by a pixel up-left and down-right, like `train --tta mirror-shift`. --tta alone means
     mirror."""
-    amp: bool = True
-    """Use mixed precision where it is faster."""
+    amp: bool | None = None
+    """Use mixed precision where it is faster, or with --no-amp float32. Default: the precision of the training."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:N."""
     json: bool = False
@@ -425,8 +425,9 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     """Do not decode images with more pixels than this."""
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with a sample that cannot be decoded: skip and report it, or stop."""
-    amp: bool = True
-    """Use mixed precision where it is faster."""
+    amp: bool | None = None
+    """Use mixed precision where it is faster, or with --no-amp float32. Default: the precision in which the run of
+    --weights was trained; on."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:N."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None

@@ -52,6 +52,11 @@ class Flag:
         return bool(self.names) and bool in options(self.hint) and not self.switch
 
     @property
+    def is_toggle(self) -> bool:
+        """Whether it is only on or off, whatever it is where it is not given."""
+        return options(self.hint) == (bool,)
+
+    @property
     def metavar(self) -> str:
         """What stands for the value, as in FLOAT FLOAT or {adamw,sgd}."""
         if self.mark.metavar is not None:

@@ -3,11 +3,15 @@
 import os
 import re
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
 from fastimg.errors import UsageError
+
+PrecisionName = Literal["float32", "bf16", "fp16"]
+_NAMES: dict[torch.dtype | None, PrecisionName] = {None: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,11 @@ class Precision:
     def autocast(self) -> AbstractContextManager[object]:
         """The context for a forward pass."""
         return torch.autocast(self.device_type, dtype=self.dtype or torch.bfloat16, enabled=self.dtype is not None)
+
+    @property
+    def name(self) -> PrecisionName:
+        """What checkpoints state."""
+        return _NAMES[self.dtype]
 
     @property
     def input_dtype(self) -> torch.dtype:
@@ -68,6 +77,25 @@ def choose(device: torch.device, amp: bool, amp_dtype: str) -> Precision:
     if amp_dtype == "bf16" or _cpu_has_bf16():
         return Precision("cpu", torch.bfloat16, "bf16 autocast")
     return Precision("cpu", None, "float32 (this CPU has no bf16 instructions)")
+
+
+def choose_trained(device: torch.device, amp: bool | None, trained: PrecisionName | None) -> Precision:
+    """The precision for a trained model: what `amp` says, else that of its training, where the device has it.
+
+    fp16 becomes float32 on CPUs, and bf16 what `choose` takes in its place; the reason says so. Of models that state
+    nothing, as checkpoints of earlier versions, `choose` decides.
+    """
+    if amp is not None or trained is None:
+        return choose(device, amp is not False, "auto")
+    if trained == "float32" or (trained == "fp16" and device.type == "cpu"):
+        why = "as in training" if trained == "float32" else "the model was trained in fp16, which CPUs do not have"
+        return Precision(device.type, None, f"float32 ({why})")
+    if trained == "fp16":
+        return Precision(device.type, torch.float16, "fp16 autocast (as in training)")
+    chosen = choose(device, True, "auto")
+    if chosen.name == trained:
+        return replace(chosen, reason=f"{chosen.reason} (as in training)")
+    return replace(chosen, reason=f"{chosen.name} (the model was trained in {trained}, which this device lacks)")
 
 
 def _cpu_has_bf16() -> bool:

@@ -55,8 +55,7 @@ from fastimg.loaders.decoders.arrays import MULTIPLE, TokenDecoder
 from fastimg.loaders.remote.origins import named_by_origins
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.input_size import check_input
-from fastimg.models.precision import Precision, set_backends
-from fastimg.models.precision import choose as choose_precision
+from fastimg.models.precision import Precision, PrecisionName, choose_trained, set_backends
 from fastimg.models.ranks import Ranks, choose_device, compute_here, start
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, parse_kwargs
 from fastimg.system.rank_failures import first_rank
@@ -84,7 +83,9 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         cluster = stack.enter_context(_cluster(replace(config, weights=given), stated, err))
         ranks = stack.enter_context(start("cpu" if cluster else config.device))
         set_backends(ranks.device)
-        precision = cluster.precision if cluster else choose_precision(ranks.device, config.amp, "auto")
+        precision = cluster.precision if cluster else choose_trained(ranks.device, config.amp, stated.precision)
+        if config.amp is None and stated.precision not in (None, precision.name) and ranks.first:
+            say(err, f"precision: {precision.reason}")
         config = with_local_data(config, partial(say, err))
         check_classes(config.data, config.classes)
         names = [config.split] if config.split else list(list_splits(config.data, config.classes))
@@ -183,15 +184,15 @@ def _cluster(config: Embed, stated: Stated, err: Console) -> Iterator[_Cluster |
         places = stack.enter_context(shared_places("embedding", here, attempts if url is None else None))
         tasks = ClusterTasks(ray, places, amounts, partial(say, err), "the same command goes on")
         say(err, f"ray         {plural(tasks.slots, 'task')} at a time, each with {written(amounts)}")
-        ((_, precision),) = tasks.results(_precision_on_node, config.amp, [device], str, total=1)
+        ((_, precision),) = tasks.results(_precision_on_node, (config.amp, stated.precision), [device], str, total=1)
         opener = partial(_open_on_node, config, stated, device, int(amounts["CPU"]))
         samples = partial(_samples_on_node, config)
         yield _Cluster(EncodingNodes(tasks, attempts, url is None, opener, samples), precision)
 
 
-def _precision_on_node(amp: bool, devices: list[str]) -> Iterator[Precision]:
+def _precision_on_node(wanted: tuple[bool | None, PrecisionName | None], devices: list[str]) -> Iterator[Precision]:
     for device in devices:
-        yield choose_precision(choose_device(device), amp, "auto")
+        yield choose_trained(choose_device(device), *wanted)
 
 
 def _samples_on_node(config: Embed, split: str) -> Dataset:
@@ -211,7 +212,7 @@ def _open_on_node(config: Embed, stated: Stated, device: str, cores: int, split:
     model, preprocessing = _model(config, dataset, stated)
     model.module.to(ranks.device)
     workers = parse_workers(config.workers, cores)
-    precision = choose_precision(ranks.device, config.amp, "auto")
+    precision = choose_trained(ranks.device, config.amp, stated.precision)
     encoding = _encoding(config, model, preprocessing, precision, ranks, workers, lambda _: None)
     part = DatasetPart(dataset, None, split, split=split)
     if model.text is not None:

@@ -32,7 +32,6 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import Dataset
 from fastimg.loaders.containers.targets import LABEL, Target, TargetColumn
 from fastimg.loaders.remote.stores import shown as path_shown
-from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, start
 from fastimg.system.terminal import print_table, say
 from fastimg.train.metrics import Meter
@@ -210,12 +209,10 @@ def evaluate_runs(config: Eval, out: Console, err: Console) -> RunsEvaluation:
 
 def _evaluate(config: Eval, together: RunsTogether, ranks: Ranks, err: Console) -> RunScore:
     """The score of one run; what it predicts is added to the others. Over folds, it predicts the test split too."""
-    engine = inference.load(
-        config.checkpoint, ranks.device, choose_precision(ranks.device, config.amp, "auto"), config.tta
-    )
+    tell = partial(say, err)
+    engine = inference.load(config.checkpoint, ranks.device, config.amp, config.tta, tell)
     history = engine.card.trained_on
     own = select(config.data, config.split, history, config.classes, held_out=True)
-    tell = partial(say, err)
     score = _predicted(config, engine, own, together, ranks, tell, first=True)
     folds = history and history[0].fold is not None and config.split is None
     if folds and own.split != _TEST and _TEST in filled_splits(config.data, config.classes):

@@ -26,7 +26,6 @@ from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource
 from fastimg.loaders.decode import MAX_PIXELS
-from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
@@ -77,8 +76,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
     backend = chosen_backend(config.loader)
     check_backend(backend)
     with result_place("--plot", config.plot, config) as place, start(config.device) as ranks:
-        precision = choose_precision(ranks.device, config.amp, "auto")
-        engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
+        engine = inference.load(config.checkpoint, ranks.device, config.amp, config.tta, partial(say, err))
         check_classes(config.data, config.classes)
         selection = select(config.data, config.split, engine.card.trained_on, config.classes)
         dataset = selection.dataset

@@ -17,7 +17,6 @@ from fastimg.config.commands import Export
 from fastimg.data.elsewhere import local_folder
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.remote.stores import url_of
-from fastimg.models.precision import choose as choose_precision
 from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints import format as checkpoint
@@ -204,7 +203,7 @@ def _write(config: Export, file: Path, source: Path, model: Model, subject: Subj
 def _check(config: Export, file: Path, subject: Subject) -> Agreement:
     """Compare the written file with the checkpoint, on the CPU in float32."""
     cpu = torch.device("cpu")
-    engine = inference.load(config.checkpoint, cpu, choose_precision(cpu, False, "auto"))
+    engine = inference.load(config.checkpoint, cpu, amp=False)  # as the file computes, whatever it was trained in
     try:
         match config.chosen_format:
             case "onnx":

@@ -21,7 +21,7 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.captions.captions import captions_of
-from fastimg.models.precision import Precision, set_backends
+from fastimg.models.precision import Precision, choose_trained, set_backends
 from fastimg.models.registry import Model
 from fastimg.models.tokenizer import TextDecoder
 from fastimg.train.checkpoints.format import Card, load_model
@@ -162,16 +162,20 @@ def texts_beside(engine: "Inference", dataset: Dataset, data: Path) -> TextRows 
     return engine.text_rows(captions, captions.has_image)
 
 
-def load(path: Path, device: torch.device, precision: Precision, tta: Tta = False) -> Inference:
+def load(path: Path, device: torch.device, amp: bool | None, tta: Tta = False, say: Say | None = None) -> Inference:
     """Load a checkpoint's model onto a device, and set torch's switches as training does.
 
+    amp: None for the precision of its training; where the device lacks that, `say` is told.
     Raises UsageError and UserError.
     """
     set_backends(device)
-    return restore(path, device, precision, tta)
+    engine = restore(path, device, amp, tta)
+    if say is not None and amp is None and engine.card.precision not in (None, engine.precision.name):
+        say(f"precision: {engine.precision.reason}")
+    return engine
 
 
-def restore(path: Path, device: torch.device, precision: Precision, tta: Tta = False) -> Inference:
+def restore(path: Path, device: torch.device, amp: bool | None, tta: Tta = False) -> Inference:
     """Load a checkpoint's model onto a device, and leave torch's switches alone. Raises UsageError and UserError."""
     model, card = load_model(path)
     if tta and model.text is not None:
@@ -179,4 +183,5 @@ def restore(path: Path, device: torch.device, precision: Precision, tta: Tta = F
     model.module.to(device)
     if model.convolutional:
         model.module.to(memory_format=torch.channels_last)
+    precision = choose_trained(device, amp, card.precision)
     return Inference(model, card, card.preprocessing.policy, precision, device, tta)

@@ -23,7 +23,6 @@ from fastimg.loaders.containers.content import Content
 from fastimg.loaders.folders.stored_files import open_unlabelled
 from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.loaders.remote.stores import shown
-from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
 from fastimg.system.terminal import say
 from fastimg.wording import plural
@@ -104,8 +103,7 @@ def _answered(config: Predict, err: Console) -> list[Answer]:
     """An answer for each file, folder or dataset, and for each text."""
     answers: list[Answer] = []
     with start(config.device) as ranks:
-        precision = choose_precision(ranks.device, config.amp, "auto")
-        engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
+        engine = inference.load(config.checkpoint, ranks.device, config.amp, config.tta, partial(say, err))
         content: Content = "images" if engine.model.text is None else "text"
         pair = engine.model.pair is not None
         if config.text and content == "images" and not pair:

@@ -37,7 +37,7 @@ def prediction_speed(
     One batch comes before, which does not count; then batches until `seconds` are over or the split is.
     """
     with start(device) as ranks, closing(open_dataset(data, split)) as dataset:
-        engine = inference.load(checkpoint, ranks.device, choose(ranks.device, True, "auto"))
+        engine = inference.load(checkpoint, ranks.device, None)
         texts = inference.texts_beside(engine, dataset, data)
         workers = worker_count("auto", ranks)
         every = np.arange(len(dataset))

@@ -79,7 +79,7 @@ def _documented(
         group = parser.add_argument_group(title)
         for flag in shown:
             names = flag.names or (flag.field,)
-            twin = (f"--no-{flag.names[0][2:]}",) if flag.negatable and flag.hint is not bool else ()
+            twin = (f"--no-{flag.names[0][2:]}",) if flag.negatable and not flag.is_toggle else ()
             action: Any = group.add_argument(*twin, *names, **_value(flag), help=_text(flag, texts))
             if paths is not None and Path in (*options(flag.hint), *get_args(flag.hint)):
                 action.complete = paths
@@ -101,7 +101,7 @@ def _value(flag: Flag) -> dict[str, Any]:
     """How argparse shows the value of a flag."""
     if not flag.names:
         return {"metavar": flag.metavar, "nargs": None if flag.default is MISSING else "*"}
-    if flag.hint is bool:
+    if flag.is_toggle:
         return {"action": "store_true" if flag.switch else argparse.BooleanOptionalAction}
     if flag.choices and flag.mark.metavar is None:
         return {"metavar": flag.metavar, "choices": flag.choices}

@@ -57,7 +57,7 @@ def _parser(command: str, known: Sequence[Flag]) -> argparse.ArgumentParser:
     for flag in known:
         if flag.names:
             parser.add_argument(*flag.names, **_how(flag))
-        if flag.negatable and flag.hint is not bool:
+        if flag.negatable and not flag.is_toggle:
             parser.add_argument(f"--no-{flag.names[0][2:]}", dest=flag.field, action="store_false")
     parser.add_argument(_WORDS, nargs="*")
     return parser
@@ -65,7 +65,7 @@ def _parser(command: str, known: Sequence[Flag]) -> argparse.ArgumentParser:
 
 def _how(flag: Flag) -> dict[str, Any]:
     """What argparse must know of a flag."""
-    if flag.hint is bool:
+    if flag.is_toggle:
         action = "store_true" if flag.switch else argparse.BooleanOptionalAction
         return {"dest": flag.field, "action": action}
     kinds = [option for option in options(flag.hint) if get_origin(option) is tuple]

@@ -24,7 +24,6 @@ from fastimg.embeddings.text_rows import TextRows
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, Dataset, FilesDataset
 from fastimg.loaders.remote.stores import url_of
-from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, choose_device
 from fastimg.predict.answers import Answer
 from fastimg.predict.inference import Inference, restore
@@ -60,8 +59,7 @@ class Predictor:
         refuse(config, PREDICT)
         self._device = choose_device(config.device, int(os.environ.get("LOCAL_RANK", 0)))
         self._config = config
-        precision = choose_precision(self._device, config.amp, "auto")
-        self._engine: Inference = restore(config.checkpoint, self._device, precision, config.tta)
+        self._engine: Inference = restore(config.checkpoint, self._device, config.amp, config.tta)
         here = Ranks(0, 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), self._device, None)
         self._workers = worker_count(config.workers, here)
         self._batch_size = config.batch_size or BATCH[self._device.type]

@@ -26,6 +26,7 @@ from fastimg.errors import UserError, reason_of
 from fastimg.loaders.containers.atomic import give_usual_mode, sync_folder
 from fastimg.models.heads import HeadKind
 from fastimg.models.networks.pairs import build_pair
+from fastimg.models.precision import PrecisionName
 from fastimg.models.registry import Model, Preprocessing, TextSide, build, load_weights, read_weights, weights_file
 from fastimg.models.tokenizer import read_tokenizer
 
@@ -55,15 +56,17 @@ class Card:
     text: dict[str, Any] | None = None  # of a text encoder: its base model, tokens and pooling
     pair: dict[str, Any] | None = None  # of a model of images and texts: the second encoder, and the combiner
     trained_on: tuple[TrainedOn, ...] | None = None  # its own training, then those of its initial weights
+    precision: PrecisionName | None = None  # of the training; None in old checkpoints
     targets: tuple[dict[str, Any], ...] = ()  # of data that names them, in the order of their outputs: `Tasks.stated`
 
     def to_json(self) -> str:
-        """For the safetensors metadata; without `targets` or `pair` where there are none."""
+        """For the safetensors metadata; without `targets`, `pair` or `precision` where there are none."""
         fields = asdict(self)
         if not self.targets:
             del fields["targets"]
-        if self.pair is None:
-            del fields["pair"]
+        for name in ("pair", "precision"):
+            if fields[name] is None:
+                del fields[name]
         if self.preprocessing.field is None:  # as in checkpoints of earlier versions
             del fields["preprocessing"]["field"]
         if self.preprocessing.dtype == "uint8":

@@ -147,6 +147,7 @@ def _card(run: Run, best: bool) -> checkpoint.Card:
         text=model.text.settings if model.text else None,
         pair=_pair_card(model.pair) if model.pair else None,
         trained_on=data.trained_on,
+        precision=setup.precision.name,
         targets=setup.tasks.stated(progress.thresholds),
     )
 

@@ -17,6 +17,7 @@ from fastimg.config.commands import Embed, Train
 from fastimg.config.intent import ARCH
 from fastimg.config.training import HF_PREFIX
 from fastimg.errors import UserError
+from fastimg.models.precision import PrecisionName
 from fastimg.models.registry import Preprocessing, TextSide, parse_kwargs, read_metadata, weights_file
 from fastimg.models.tokenizer import read_tokenizer
 from fastimg.train.checkpoints import format as checkpoint
@@ -37,6 +38,7 @@ class Stated:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     blurpool: bool = False
     preprocessing: Preprocessing | None = None  # only from a checkpoint
+    precision: PrecisionName | None = None  # of its training
     text: TextSide | None = None
     pair: TextSide | None = None  # what reads the texts, of a model of images and texts
     text_arch: str | None = None
@@ -141,7 +143,14 @@ def _of_card(card: Card, file: Path, max_length: int | None) -> Stated:
         length = max_length or card.text["length"]
         settings = {**card.text, "length": length}
         text = TextSide(tokenizer=read_tokenizer(file.parent, length), settings=settings)
-    stated = Stated(arch=card.arch, kwargs=kwargs, blurpool=card.blurpool, preprocessing=card.preprocessing, text=text)
+    stated = Stated(
+        arch=card.arch,
+        kwargs=kwargs,
+        blurpool=card.blurpool,
+        preprocessing=card.preprocessing,
+        precision=card.precision,
+        text=text,
+    )
     if card.pair is None:
         return stated
     length = max_length or card.pair["text"]["length"]

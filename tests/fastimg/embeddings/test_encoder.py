@@ -28,8 +28,7 @@ def test_the_checkpoint_on_images_equals_the_head_on_cached_embeddings(train, sh
     """Up to fp16 rounding; and `eval` reports the validation results of training."""
     train("run", "--lr", "0.01")
     run = tmp_path / "runs" / "run"
-    precision = FLOAT32
-    engine = inference.load(run / "last", torch.device("cpu"), precision)
+    engine = inference.load(run / "last", torch.device("cpu"), amp=False)
     dataset = open_dataset(shards, "val")
     logits, hook = [], engine.model.module.register_forward_hook(lambda _, __, out: logits.append(out))
     loader = engine.loader(dataset, 8, 1, None, None)
@@ -124,7 +123,7 @@ def test_the_digest_of_a_backbone():
 
 def test_overflow_of_fp16_ends_the_run(shards, trained):
     model, _ = load_model(trained.run)
-    engine = inference.load(trained.run, torch.device("cpu"), FLOAT32)
+    engine = inference.load(trained.run, torch.device("cpu"), amp=False)
     dataset = open_dataset(shards, "val")
     loader = engine.loader(dataset, 8, 1, None, None)
     feed = lambda batch: torch.full_like(batch.inputs, 1, dtype=torch.float32) * 1e6  # noqa: E731

@@ -8,7 +8,7 @@ import torch
 
 from fastimg.errors import UsageError
 from fastimg.models import precision
-from fastimg.models.precision import choose, set_backends
+from fastimg.models.precision import choose, choose_trained, set_backends
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -35,6 +35,28 @@ def test_off():
     chosen = choose(CUDA, False, "auto")
     assert chosen.dtype is None and chosen.input_dtype is torch.float32
     assert not choose(CPU, False, "auto").scaler().is_enabled()
+
+
+@pytest.mark.parametrize(
+    ("device", "native", "amp", "trained", "chosen", "words"),
+    [
+        (CPU, True, None, "float32", "float32", "as in training"),
+        (CUDA, True, None, "float32", "float32", "as in training"),
+        (CPU, True, None, "bf16", "bf16", "as in training"),
+        (CPU, False, None, "bf16", "float32", "trained in bf16, which this device lacks"),
+        (CUDA, False, None, "bf16", "fp16", "trained in bf16, which this device lacks"),
+        (CUDA, True, None, "fp16", "fp16", "as in training"),
+        (CPU, True, None, "fp16", "float32", "trained in fp16, which CPUs do not have"),
+        (CPU, True, True, "float32", "bf16", "bf16 autocast"),
+        (CPU, True, False, "bf16", "float32", "--no-amp"),
+        (CPU, True, None, None, "bf16", "bf16 autocast"),  # of an earlier version
+    ],
+)
+def test_a_model_is_used_in_the_precision_of_its_training(device, native, amp, trained, chosen, words, monkeypatch):
+    monkeypatch.setattr(precision, "_cpu_has_bf16", lambda: native)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
+    found = choose_trained(device, amp, trained)
+    assert found.name == chosen and words in found.reason
 
 
 def test_autocast_uses_the_chosen_type():

@@ -13,13 +13,15 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import fastimg
 from fastimg.cli import run
 from fastimg.data.datasets import open_parts
 from fastimg.data.provenance import record, select
 from fastimg.loaders import open_dataset
+from fastimg.models import precision as precisions
 from fastimg.models.registry import Preprocessing
 from fastimg.predict import evaluation
-from fastimg.train.checkpoints.format import find, read_card, trained_before
+from fastimg.train.checkpoints.format import find, load_model, read_card, trained_before
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -453,3 +455,26 @@ def test_a_checkpoint_names_no_path(unsplit):
     )
     assert type(card).from_json(card.to_json()) == card
     assert type(card).from_json(replace(card, trained_on=None).to_json()).trained_on is None
+
+
+def test_the_precision_of_the_training_is_the_default(trained, tmp_path, cli, monkeypatch):
+    """Of eval with one run and several, predict, load and embed; `trained` is a run with --no-amp."""
+    monkeypatch.setattr(precisions, "_cpu_has_bf16", lambda: True)
+    copy = shutil.copytree(trained.run, tmp_path / "copy", symlinks=True)
+    image = trained.images / "val/red/0.jpg"
+
+    def told(flag):
+        flags = (*((flag,) if flag else ()), "-j", "1")
+        alone = json.loads(cli("eval", trained.run, trained.images, "--json", *flags).out)
+        both = json.loads(cli("eval", trained.run, copy, trained.images, "--json", *flags).out)
+        answer = json.loads(cli("predict", trained.run, image, "--json", *flags).out)
+        out = tmp_path / f"vectors{flag}"
+        cache = ("--cache-dir", tmp_path / "cache", "--dtype", "fp32", "--format", "npy", "--split", "val")
+        assert cli("embed", trained.images, out, "--weights", trained.run, *cache, *flags).code == 0
+        return alone["loss"], both["ensemble"]["loss"], answer["probabilities"], np.load(out / "val.npy")
+
+    exact, default, mixed = told("--no-amp"), told(""), told("--amp")
+    for same, mine, other in zip(exact, default, mixed, strict=True):
+        assert np.array_equal(same, mine) and not np.array_equal(same, other)
+    assert load_model(trained.run)[1].precision == "float32"
+    assert fastimg.load(trained.run, workers=1).predict([image])[0].probabilities == exact[2]

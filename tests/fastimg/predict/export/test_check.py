@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from fastimg.loaders import FilesDataset
-from fastimg.models.precision import Precision
 from fastimg.predict import inference
 from fastimg.predict.exporting import check as agreement
 from fastimg.predict.exporting import graph
@@ -45,7 +44,7 @@ def judged(trained):
     """`judged(run, data)`: the report of the check on a file that behaves like `run`."""
 
     def judge(run, data=None):
-        engine = inference.load(trained.run, torch.device("cpu"), Precision("cpu", None, ""))
+        engine = inference.load(trained.run, torch.device("cpu"), amp=False)
         return agreement.compare(Path("model.onnx"), run, engine, data)
 
     return judge
