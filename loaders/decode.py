@@ -27,11 +27,8 @@ from fastimg.loaders.folders.deep_png import read_deep_png
 from fastimg.loaders.jpeg.decoding.frame import (
     BASELINE,
     EXTENDED,
-    FEW_SCANS,
-    MOST_SCANNED,
     PROGRESSIVE,
     glance,
-    has_too_many_scans,
     new_header,
     view_of,
 )
@@ -41,7 +38,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .errors import ImageError, image_faults
 from .opening import MAX_PIXELS as MAX_PIXELS
-from .opening import check_pixels, open_image
+from .opening import check_pixels, check_scans, open_image
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, C]: RGB, or gray with C = 1
 DeepPixels = npt.NDArray[np.uint16]  # the same
@@ -89,19 +86,8 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Heade
             width, height = image.size
             orientation = _pillow_orientation(image, data)
             header = Header((image.format or "unknown").lower(), width, height, orientation, turbo=False)
-        if header.format in ("jpeg", "mpo"):
-            _check_scans(data, header.width, header.height)
     check_pixels(header.width, header.height, max_pixels)
     return header
-
-
-def _check_scans(data: bytes | memoryview, width: int, height: int) -> None:
-    """Raises ImageError for a JPEG of so many scans that all decoders would take too long."""
-    if has_too_many_scans(view_of(data), width * height):
-        most = max(FEW_SCANS, MOST_SCANNED // (width * height))
-        raise ImageError(
-            f"a JPEG of {width} x {height} pixels in more than {most:,} scans, which would take too long; save it anew"
-        )
 
 
 def decode(
@@ -363,6 +349,6 @@ def _jpeg_header(data: bytes | memoryview) -> Header | None:
     if not sof:
         return None
     if sof not in (BASELINE, EXTENDED) or known["scan_components"][0] != known["components"][0]:
-        _check_scans(data, width, height)
+        check_scans(data, width, height)
     turbo = sof in _TURBO_FRAMES and precision == 8 and luma in _TURBO_SAMPLING
     return Header("jpeg", width, height, orientation, turbo, restarts=interval > 0)

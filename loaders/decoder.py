@@ -19,7 +19,7 @@ from fastimg.loaders.runtime.stopping import Cancelled
 
 from .batch import Field
 from .crop import Size
-from .errors import ImageError
+from .errors import ImageError, first_line
 from .ring import Ring, SlotLayout
 
 Rows = Mapping[str, npt.NDArray[Any]]  # by field: [k, *shape], the rows of k samples
@@ -177,9 +177,14 @@ def attempt(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exc
     """The exception that `call(...)` raises, if any.
 
     It is caught in a frame of its own: the traceback then has no reference to the list of failures that holds it.
+    A lack of memory is an error of the image that asks for so much.
     """
     try:
         call(*args, **kwargs)
+    except MemoryError as error:
+        lacking = ImageError(first_line(error))
+        lacking.__cause__ = error
+        return lacking
     except Exception as error:  # noqa: BLE001 - the pool tells them apart
         return error
     return None

@@ -27,6 +27,17 @@ def check_pixels(width: int, height: int, most: int) -> None:
         raise ImageError(f"{width} x {height} pixels are more than max_pixels={most}; raise it if you trust the image")
 
 
+def check_scans(jpeg: bytes | memoryview, width: int, height: int) -> None:
+    """Raises ImageError for a JPEG of so many scans that every decoder would take too long."""
+    from .jpeg.decoding.frame import FEW_SCANS, MOST_SCANNED, has_too_many_scans, view_of  # brings the compiler
+
+    if has_too_many_scans(view_of(jpeg), width * height):
+        most = max(FEW_SCANS, MOST_SCANNED // (width * height))
+        raise ImageError(
+            f"a JPEG of {width} x {height} pixels in more than {most:,} scans, which would take too long; save it anew"
+        )
+
+
 def open_image(source: bytes | memoryview | Path, most: int = MAX_PIXELS) -> Image.Image:
     """An image of up to `most` pixels whose pixels are not decoded yet: the content of a file, or a file.
 
@@ -42,6 +53,8 @@ def open_image(source: bytes | memoryview | Path, most: int = MAX_PIXELS) -> Ima
             raise ImageError(_too_large(error, most)) from error
     try:
         check_pixels(image.width, image.height, most)
+        if image.format in ("JPEG", "MPO"):
+            check_scans(source.read_bytes() if isinstance(source, Path) else source, image.width, image.height)
     except ImageError:
         image.close()
         raise

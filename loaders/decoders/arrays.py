@@ -15,7 +15,7 @@ from fastimg.loaders.containers.arrays import ArrayDataset, Views
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.npy import npy_array, npy_bytes
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader
-from fastimg.loaders.errors import ShardError
+from fastimg.loaders.errors import ShardError, image_faults
 from fastimg.loaders.runtime.scratch import Scratch
 
 PAD = -1  # padding: not a token
@@ -91,7 +91,8 @@ class TokenDecoder(Decoder):
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
-        put_tokens(npy_array(data), row["inputs"])
+        with image_faults():
+            put_tokens(npy_array(data), row["inputs"])
 
     def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
         """See `Decoder`."""

@@ -51,6 +51,20 @@ def images(batch, height, width, seed=0):
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (7, 1)], ids=str)
+@pytest.mark.parametrize("step", [0, 1, 1000])
+def test_axes_of_length_1_have_any_stride(size, step):
+    """torch and NumPy call them contiguous, and compiled code computes addresses from shapes."""
+    for batch in (1, 2):
+        plain = images(batch, *size).permute(0, 2, 3, 1).contiguous()
+        strides = [step if count == 1 else stride for count, stride in zip(plain.shape, plain.stride(), strict=True)]
+        odd = plain.as_strided(plain.shape, strides).permute(0, 3, 1, 2)
+        plan = draw(EVERYTHING, np.arange(batch), 1, 1)
+        expected = apply(plan, plain.permute(0, 3, 1, 2), EVERYTHING, torch.float32, backend="reference")
+        for backend in ("reference", "cpu"):
+            assert torch.equal(apply(plan, odd, EVERYTHING, torch.float32, backend=backend), expected)
+
+
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_bits_equal_the_reference(policy, size):

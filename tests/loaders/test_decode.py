@@ -13,11 +13,12 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from fastimg.loaders.crop import CenterCrop, RandomResizedCrop
-from fastimg.loaders.decode import decode, read_header, upright
+from fastimg.loaders.decode import decode, decode_mask, read_header, upright
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.frame import MOST_SCANNED
 from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.opening import open_image
 from fastimg.loaders.runtime.scratch import Scratch
 
 WIDTH, HEIGHT = 45, 27
@@ -331,7 +332,8 @@ def test_the_scans_of_a_jpeg_have_a_budget():
         ImageDecoder(CenterCrop(size=8, resize=8), compiled=compiled).fill_row(memoryview(jpeg), (), row, Scratch())
 
     for refused in (data, odd):
-        for call, *others in ((read_header,), (decode,), (fill, True), (fill, False)):
+        calls = ((read_header,), (decode,), (fill, True), (fill, False), (open_image,), (decode_mask, (side, side)))
+        for call, *others in calls:
             with pytest.raises(ImageError, match=r"1000 x 1000 pixels in more than 1,789 scans"):
                 call(refused, *others)
     assert tile(data).jpeg == data
