@@ -200,7 +200,8 @@ def named_columns(
     """The class names of those columns whose numbers have names in the schema of a file, or in `stated` features."""
     with _opened(file) as source:
         schema = pq.read_schema(source)
-    return {name: names for name in columns if (names := class_names(schema, name, stated))}
+    present = [name for name in columns if name in schema.names]
+    return {name: names for name in present if (names := class_names(schema, name, stated))}
 
 
 def target_rows(files: Iterable[ParquetPath], layout: ParquetLayout) -> Rows:

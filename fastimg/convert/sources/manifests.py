@@ -36,6 +36,7 @@ from .columns import (
 )
 from .folders import FilesReader, WrittenPaths, file_size
 from .labels import Labels, is_empty
+from .one_hot import find_one_hot
 from .samples import Entries, Row, Source, SourceEntry, SourceReader
 from .tables import Rows, later_names, readable, table_rows
 from .targets import TargetCells, check_targets, labels_from
@@ -50,8 +51,11 @@ def read_manifest(src: Path, columns: Columns) -> Source:
     if src.suffix.lower() in SEPARATED:
         columns, remarks = image_columns(src, columns)
     with readable(src):
-        rows = table_rows(src, columns.delimiter or "", header=not columns.no_header)
-        return _read(src, rows, columns, remarks)
+        return _read(src, _rows(src, columns), columns, remarks)
+
+
+def _rows(src: Path, columns: Columns) -> Rows:
+    return table_rows(src, columns.delimiter or "", header=not columns.no_header)
 
 
 def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
@@ -66,8 +70,15 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     known, rows = first_row(src, rows)
     later = later_names(src, known)
     path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path", later)
-    label_column = _label_column(src, known, columns, later)
     split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split", later)
+    taken_first = (path_column, split_column, columns.text)
+    one_hot = find_one_hot(src, _rows(src, columns), columns, (*known, *later), taken_first)
+    if one_hot is not None:
+        columns, rows = one_hot.asked(columns), one_hot.joined(rows)
+        header_remarks = [*header_remarks, one_hot.remark]
+        known = [*(name for name in known if name not in one_hot.columns), one_hot.name]
+        later = [name for name in later if name not in one_hot.columns]
+    label_column = _label_column(src, known, columns, later)
     known += later
     taken = [name for name in (path_column, label_column, split_column) if name is not None]
     check_apart(src, "path", taken, columns.text)
@@ -84,8 +95,8 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     label_cells = None if label_column is None else Labels(src, label_column, columns, names.get(label_column))
     target_cells = None
     if columns.targets:
-        again = table_rows(src, columns.delimiter or "", header=not columns.no_header)
-        target_cells = TargetCells(src, columns, again, names)
+        again = _rows(src, columns)
+        target_cells = TargetCells(src, columns, again if one_hot is None else one_hot.joined(again), names)
     field_cells = FieldCells(src, columns.fields, names) if columns.fields else None
     paths = _Paths(src)
     read_apart = {*taken, *(field.name for field in columns.fields)}

@@ -7,6 +7,7 @@ refused when it is read, as in a manifest of images.
 import contextlib
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ from .manifests import (
     split_of,
     split_up,
 )
+from .one_hot import find_one_hot
 from .samples import NO_LABEL, Entries, Row, Source, SourceEntry
 from .spools import Spool, SpoolReader
 from .tables import (
@@ -146,14 +148,24 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         header = _has_header(src, columns)
         quoted = not by_tabs or (header and quotes_fields(src))
         remarks = _on_quotes(src, header, quoted) if by_tabs else []
-        chosen = _chosen(src, columns, header, quoted)
+        one_hot = None
 
         def read_rows() -> Rows:
-            return table_rows(src, columns.delimiter or "", header=header, strict=False, quoted=quoted)
+            rows = table_rows(src, columns.delimiter or "", header=header, strict=False, quoted=quoted)
+            return rows if one_hot is None else one_hot.joined(rows)
 
+        if header:
+            known = _columns(src, columns, quoted)
+            known += later_names(src, known)
+            given = (columns.text, columns.split)
+            if (one_hot := find_one_hot(src, read_rows(), columns, known, given)) is not None:
+                columns = one_hot.asked(columns)
+                remarks = [*remarks, one_hot.remark]
+        chosen = _chosen(src, columns, header, quoted, () if one_hot is None else (one_hot.name,))
         rows = read_rows()
         if src.suffix.lower() == ".parquet":
             rows = _parquet_rows(src, chosen.text)
+            rows = rows if one_hot is None else one_hot.joined(rows)
     known, rows = first_row(src, _readable_rows(src, rows))
     if columns.targets:
         check_targets(src, [*known, *later_names(src, known)], columns.targets, chosen[:3])
@@ -237,10 +249,11 @@ def _on_quotes(src: Path, header: bool, quoted: bool) -> list[str]:
     return [f"{src}: quotes in it are text, because {why}; every line is a row, and tabs separate its columns"]
 
 
-def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
+def _chosen(src: Path, columns: Columns, header: bool, quoted: bool, joined: Sequence[str]) -> _Chosen:
+    """`joined`: a column that the rows have besides those of the file."""
     if header:
         known = _columns(src, columns, quoted)
-        later = later_names(src, known)
+        later = [*later_names(src, known), *joined]
         text = find_column(src, known, columns.text, TEXT_COLUMNS, "text", later)
         label = None if columns.targets else find_column(src, known, columns.label, LABEL_COLUMNS, "label", later)
         split = find_column(src, known, columns.split, SPLIT_COLUMNS, "split", later)
@@ -356,7 +369,8 @@ def _encoded(value: Any) -> tuple[bytes, str]:
 
 def _fault_beside(extra: Row) -> str:
     """What is wrong in the other columns of a CSV or TSV."""
-    return next((f"not UTF-8 (column {name!r})" for name, value in extra.items() if not _is_utf8(value)), "")
+    texts = ((name, value) for name, value in extra.items() if isinstance(value, str))
+    return next((f"not UTF-8 (column {name!r})" for name, value in texts if not _is_utf8(value)), "")
 
 
 def _is_utf8(text: str) -> bool:
