@@ -157,7 +157,7 @@ class Prepare:
             kept = tiled.kept or ("bytes behind its end" if tiled.left_out else "")
             if not header.turbo or tiled.recoded or tiled.kept not in _WALKED or treatment.compare:
                 pixels = decode(data, header, self._scratch())
-                if not kept and not np.array_equal(decode(tiled.jpeg), pixels):
+                if not kept and not np.array_equal(self._again(tiled.jpeg), pixels):
                     kept = "its tiles would decode to other pixels"
             if not kept:
                 return Prepared(
@@ -197,7 +197,7 @@ class Prepare:
         """A JPEG with all of its chroma, which text and thin lines need, or a gray one; and its PSNR."""
         gray = (pixels == pixels[:, :, :1]).all()
         made = self._jpeg(pixels, "Gray" if gray else "444", quality)
-        return made, psnr(pixels, decode(made))
+        return made, psnr(pixels, self._again(made))
 
     def _from_pixels(self, entry: SourceEntry, original: Original, pixels: Pixels) -> Prepared:
         height, width, _ = pixels.shape
@@ -215,7 +215,7 @@ class Prepare:
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "PNG")
         png = buffer.getvalue()
-        smaller = losslessly(png, read_header(png), pixels) if asked is not None else ""
+        smaller = losslessly(png, read_header(png, self._treatment.max_pixels), pixels) if asked is not None else ""
         if not isinstance(smaller, str):
             facts = Recompressed("raw", pixels.nbytes, len(smaller.image), None, ())
             return _changed(original, smaller.image, smaller.extension, facts)
@@ -249,6 +249,10 @@ class Prepare:
             outcome=_outcome(KEPT, f"as raw pixels: {header.format}"),
             original=original,
         )
+
+    def _again(self, made: bytes) -> Pixels:
+        """The pixels of what was made of an image."""
+        return decode(made, read_header(made, self._treatment.max_pixels))
 
     def _pixels(self, data: bytes, header: Header) -> Pixels:
         if max(header.size) > _SIDE:

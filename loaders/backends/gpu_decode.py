@@ -122,7 +122,7 @@ class DeviceDecode(Decoder):
     def on_host(self, cut: Cut, row: npt.NDArray[np.uint8]) -> None:
         """Decode an image that the codec refused into `row` [S, S, 3]. Raises ImageError."""
         x, y, width, height = cut.box
-        stored = decode(cut.jpeg, replace(read_header(cut.jpeg), orientation=1))
+        stored = decode(cut.jpeg, replace(read_header(cut.jpeg, self.images.max_pixels), orientation=1))
         if stored.shape[0] < y + height or stored.shape[1] < x + width:
             raise ImageError("the image has fewer pixels than its header says")
         pixels = upright(stored[y : y + height, x : x + width], cut.orientation)

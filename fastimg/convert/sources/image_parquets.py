@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -316,7 +317,7 @@ def _field_name(name: str, content: bytes, path: str) -> str:
     extension = os.path.splitext(path)[1].lower()[1:]
     if f".{extension}" not in image_extensions():
         try:
-            extension = read_header(content).extension
+            extension = read_header(content, sys.maxsize).extension
         except ImageError:
             return name
     return f"{name}.{extension}"

@@ -10,7 +10,9 @@ from fastimg.convert.image_preparation import Prepare
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Skipped
 from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.opening import open_image
 
 from ...loaders.runtime.pools import ending
 from .conversions import samples, stop_after
@@ -40,6 +42,22 @@ def test_undecodable_images_are_left_out_and_named(config, damaged, console):
     for path, reason in report.skipped:
         assert damaged[path] in reason
     assert len(samples(config.dst)) == 36 and max(samples(config.dst)) > f"{35:09d}"  # numbers have gaps
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tile": "auto", "compare": True}, {"recompress": "jpeg:95"}, {"recompress": "lossless"}, {"format": "beton"}],
+    ids=str,
+)
+def test_every_step_keeps_to_max_pixels(options, config, image_folder, encode, console, monkeypatch):
+    """None falls back to the default limit, which an image may exceed where --max-pixels allows it."""
+    (image_folder / "red" / "a.png").write_bytes(encode(size=(40, 30), kind="PNG"))
+    (image_folder / "red" / "b.jpg").write_bytes(encode(size=(40, 30), progressive=True))
+    (image_folder / "red" / "c.png").write_bytes(encode(size=(40, 30), kind="PNG"))
+    monkeypatch.setattr(read_header, "__defaults__", (1,))
+    monkeypatch.setattr(open_image, "__defaults__", (1,))
+    report = convert(replace(config, max_pixels=10_000, **options), console)
+    assert report.images == 39 and not report.skipped
 
 
 def test_left_out_images_do_not_move_others(config, image_folder, tmp_path, console):
