@@ -56,7 +56,7 @@ _START = (
     ("fastimg train PHOTOS --arch resnet18 --pretrained", "fine-tune on a folder with one subfolder per class"),
     ("fastimg bench PHOTOS", "see what limits training on this machine"),
 )
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _HELP = {"-h", "--help", "--help-all"}
 
 
@@ -91,7 +91,8 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - an internal error: a bug report needs its traceback
         if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:  # stdout, say, to a file
             _discard_output()
-            sentence = f"what is written here does not fit ({error.strerror}); make room, and start again"
+            remedy = "raise the limit of `ulimit -f`" if error.errno == errno.EFBIG else "make room"
+            sentence = f"what is written here does not fit ({error.strerror}); {remedy}, and start again"
             return _end(console, 1, prefix + sentence)
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):

@@ -1,9 +1,7 @@
 """Errors that are shown to the user as one sentence, and their exit codes."""
 
 import difflib
-import errno
 import re
-import resource
 from collections.abc import Iterable
 
 
@@ -37,18 +35,6 @@ def reason_of(error: BaseException) -> str:
     if "trust_remote_code" in text:  # transformers
         return "it comes with Python code, which is not run"
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-
-
-def unwritten(error: OSError, remedy: str) -> str:
-    """Why a file was not written, and what to do about it: `remedy`, unless the reason itself says that."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "no space left on the disk; free some space"
-    if error.errno == errno.EFBIG:
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        if limit == resource.RLIM_INFINITY:
-            return "larger than a file may be in this file system; write to another one"
-        return f"larger than this process may write ({limit:,} bytes); raise that limit, as with `ulimit -f unlimited`"
-    return f"{error.strerror or error}; {remedy}"
 
 
 def nearest(word: str, known: Iterable[str], n: int = 3) -> str:

@@ -1,7 +1,13 @@
 """Errors of the loader. Their messages are written for the owner of the data."""
 
+import errno
+import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CODE = re.compile(r"\bos error (\d+)\b")  # as libraries in Rust end their messages
 
 
 class DataError(Exception):
@@ -39,10 +45,24 @@ def image_faults() -> Iterator[None]:
         raise ImageError(first_line(error)) from error
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of what an error says, or its name."""
     if isinstance(error, MemoryError):
         return "it needs more memory than there is"
     text = getattr(error, "strerror", None) or str(error)
     lines = str(text).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def not_written(error: BaseException, remedy: str) -> str:
+    """Why a file could not be written, and what to do: `remedy`, unless the disk or a limit is the reason."""
+    code = _CODE.search(str(error))
+    number = getattr(error, "errno", None) or (int(code[1]) if code else None)
+    if number in _FULL:
+        return "no space left on the disk; free some space"
+    if number == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if limit == resource.RLIM_INFINITY:
+            return "larger than files may be in this file system; write to another one"
+        return f"larger than this process may write ({limit:,} bytes); raise that limit, as with `ulimit -f unlimited`"
+    return f"{first_line(error)}; {remedy}"

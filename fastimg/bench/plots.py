@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastimg.bench.peers.pipelines import BASE
 from fastimg.errors import UsageError, UserError
+from fastimg.loaders.errors import not_written
 from fastimg.loaders.remote.stores import shown, url_of
-from fastimg.train.reporting.plots import blank
+from fastimg.train.reporting.plots import blank, write_figure
 from fastimg.wording import plural, several
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
     if curves:
         _curves(axes[-1], records, loaders, threads)
     try:
-        figure.savefig(file, dpi=110, format="png")
+        write_figure(figure, file, dpi=110, format="png")
     except OSError as error:
         raise _unwritable(file, error) from error
 
 
 def _unwritable(file: Path, error: OSError) -> UserError:
-    return UserError(f"--plot {file}: {error.strerror or error}; choose a file that can be written")
+    return UserError(f"--plot {file}: {not_written(error, 'choose a file that can be written')}")
 
 
 def _bars(axis: "Axes", records: Sequence[Mapping[str, Any]]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Convert
-from fastimg.errors import UserError, unwritten
+from fastimg.errors import UserError
+from fastimg.loaders.errors import not_written
 
 from .journal import CONTENTS, STAGED, DestinationState, Held, Journal, clear, is_shard, journal_options
 from .shards.base import Base
@@ -161,6 +162,6 @@ def plain_error(folder: Path, url: str | None, error: OSError, goes_on: bool, re
         if replaces and error.errno != errno.EFBIG:
             what += ", which also holds the dataset that is to be replaced"
             beside = "; or give --overwrite --resume --delete-first, which deletes that dataset first"
-        return UserError(f"{what}: {unwritten(error, '')}, then {again}{beside}")
+        return UserError(f"{what}: {not_written(error, '')}, then {again}{beside}")
     what = f"{error.filename or folder}: {error.strerror or error}"
     return UserError(f"{what}; check the path and its permissions{f', then {again}' if goes_on else ''}")

@@ -24,6 +24,7 @@ from fastimg.data.datasets import DatasetPart
 from fastimg.data.digests import Elsewhere, digests_of
 from fastimg.errors import UserError
 from fastimg.loaders import Dataset
+from fastimg.loaders.errors import not_written
 
 from .cache import Encoding
 from .store import CacheShard, ShardPlan, key_of, write_cache_shard
@@ -122,9 +123,7 @@ class EncodingNodes:
             for name, content in made.files.items():
                 (folder / name).write_bytes(content)
         except OSError as error:
-            raise UserError(
-                f"{self.attempts}: {error.strerror}; free some space, or give another --cache-dir"
-            ) from error
+            raise UserError(f"{self.attempts}: {not_written(error, 'give another --cache-dir')}") from error
         return folder
 
 

@@ -29,7 +29,7 @@ from fastimg.loaders.containers.atomic import replace_file, sync_folder
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.npy import npy_bytes
 from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, move_shard, parse_index, split_name
-from fastimg.loaders.errors import ImageError
+from fastimg.loaders.errors import ImageError, not_written
 from fastimg.loaders.runtime.file_locks import unlock_and_close
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.ranks import Ranks
@@ -357,8 +357,7 @@ class ArrayCache:
             ) from error
         except OSError as error:
             raise UserError(
-                f"{self.folder}: cannot be written ({error.strerror or error}); free some space, or choose another "
-                "folder with --cache-dir"
+                f"{self.folder}: cannot be written: {not_written(error, 'choose another folder with --cache-dir')}"
             ) from error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fastimg.errors import UserError
-from fastimg.loaders.errors import DataError
+from fastimg.loaders.errors import DataError, not_written
 from fastimg.loaders.remote.writable import WritableFolder
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.runtime.file_locks import unlock_and_close
@@ -33,7 +33,7 @@ class StoredResults:
             self._lock = hold(self.folder, url)
         except OSError as error:
             raise UserError(
-                f"{self.folder.parent}: {error.strerror or error}; give another folder with --cache-dir"
+                f"{self.folder.parent}: {not_written(error, 'give another folder with --cache-dir')}"
             ) from error
         self._there: dict[str, tuple[int, int, int]] = {}  # the file here that stands for one there
         try:

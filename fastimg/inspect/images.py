@@ -32,6 +32,7 @@ from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.datasets import large_photographs
 from fastimg.loaders.crop import CropRule, shape_of
+from fastimg.loaders.errors import not_written
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.predict.result_places import ResultPlace, result_place
 from fastimg.system.terminal import print_table, say
@@ -214,7 +215,7 @@ def _make_folder(place: ResultPlace, stack: ExitStack) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(f"--output {folder}: {error.strerror or error}; give a writable folder")
+    return UserError(f"--output {folder}: {not_written(error, 'give a writable folder')}")
 
 
 def _draw(

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.errors import UserError, printable
+from fastimg.loaders.containers.atomic import replace_output
+from fastimg.loaders.errors import not_written
 from fastimg.system.terminal import print_table
 from fastimg.wording import legible, with_flags
 
@@ -128,10 +130,10 @@ def write_csv(answers: list[Answer], target: Path) -> None:
         sys.stdout.write(buffer.getvalue())
         return
     try:
-        target.write_text(buffer.getvalue(), encoding="utf-8")
+        replace_output(target, buffer.getvalue().encode())
     except OSError as error:
         raise _unwritable(target, error) from error
 
 
 def _unwritable(target: Path, error: OSError) -> UserError:
-    return UserError(f"--csv {target}: {error.strerror}; choose a file that can be written")
+    return UserError(f"--csv {target}: {not_written(error, 'choose a file that can be written')}")

@@ -47,11 +47,12 @@ from fastimg.embeddings.encoder import why_not
 from fastimg.embeddings.held_folders import held
 from fastimg.embeddings.nodes import EncodingNodes, OpenedEncoding
 from fastimg.embeddings.stored_results import StoredResults
-from fastimg.errors import UsageError, UserError, unwritten
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.decoders.arrays import MULTIPLE, TokenDecoder
+from fastimg.loaders.errors import not_written
 from fastimg.loaders.remote.origins import named_by_origins
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.input_size import check_input
@@ -351,7 +352,7 @@ def _write(
         with nullcontext() if stored else held(folder):  # `stored` holds its folder from the start
             result = _filled(config, encoding, all_vectors, made, stored, err)
     except OSError as error:
-        raise UserError(f"{folder}: {unwritten(error, 'give another folder')}") from error
+        raise UserError(f"{folder}: {not_written(error, 'give another folder')}") from error
     if config.json:
         print(json.dumps(result))
     else:

@@ -26,6 +26,7 @@ from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource
 from fastimg.loaders.decode import MAX_PIXELS
+from fastimg.loaders.errors import not_written
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
@@ -148,7 +149,7 @@ def _draw(matrix: npt.NDArray[np.int64], names: Sequence[str], part: str, plot: 
     try:
         return plot_confusion(matrix, names, f"{part}: top-1 {matrix.trace() / images:.2%} of {images}", plot)
     except OSError as error:
-        raise UserError(f"--plot {plot}: {error.strerror}; choose a file that can be written") from error
+        raise UserError(f"--plot {plot}: {not_written(error, 'choose a file that can be written')}") from error
     except ValueError as error:  # matplotlib's message names the formats that it can write
         raise UsageError(f"--plot {plot}: {error}; give a name that ends in .png") from error
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from fastimg.config.commands import Export
 from fastimg.data.elsewhere import local_folder
 from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders.errors import not_written
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
@@ -192,7 +193,7 @@ def _write(config: Export, file: Path, source: Path, model: Model, subject: Subj
     try:
         graph.write(config.chosen_format, file, source, subject)
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror or error}; choose an --output that can be written") from error
+        raise UserError(f"{file}: {not_written(error, 'choose an --output that can be written')}") from error
     except Exception as error:
         raise UserError(
             f"{config.checkpoint}: {model.arch} cannot be exported as {config.chosen_format} ({graph.reason(error)}); "

@@ -14,6 +14,7 @@ from fastimg.errors import UserError, printable
 from fastimg.loaders import DataError, Dataset
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
+from fastimg.loaders.errors import not_written
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.reporting.lettering import LEFT_TO_RIGHT, Lettering, lettering
 from fastimg.train.reporting.tiles import Pixels, Tile, line_length, save_sheet
@@ -75,9 +76,7 @@ def write_mistakes(
         undecodable, note = _draw(found, places, dataset, classes, part, sheet, max_pixels)
         return MistakeFiles(table, sheet, undecodable, note)
     except OSError as error:
-        raise UserError(
-            f"{folder}: {error.strerror or error}; choose a folder that can be written, by --plot"
-        ) from error
+        raise UserError(f"{folder}: {not_written(error, 'choose a folder that can be written, by --plot')}") from error
 
 
 def _table(found: Predictions, places: Iterable[int], dataset: Dataset, classes: Sequence[str], texts: bool) -> str:

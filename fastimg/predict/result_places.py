@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastimg.data.elsewhere import Caching
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders.errors import DataError
+from fastimg.loaders.errors import DataError, not_written
 from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.remote.writable import WritableFolder
 from fastimg.loaders.runtime.cache import cache_folder
@@ -70,4 +70,4 @@ def new_staging(root: Path, kind: str = "results") -> Path:
         staging.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=staging))
     except OSError as error:
-        raise UserError(f"{staging}: {error.strerror}; give another folder with --cache-dir") from error
+        raise UserError(f"{staging}: {not_written(error, 'give another folder with --cache-dir')}") from error

@@ -24,6 +24,7 @@ from fastimg.config.searching import Suggest, check
 from fastimg.data.elsewhere import as_given, with_local_data
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.errors import not_written
 from fastimg.loaders.remote.stores import shown
 from fastimg.models.ranks import Ranks, start
 from fastimg.predict.result_places import result_place
@@ -194,7 +195,7 @@ def write(file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, text.encode())
     except OSError as error:
-        raise UserError(f"--output {file}: {error.strerror or error}; give a file that can be written") from error
+        raise UserError(f"--output {file}: {not_written(error, 'give a file that can be written')}") from error
 
 
 def _print(advised: Advised, file: str, out: Console) -> None:

@@ -75,6 +75,22 @@ def replace_file(path: Path, content: bytes | bytearray) -> None:
         file.write(content)
 
 
+def replace_output(path: Path, content: bytes) -> None:
+    """Write a file that a user named: as a whole, behind a link where it is one, with the mode that it has.
+
+    What is no regular file, such as a pipe, or lies where no other file can be made, is written as it is.
+    """
+    target = path.resolve()
+    there = target.exists()
+    if there and not (target.is_file() and os.access(target.parent, os.W_OK) and not target.is_mount()):
+        target.write_bytes(content)
+        return
+    with whole(target) as file:
+        file.write(content)
+        if there:
+            os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+
+
 def give_usual_mode(path: Path) -> None:
     """Give a file the mode of any new file in its folder; some libraries create files that only their owner can read.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.description import QUICK_SUM
-from fastimg.loaders.errors import DataError, ShardError, UnavailableError
+from fastimg.loaders.errors import DataError, ShardError, UnavailableError, not_written
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.wording import plural
 
@@ -283,9 +283,7 @@ class Mirror:
                 self.cache.mark(self.folder)
                 replace_file(path, content)
         except OSError as error:
-            raise UnavailableError(
-                f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
-            ) from error
+            raise UnavailableError(f"{path}: {not_written(error, 'give another folder with cache_dir=')}") from error
 
 
 def open_mirror(

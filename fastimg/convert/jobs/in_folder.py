@@ -35,7 +35,6 @@ from fastimg.convert.journal import (
     locked,
     replacement_options,
 )
-from fastimg.convert.replacement import put_in_place
 from fastimg.convert.shards.base import Base, read_made
 from fastimg.convert.stored.losses import SourceLostError
 from fastimg.errors import UserError
@@ -47,6 +46,7 @@ from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.system.terminal import say
 
 from .job import ConversionJob, takes_notes
+from .replacement import put_in_place
 from .shard_passes import SampleSpeed, write_here, write_on_cluster
 
 

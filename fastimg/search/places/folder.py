@@ -11,6 +11,7 @@ from typing import Any
 
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.errors import not_written
 
 ASKED = "search.json"
 RUNS = "runs"
@@ -76,7 +77,7 @@ def locked(folder: Path) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UserError(f"{folder}: {error.strerror or error}; give another --output") from error
+        raise UserError(f"{folder}: {not_written(error, 'give another --output')}") from error
     try:
         _take(handle, folder)
         os.ftruncate(handle, 0)

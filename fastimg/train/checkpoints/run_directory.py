@@ -11,6 +11,7 @@ from fastimg.config.commands import Train
 from fastimg.config.yaml_file import dump, load, read
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.errors import not_written
 from fastimg.wording import plural
 
 from . import format as checkpoint
@@ -94,8 +95,15 @@ def begin(run: Path, config: Train) -> list[Path]:
         replace_file(run / CONFIG, dump(config).encode())
     except OSError as error:
         withdraw(run, made)
-        raise UserError(f"{run}: {error.strerror or error}; give another --output or --name") from error
+        raise UserError(f"{run}: {not_written(error, 'give another --output or --name')}") from error
     return made
+
+
+def going_on(run: Path) -> str:
+    """What to do once a run that failed can be written again."""
+    if (run / "last").is_symlink():
+        return "continue from the last checkpoint with --resume auto"
+    return "start again: no checkpoint was saved before"
 
 
 def withdraw(run: Path, made: list[Path]) -> None:
@@ -210,8 +218,8 @@ class Log:
                 file.writelines(json.dumps({"kind": kind, **values}) + "\n" for values in records)
         except OSError as error:
             raise UserError(
-                f"{self._path}: cannot be written ({error.strerror or error}); make room, or see to it that it can be, "
-                "then continue from the last checkpoint with --resume auto"
+                f"{self._path}: cannot be written: {not_written(error, 'see to it that it can be')}, then "
+                f"{going_on(self._path.parent)}"
             ) from error
         if self._listener is not None:
             self._listener(kind, records)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import temporary
-from fastimg.loaders.errors import DataError
+from fastimg.loaders.errors import DataError, not_written
 from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.fetching import Fetching
 from fastimg.loaders.remote.stores import NotThereError, RemoteFolder, shown, url_of
@@ -162,9 +162,7 @@ def fetch_file(file: Path, settings: Any, tell: Tell | None = None) -> Path:
                 os.fsync(opened.fileno())
             part.replace(path)
         except OSError as error:
-            raise UserError(
-                f"{path}: {error.strerror}; free some of the disk, or give another folder with --cache-dir"
-            ) from error
+            raise UserError(f"{path}: {not_written(error, 'give another folder with --cache-dir')}") from error
         finally:
             part.unlink(missing_ok=True)
     return path

@@ -5,6 +5,10 @@
 The next checkpoint waits for the one before. What goes wrong in the thread is raised at the next call of `settle`.
 """
 
+import errno
+import os
+import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +21,16 @@ import torch
 from safetensors import SafetensorError
 
 from fastimg.config.values.durations import Interval
-from fastimg.errors import UserError, reason_of
+from fastimg.errors import UserError
+from fastimg.loaders.errors import not_written
 from fastimg.system.memory import ran_out
 from fastimg.system.rank_failures import lost_contact
 
 from . import format as checkpoint
 from .host_copy import HostCopy
+from .run_directory import going_on
 
+_ROOM = 1 << 20  # bytes on a disk that is full: what is left is too little for a block of torch's
 PAUSE = 10.0  # seconds between checkpoints that may wait
 _UNWRITTEN = (OSError, RuntimeError, SafetensorError)  # a full disk, as each library says
 
@@ -172,10 +179,21 @@ def is_unwritten(error: BaseException) -> bool:
 
 def unwritten(directory: Path, step: int, error: BaseException) -> UserError:
     """What to say about a checkpoint that could not be written."""
+    reason = not_written(_system_error(directory, error), "see to it that it can be")
     return UserError(
-        f"{directory}: the checkpoint of step {step} could not be written ({reason_of(error)}); make room, "
-        "then continue from the previous one with --resume auto"
+        f"{directory}: the checkpoint of step {step} could not be written: {reason}, then {going_on(directory)}"
     )
+
+
+def _system_error(directory: Path, error: BaseException) -> BaseException:
+    """The system's error where torch, whose writer does not tell, was the first that could not write."""
+    if "PytorchStreamWriter" not in str(error) and "inline_container" not in str(error):
+        return error
+    if shutil.disk_usage(directory).free < _ROOM:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return error
 
 
 class Pace:

@@ -1,5 +1,6 @@
 """Plots: training curves, and a sheet of predictions."""
 
+import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from fastimg.loaders.containers.atomic import replace_output
 
 from .lettering import Lettering, lettering
 
@@ -155,4 +158,12 @@ def save(figure: "Figure", file: Path, letters: Lettering | None = None, whole: 
         letters.apply(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)  # labels leave little room
-        figure.savefig(file, dpi=110, bbox_inches="tight" if whole else None)
+        write_figure(figure, file, dpi=110, bbox_inches="tight" if whole else None)
+
+
+def write_figure(figure: "Figure", file: Path, **options: Any) -> None:
+    """Write a figure in the format of the file's name, PNG without one. Raises OSError, and ValueError for another."""
+    content = io.BytesIO()
+    named = file.suffix.removeprefix(".")
+    figure.savefig(content, **{"format": named or "png"} | options)
+    replace_output(file if named else file.with_name(f"{file.name}.png"), content.getvalue())

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .lettering import Lettering
+from .plots import write_figure
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
 
@@ -73,4 +74,4 @@ def save_sheet(
                 write(left + side / 2, top + side + _LINE * (line + 0.6), text, "center", colour=colour)
     figure.figimage(canvas, 0, 0)
     letters.apply(figure)
-    figure.savefig(file, dpi=100, format="png")
+    write_figure(figure, file, dpi=100, format="png")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastimg.loaders.containers.atomic import sync_folder, temporary
-from fastimg.loaders.errors import DataError, UnavailableError
+from fastimg.loaders.errors import DataError, UnavailableError, not_written
 from fastimg.loaders.runtime.file_locks import same_file, try_lock, unlock_and_close
 from fastimg.loaders.runtime.stopping import check
 
@@ -177,7 +177,7 @@ class ShardCache:
                 if isinstance(error, FileNotFoundError | FileExistsError) and attempt + 1 < _ROUNDS:
                     continue  # the cache was deleted meanwhile; mkdir() says of a folder that vanishes that it exists
                 raise UnavailableError(
-                    f"{path}: {error.strerror}; free some of the disk, or give another folder with cache_dir="
+                    f"{path}: {not_written(error, 'give another folder with cache_dir=')}"
                 ) from error
 
     def check(self, path: Path, wanted: WantedFile) -> None:

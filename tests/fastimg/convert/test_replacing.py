@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 import fastimg.convert.jobs.in_folder
-import fastimg.convert.replacement
-from fastimg.convert.journal import STAGED
+import fastimg.convert.jobs.replacement
+from fastimg.convert.jobs.replacement import put_in_place
+from fastimg.convert.journal import STAGED, Journal
 from fastimg.convert.pipeline import convert
-from fastimg.convert.replacement import put_in_place
 from fastimg.convert.writers import TarStore
 from fastimg.errors import UserError
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .conversions import contents, stop_after
+from .conversions import contents
 
 
 @pytest.fixture
@@ -49,6 +49,17 @@ both = pytest.mark.parametrize("container", ["tar", "beton"])
 
 def full(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def interrupt(monkeypatch):
+    """Press Ctrl-C once the first shard is in the journal."""
+    add = Journal.add
+
+    def add_and_stop(*arguments):
+        add(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "add", add_and_stop)
 
 
 def full_after(monkeypatch, count, error=errno.ENOSPC):
@@ -110,7 +121,7 @@ class Killer:
         self._patches = monkeypatch
         for owner, name in (
             *((Path, name) for name in ("replace", "unlink", "rmdir", "hardlink_to")),
-            (fastimg.convert.replacement, "replace_file"),
+            (fastimg.convert.jobs.replacement, "replace_file"),
         ):
             real = getattr(owner, name)
             if name == "hardlink_to" and not links:
@@ -134,7 +145,7 @@ class Killer:
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 def test_killed_anywhere_while_it_is_put_in_place(old, new, tmp_path, monkeypatch, links):
     config, _ = old
-    for module in (fastimg.convert.replacement, fastimg.convert.journal):
+    for module in (fastimg.convert.jobs.replacement, fastimg.convert.journal):
         monkeypatch.setattr(module, "sync_folder", lambda _: None)  # it takes most of the time
     monkeypatch.setattr("fastimg.loaders.containers.atomic.os.fsync", lambda _: None)
     made = tmp_path / "made"
@@ -173,14 +184,14 @@ def test_killed_anywhere_while_it_is_put_in_place(old, new, tmp_path, monkeypatc
 @both
 def test_an_interrupted_replacement_goes_on(old, new, console, monkeypatch):
     config, before = old
-    stop_after(monkeypatch, 20)
+    interrupt(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         convert(config, console)
     monkeypatch.undo()
     assert "the same command with --resume continues from here" in console.file.getvalue()
     assert contents_of_files(config.dst) == before
     if config.format == "tar":
-        assert list((config.dst / STAGED).glob("*.tar"))
+        assert [path.name for path in (config.dst / STAGED).glob("*.tar")] == ["train-00000.tar"]
     with pytest.raises(UserError, match="holds an unfinished conversion that is to replace the dataset there; "):
         convert(replace(config, overwrite=False), console)
     with pytest.raises(UserError, match=r"holds an unfinished .* or give it up: delete \.replacement there"):
@@ -197,7 +208,7 @@ def test_an_interrupted_replacement_goes_on(old, new, console, monkeypatch):
 
 def test_it_also_goes_on_without_overwrite(old, new, console, monkeypatch):
     config, _ = old
-    stop_after(monkeypatch, 20)
+    interrupt(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         convert(config, console)
     monkeypatch.undo()
@@ -207,7 +218,7 @@ def test_it_also_goes_on_without_overwrite(old, new, console, monkeypatch):
 
 def test_another_replacement_begins_anew(old, new, console, monkeypatch):
     config, _ = old
-    stop_after(monkeypatch, 20)
+    interrupt(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         convert(replace(config, seed=6), console)
     monkeypatch.undo()
@@ -291,7 +302,7 @@ def test_an_old_dataset_that_cannot_be_read(config, console, whole):
 
 def test_a_limit_of_file_sizes(config, console, monkeypatch):
     full_after(monkeypatch, 20, errno.EFBIG)
-    monkeypatch.setattr("fastimg.errors.resource.getrlimit", lambda _: (512_000, 512_000))
+    monkeypatch.setattr("fastimg.loaders.errors.resource.getrlimit", lambda _: (512_000, 512_000))
     with pytest.raises(UserError) as told:
         convert(config, console)
     assert str(told.value) == (

@@ -290,7 +290,7 @@ def test_a_complete_cache_is_only_read(fill, monkeypatch):
     monkeypatch.setattr(os, "mkdir", refuse)
     cache, maker = fill()
     assert maker.made == [] and words_of(cache) == SPELT and files(cache) == before
-    with pytest.raises(UserError, match=r"cannot be written \(Read-only file system\); .*--cache-dir"):
+    with pytest.raises(UserError, match=r"cannot be written: Read-only file system; .*--cache-dir"):
         fill([*WORDS, "ten"])
 
 
@@ -307,7 +307,7 @@ def test_a_full_disk_is_a_one_line_error_and_written_shards_stay(fill, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(arraycache, "ShardWriter", Full)
         words, maker = Words(), Maker(Words())
-        with pytest.raises(UserError, match=r"No space left on device\); free some space") as caught:
+        with pytest.raises(UserError, match=r"no space left on the disk; free some space") as caught:
             ArrayCache(tmp_path / "cache", ABOUT, print).fill(words.digests(), ONE, maker)
         assert maker.closed and caught  # together with its loader and threads, while the error is still referenced
     cache, maker = fill()

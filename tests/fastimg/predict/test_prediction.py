@@ -1,6 +1,7 @@
 """`fastimg predict`: every file gets a line of output, whatever it contains."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fastimg.errors import UserError
 from fastimg.predict import inference
 from fastimg.predict.answers import Answer, write_csv
 
@@ -151,6 +153,19 @@ def test_a_csv_that_cannot_be_written(name, trained, run, tmp_path, cli, monkeyp
     ran = cli("predict", run, trained.images / "val", "--csv", tmp_path / name)
     assert ran.code == 1 and f"--csv {tmp_path / name}: " in ran.err and "Traceback" not in ran.err
     assert "; choose a file that can be written" in ran.err
+
+
+def test_a_csv_that_does_not_fit_is_as_it_was(tmp_path, monkeypatch):
+    target = tmp_path / "out.csv"
+    target.write_text("mine")
+
+    def full(*_):
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr("fastimg.loaders.containers.atomic.os.fsync", full)
+    with pytest.raises(UserError, match=r"--csv .*out\.csv: larger than .*; (raise that limit|write to another)"):
+        write_csv([Answer("a.jpg", ["eau"], [1.0])], target)
+    assert target.read_text() == "mine" and [file.name for file in tmp_path.iterdir()] == ["out.csv"]
 
 
 def test_a_csv_is_as_it_was_where_nothing_is_predicted(run, tmp_path, cli):

@@ -152,3 +152,23 @@ def test_another_metric_is_drawn_where_it_decides(monkeypatch, tmp_path):
     assert axes[1].get_title() == "$.r2" and axes[1].get_ylim()[0] == -0.5
     (line,) = axes[1].get_lines()
     assert list(line.get_ydata()) == [-0.5]
+
+
+def test_a_picture_that_does_not_fit_leaves_the_one_that_was_there(tmp_path, monkeypatch):
+    file = tmp_path / "sheet.png"
+    file.write_bytes(b"mine")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fastimg.loaders.containers.atomic.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        plot_predictions([np.zeros((8, 8, 3), np.uint8)], ["a"], [True], file)
+    assert file.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(("name", "written"), [("a.pdf", "a.pdf"), ("a", "a.png")])
+def test_pictures_in_the_format_of_their_names(tmp_path, name, written):
+    plot_predictions([np.zeros((8, 8, 3), np.uint8)], ["a"], [True], tmp_path / name)
+    start = {"a.pdf": b"%PDF", "a.png": b"\x89PNG"}[written]
+    assert (tmp_path / written).read_bytes().startswith(start)

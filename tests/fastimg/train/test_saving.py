@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fastimg import cli
@@ -206,13 +207,44 @@ def test_a_full_disk_ends_a_run_with_one_sentence(
     flags = arguments(trained.images, tmp_path)
     ran = cli(*flags)
     assert ran.code == 1 and len(ran.err.strip().splitlines()) == 1
-    assert "the checkpoint of step 3 could not be written ([Errno 28] No space left on device); make" in ran.err
+    assert "the checkpoint of step 3 could not be written: no space left on the disk; free some" in ran.err
     assert checkpoint.load_training((tmp_path / "run/last").resolve())["step"] == 2
     ran = cli(*flags, "--resume", "auto")  # its tenth step is the last one
-    assert ran.code == 1 and "checkpoint of step 12 could not be written ([Errno 28] No space" in ran.err
+    assert ran.code == 1 and "checkpoint of step 12 could not be written: no space" in ran.err
     assert checkpoint.load_training((tmp_path / "run/last").resolve())["step"] == 11
     assert cli(*flags, "--resume", "auto").code == 0
     assert checkpoint.load_training((tmp_path / "run/last").resolve())["step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "no space left on the disk; free some space"),
+        (
+            SafetensorError("File too large (os error 27)"),
+            "larger than this process may write (4,096 bytes)",
+        ),
+        (RuntimeError("PytorchStreamWriter failed writing file data/3"), "larger than this process may write (4,096"),
+    ],
+    ids=["disk", "limit", "torch"],
+)
+def test_the_first_checkpoint_that_does_not_fit(
+    trained: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    """There is no previous one to continue from, and nothing is left of the run."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("fastimg.loaders.errors.resource.getrlimit", lambda _: (4096, 4096))
+    flags = arguments(trained.images, tmp_path)
+    ran = cli(*flags)
+    assert ran.code == 1 and f"the checkpoint of step 1 could not be written: {reason}" in ran.err
+    assert ran.err.strip().endswith("then start again: no checkpoint was saved before")
+    assert "continue from" not in ran.err and not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    assert cli(*flags).code == 0
 
 
 def test_a_run_that_diverges_is_not_saved(trained: Any, cli: Any, tmp_path: Path) -> None:
@@ -237,7 +269,7 @@ def test_a_disk_that_fills_up_with_records_is_one_sentence(
     ran = cli(*arguments(trained.images, tmp_path))
     monkeypatch.undo()
     assert ran.code == 1 and calls and len(ran.err.strip().splitlines()) == 1, ran.err
-    assert "metrics.jsonl: cannot be written (No space left on device); make room" in ran.err
+    assert "metrics.jsonl: cannot be written: no space left on the disk; free some space, then " in ran.err
     assert cli(*arguments(trained.images, tmp_path), "--resume", "auto").code == 0
 
 

@@ -1,5 +1,6 @@
 """Files that several processes or threads write at once: each reader sees one of the contents, whole."""
 
+import errno
 import fcntl
 import os
 import threading
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fastimg.loaders.containers import atomic
-from fastimg.loaders.containers.atomic import replace_file, temporary, whole
+from fastimg.loaders.containers.atomic import replace_file, replace_output, temporary, whole
+from fastimg.loaders.errors import not_written
 
 CONTENTS = [bytes([number]) * (1 << 16) for number in range(8)]
 
@@ -68,3 +70,49 @@ def test_an_error_leaves_what_was_there(tmp_path: Path):
         file.write(b"after")
         raise ZeroDivisionError
     assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["file"]
+
+
+class TestOutputs:
+    """Files that users name: `--csv FILE`, `--plot FILE`."""
+
+    def test_what_does_not_fit_leaves_what_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        path = tmp_path / "out.csv"
+        replace_output(path, b"before")
+
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(atomic.os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            replace_output(path, b"after")
+        assert path.read_bytes() == b"before" and [file.name for file in tmp_path.iterdir()] == ["out.csv"]
+
+    def test_links_and_modes_stay(self, tmp_path: Path):
+        file, link = tmp_path / "file", tmp_path / "link"
+        file.write_bytes(b"before")
+        file.chmod(0o600)
+        link.symlink_to("file")
+        replace_output(link, b"after")
+        assert link.is_symlink() and file.read_bytes() == b"after" and file.stat().st_mode & 0o777 == 0o600
+
+    def test_a_pipe_is_written_to(self, tmp_path: Path):
+        os.mkfifo(tmp_path / "pipe")
+        with ThreadPoolExecutor(1) as pool:
+            read = pool.submit((tmp_path / "pipe").read_bytes)
+            replace_output(tmp_path / "pipe", b"rows")
+            assert read.result() == b"rows"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "x"), "no space left on the disk; free some space"),
+        (OSError(errno.EDQUOT, "x"), "no space left on the disk; free some space"),
+        (OSError(errno.EFBIG, "x"), "larger than this process may write (9,000 bytes); raise that limit, as with"),
+        (RuntimeError("IoError(Os): x (os error 28)"), "no space left on the disk; free some space"),
+        (OSError(errno.EACCES, "Permission denied"), "Permission denied; choose another file"),
+    ],
+)
+def test_why_a_file_was_not_written(error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fastimg.loaders.errors.resource.getrlimit", lambda _: (9000, 9000))
+    assert not_written(error, "choose another file").startswith(sentence)

@@ -18,13 +18,12 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from fastimg.convert.journal import clear
+from fastimg.convert.shards.base import Base, read_made
 from fastimg.loaders.containers.atomic import replace_file, sync_folder
 from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.tars.shards import index_path
 from fastimg.loaders.errors import DataError
-
-from .journal import clear
-from .shards.base import Base, read_made
 
 _NUMBER = re.compile(r"[a-z]+-(\d+)\.")
 
