@@ -4,13 +4,14 @@ How the cache notices changes stands in `loaders.runtime.compiled`, too: the two
 """
 
 import contextlib
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
 from numba.core.caching import IndexDataCacheFile
+
+from .made_of import made_of
 
 # NumPy's scalar types for compiled code. Typed as Any, since type checkers do not know that mixing them is exact there.
 int32: Any = np.int32
@@ -21,7 +22,6 @@ float32: Any = np.float32
 float64: Any = np.float64
 position: Any = np.uint64  # an unsigned index needs no check for negative values, which would count from the end
 
-Stamp = tuple[str, int, int]  # path of a file, its modification time in ns, its size in bytes
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -30,7 +30,7 @@ def compiled(function: F) -> F:
 
     The code is cached next to the source or in the user's cache directory (see NUMBA_CACHE_DIR). If neither is
     writable, or the disk is full, every process compiles for itself: a slower start, but not an error. The function is
-    also compiled again when its file changes, or the file of a compiled function that it calls.
+    also compiled again when it or a function that it calls changes, or a constant that one of them names.
 
     On one core of a shared server (numba 0.68), the first normalisation takes 1 s and the first plan 6 s; with cached
     code 0.7 s, once per process, most of it spent in numba itself.
@@ -39,7 +39,6 @@ def compiled(function: F) -> F:
         dispatcher: Any = njit(nogil=True, cache=True)(function)
     except RuntimeError:  # "cannot cache function: no locator available"
         dispatcher = njit(nogil=True)(function)
-    dispatcher.made_from = stamp_of(function.__code__.co_filename)
     cache = getattr(dispatcher, "_cache", None)
     if cache is not None:
         if hasattr(cache, "_cache_file"):
@@ -55,38 +54,19 @@ def compiled(function: F) -> F:
     return cast(F, dispatcher)
 
 
-def stamp_of(file: str) -> Stamp:
-    """The current stamp of a source file."""
-    try:
-        stat = os.stat(file)
-    except OSError:  # code from `exec`
-        return file, 0, 0
-    return file, stat.st_mtime_ns, stat.st_size
-
-
-def sources_of(function: Callable[..., Any]) -> frozenset[Stamp]:
-    """Stamps of the files that a function's machine code depends on: its own, and those of all functions that it calls.
-
-    Looked up when the cache is read or written, not when the function is defined: it may call functions defined later.
-    """
-    seen: dict[int, Any] = {}
-    waiting: list[Any] = [function]
-    while waiting:
-        called = waiting.pop()
-        if id(called) not in seen:
-            seen[id(called)] = called
-            python = called.py_func
-            values = [python.__globals__.get(name) for name in python.__code__.co_names]
-            waiting += [value for value in values if hasattr(value, "made_from")]
-    return frozenset(called.made_from for called in seen.values())
-
-
 class _CacheIndex(IndexDataCacheFile):
-    """numba's index of cached code, made to depend on several source files."""
+    """numba's index of cached code, made to depend on all that the code is made of, and files of code that say so."""
 
     dispatcher: Any
 
     @property
-    def _source_stamp(self) -> tuple[Stamp, ...]:
-        stamps = sorted(sources_of(self.dispatcher))
-        return tuple((os.path.basename(file), written, size) for file, written, size in stamps)
+    def _source_stamp(self) -> str:
+        return made_of(self.dispatcher)
+
+    def save(self, key: object, data: object) -> None:
+        super().save(key, (self._source_stamp, key, data))  # type: ignore[no-untyped-call]
+
+    def load(self, key: object) -> object:
+        kept = super().load(key)  # type: ignore[no-untyped-call]
+        whole = isinstance(kept, tuple) and len(kept) == 3 and kept[:2] == (self._source_stamp, key)
+        return kept[2] if whole else None

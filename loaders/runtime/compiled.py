@@ -4,7 +4,6 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
@@ -15,6 +14,8 @@ from numba import njit
 from numba.core import event
 from numba.core.caching import IndexDataCacheFile
 
+from .made_of import made_of
+
 # NumPy's scalar types for compiled code. Any: numba mixes them with int exactly, which type checkers do not know.
 int64: Any = np.int64
 uint64: Any = np.uint64
@@ -22,7 +23,6 @@ uint32: Any = np.uint32
 int32: Any = np.int32
 uint16: Any = np.uint16
 
-Stamp = tuple[str, int, int]  # path of a file, its modification time in ns, its size in bytes
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -31,7 +31,7 @@ def compiled(function: F, nogil: bool = True) -> F:
 
     The machine code is cached next to the source or in the user's cache directory (set NUMBA_CACHE_DIR to change that).
     If neither can be written, or the disk is full, every process compiles again: a slower start, but no error. The
-    function is also compiled again when its file changes, or the file of a compiled function that it calls.
+    function is also compiled again when it or a function that it calls changes, or a constant that one of them names.
 
     On one core of a shared server (numba 0.68) the first `tile` takes 5 s, 2 s more for a progressive file, and the
     first `splice` 2 s; with cached code 0.8 s, once per process.
@@ -40,7 +40,6 @@ def compiled(function: F, nogil: bool = True) -> F:
         dispatcher: Any = njit(nogil=nogil, cache=True)(function)
     except RuntimeError:  # "cannot cache function: no locator available"
         dispatcher = njit(nogil=nogil)(function)
-    dispatcher.made_from = stamp_of(function.__code__.co_filename)
     cache = getattr(dispatcher, "_cache", None)
     if cache is not None:
         if hasattr(cache, "_cache_file"):
@@ -126,9 +125,7 @@ def telling_of_compilation(tell: Callable[[], object]) -> Iterator[None]:
 
 def inlined(function: F) -> F:
     """`function`, inlined into the compiled functions that call it. Best for scalars: an array argument costs 10 ns."""
-    dispatcher: Any = njit(nogil=True, forceinline=True)(function)
-    dispatcher.made_from = stamp_of(function.__code__.co_filename)
-    return cast(F, dispatcher)
+    return cast(F, njit(nogil=True, forceinline=True)(function))
 
 
 def held(function: F) -> F:
@@ -149,38 +146,23 @@ def is_kept(function: Callable[..., Any]) -> bool:
     return is_compiled(function) or (file is not None and bool(file._load_index()))
 
 
-def stamp_of(file: str) -> Stamp:
-    """The current stamp of a source file."""
-    try:
-        stat = os.stat(file)
-    except OSError:  # code from `exec`
-        return file, 0, 0
-    return file, stat.st_mtime_ns, stat.st_size
-
-
-def sources_of(function: Callable[..., Any]) -> frozenset[Stamp]:
-    """Stamps of the files that a function's machine code depends on: its own, and those of all functions that it calls.
-
-    Looked up when the cache is read or written, not when the function is defined: it may call functions defined later.
-    """
-    seen: dict[int, Any] = {}
-    waiting: list[Any] = [function]
-    while waiting:
-        called = waiting.pop()
-        if id(called) not in seen:
-            seen[id(called)] = called
-            python = getattr(called, "py_func", None)
-            values = [python.__globals__.get(name) for name in python.__code__.co_names] if python else []
-            waiting += [value for value in values if hasattr(value, "made_from")]
-    return frozenset(called.made_from for called in seen.values())
-
-
 class _CacheIndex(IndexDataCacheFile):
-    """numba's index of cached code, made to depend on several source files."""
+    """numba's index of cached code, made to depend on all that the code is made of.
+
+    numba writes the index first, then the code that it names: on a full disk, or with two processes at once, a name can
+    stand for older code or for that of another signature. Therefore the code's file says what it is, too.
+    """
 
     dispatcher: Any
 
     @property
-    def _source_stamp(self) -> tuple[Stamp, ...]:
-        stamps = sorted(sources_of(self.dispatcher))
-        return tuple((os.path.basename(file), written, size) for file, written, size in stamps)
+    def _source_stamp(self) -> str:
+        return made_of(self.dispatcher)
+
+    def save(self, key: object, data: object) -> None:
+        super().save(key, (self._source_stamp, key, data))  # type: ignore[no-untyped-call]
+
+    def load(self, key: object) -> object:
+        kept = super().load(key)  # type: ignore[no-untyped-call]
+        whole = isinstance(kept, tuple) and len(kept) == 3 and kept[:2] == (self._source_stamp, key)
+        return kept[2] if whole else None

@@ -11,20 +11,12 @@ from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 
-from fastimg.loaders.runtime.compiled import stamp_of
-
 cgutils: Any = untyped_cgutils
-
-
-_STAMP = stamp_of(__file__)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
     """numba's, of any type: a call leaves out the first argument."""
-    made: Any = untyped_intrinsic(function)
-    file, written, size = stamp_of(function.__code__.co_filename)
-    made.made_from = (file, written + _STAMP[1], size + _STAMP[2])  # its code depends on this file, too
-    return made
+    return untyped_intrinsic(function)
 
 
 I8 = ir.IntType(8)

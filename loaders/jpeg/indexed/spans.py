@@ -28,17 +28,13 @@ def locate(headers: Any, regions: Any, rows: Any, lengths: Any, positions: Any, 
             return False
         check = 0
         for tile in range(tiles):
-            if n + per_tile > stop:
-                return False
             wanted = region.left <= tile < region.right
             if tile == region.left:
                 spans[r, 0] = (position >> 3) - (2 if tile + r + region.top else 0)
             for i in range(per_tile):
                 if wanted:
                     positions[found, i] = position
-                more = int64(lengths[n])
-                n += 1
-                position += more
+                more = MORE
                 while more == MORE:
                     if n >= stop:
                         return False
@@ -46,13 +42,13 @@ def locate(headers: Any, regions: Any, rows: Any, lengths: Any, positions: Any, 
                     n += 1
                     position += more
                 check += position - begun
-            if position & 7 or n > stop:
+            if position & 7:
                 return False
             if wanted:
                 positions[found, per_tile] = position - 16
                 found += 1
                 spans[r, 1] = position >> 3
-        if n != stop or position != 8 * (header.offset + int64(rows[r + 1].data)):
+        if n != stop or position != 8 * (header.offset + int64(rows[r + 1].data)) or position >> 32:
             return False
         if check & 0xFFFFFFFF != int64(rows[r].check):
             return False

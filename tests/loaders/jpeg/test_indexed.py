@@ -1,5 +1,6 @@
 """Crops of large tiled JPEGs by an index of their blocks: the bits of the decoder that reads all of them."""
 
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -13,7 +14,9 @@ from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders import large
 from fastimg.loaders.decoders.large import PartialReads
-from fastimg.loaders.jpeg.decoding.region import LOW
+from fastimg.loaders.jpeg.decoding.frame import mcu_blocks, new_header, parse_header, view_of
+from fastimg.loaders.jpeg.decoding.region import LOW, find_region, new_region
+from fastimg.loaders.jpeg.indexed import spans
 from fastimg.loaders.jpeg.indexed.packing import MORE, pack_index
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
@@ -143,6 +146,25 @@ def test_an_index_that_does_not_fit_gives_no_wrong_pixels(data):
     assert (ours is None) == (stored.doubts == 1)
     assert ours is None or np.array_equal(ours, theirs)
     assert kind != "other" or ours is None
+
+
+@pytest.mark.parametrize("last", range(2, 12))
+def test_lengths_are_read_up_to_their_rows_end_only(last, monkeypatch):
+    """A length that goes on into the next moves those behind it out of the row. Run as Python, which checks indices."""
+    jpeg = tile(encoded(64, 32, "420", 80), width_px=32).jpeg
+    _, rows, lengths = pack_index(jpeg)
+    headers, regions = new_header(), new_region()
+    assert parse_header(view_of(jpeg), headers)
+    assert find_region(headers, (0, 0, 64, 32), (8, 4), (0, 0), (8, 4), False, LOW, regions)
+    lengths[-last] = MORE
+    blocks = int(mcu_blocks(headers))
+    monkeypatch.setattr(spans, "mcu_blocks", lambda headers: blocks)
+    positions, ranges = np.zeros((4, 100), np.uint32), np.zeros((2, 2), np.int64)
+    records = [
+        [SimpleNamespace(**{name: record[name] for name in record.dtype.names}) for record in array]
+        for array in (headers, regions, rows)
+    ]
+    assert not spans.locate.py_func(*records, lengths, positions, ranges)
 
 
 def test_damage_is_left_to_the_general_decoder():

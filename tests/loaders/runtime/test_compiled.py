@@ -1,11 +1,18 @@
-"""Compiled code is cached on disk, and is recompiled when its source changes."""
+"""Compiled code is cached on disk, and is recompiled when what it was made of changes."""
 
 import importlib.util
-import os
 import subprocess
 import sys
+from pathlib import Path
 
-from fastimg.loaders.runtime.compiled import compiled, is_kept, sources_of, telling_of_compilation
+import pytest
+
+import fastimg.augment.cpu
+import fastimg.loaders.runtime
+from fastimg.loaders.jpeg import exif
+from fastimg.loaders.jpeg.decoding import crops, dct, frame, vectors
+from fastimg.loaders.runtime.compiled import compiled, is_kept, telling_of_compilation
+from fastimg.loaders.runtime.made_of import made_of
 
 CALLED = "from fastimg.loaders.runtime.compiled import {kind}\n\n\n@{kind}\ndef number():\n    return {number}\n"
 CALLER = (
@@ -27,10 +34,8 @@ def test_an_edited_function_in_another_file_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "caller_by_test.py").write_text(CALLER)
     for kind in ("compiled", "inlined"):
-        for step, number in enumerate((1, 2)):
-            called = tmp_path / "called_by_test.py"
-            called.write_text(CALLED.format(kind=kind, number=number))
-            os.utime(called, ns=(step + 1, 10**18 + step))  # an edit within the clock's resolution is noticed too
+        for number in (1, 2):
+            (tmp_path / "called_by_test.py").write_text(CALLED.format(kind=kind, number=number))
             loaded(tmp_path, "called_by_test")
             doubled = loaded(tmp_path, "caller_by_test").doubled
             assert not is_kept(doubled)
@@ -50,10 +55,8 @@ def test_called_functions_may_be_defined_below(tmp_path, monkeypatch):
     (tmp_path / "caller_by_test.py").write_text(
         first + "@compiled\ndef quadrupled():\n    return 2 * doubled()\n\n\n@compiled\n" + last
     )
-    for step, number in enumerate((1, 2)):
-        called = tmp_path / "called_by_test.py"
-        called.write_text(CALLED.format(kind="compiled", number=number))
-        os.utime(called, ns=(step + 1, 10**18 + step))
+    for number in (1, 2):
+        (tmp_path / "called_by_test.py").write_text(CALLED.format(kind="compiled", number=number))
         loaded(tmp_path, "called_by_test")
         quadrupled = loaded(tmp_path, "caller_by_test").quadrupled
         assert quadrupled() == 4 * number
@@ -62,21 +65,99 @@ def test_called_functions_may_be_defined_below(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_the_sources_of_a_function_include_those_of_called_functions():
-    from fastimg.loaders.jpeg.decoding import crops
-    from fastimg.loaders.jpeg.rewriting import splice
+@pytest.mark.parametrize(
+    ("before", "after", "used", "kind", "through"),
+    [
+        ("NUMBER = 2", "NUMBER = 3", "NUMBER", "compiled", "from"),
+        ("NUMBER = 2.0", "NUMBER = 2.5", "NUMBER", "inlined", "import"),
+        ("NUMBER = 2", "NUMBER = 2.0", "NUMBER", "inlined", "from"),
+        ("NUMBERS = (1, (2, 3))", "NUMBERS = (1, (2, 4))", "NUMBERS[1][1]", "compiled", "import"),
+        ("NUMBERS = np.arange(9)", "NUMBERS = np.arange(9) + 1", "NUMBERS[4]", "inlined", "from"),
+        ("NUMBERS = np.arange(9)", "NUMBERS = np.arange(9).astype(np.float32)", "NUMBERS[4]", "inlined", "import"),
+    ],
+)
+def test_a_constant_of_another_module_is_noticed(tmp_path, monkeypatch, before, after, used, kind, through):
+    """Two functions away, with files that are as old and as long as before where the constants are."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in ("constants_by_test", "called_by_test", "caller_by_test"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that they are gone afterwards
+    name = used.partition("[")[0]
+    imported = f"from constants_by_test import {name}" if through == "from" else "import constants_by_test"
+    value = used if through == "from" else f"constants_by_test.{used}"
+    called = CALLED.format(kind=kind, number=value)
+    (tmp_path / "called_by_test.py").write_text(f"{imported}\n{called}")
+    (tmp_path / "caller_by_test.py").write_text(CALLER)
+    for text in (before, after, after):
+        (tmp_path / "constants_by_test.py").write_text(f"import numpy as np\n{text}\n")
+        constants = loaded(tmp_path, "constants_by_test")
+        loaded(tmp_path, "called_by_test")
+        doubled = loaded(tmp_path, "caller_by_test").doubled
+        wanted = 2 * eval(used, vars(constants))
+        assert doubled() == wanted
+        assert type(doubled()) is type(getattr(wanted, "item", lambda: wanted)())  # noqa: B023
+    assert doubled.stats.cache_hits == {(): 1}
 
-    def names(function):
-        return {os.path.basename(file) for file, *_ in sources_of(function)}
 
-    decoding = {"crops.py", "columns.py", "baseline.py", "lookups.py", "symbols.py", "tiles.py", "dct.py", "colour.py"}
-    decoding |= {"filters.py", "frame.py", "vectors.py", "memory.py", "region.py", "scaled_dct.py", "turning.py"}
-    decoding.add("exif.py")
-    assert names(crops.crop_tiled) == decoding
-    assert names(crops._crop_tiled) == decoding
-    assert names(crops._crop_untiled) == decoding - {"tiles.py", "scaled_dct.py"} | {"scan.py", "scans.py"}
-    assert names(crops.peek) == {"crops.py", "frame.py", "exif.py"}
-    assert names(splice._splice) == {"splice.py", "frame.py", "exif.py", "region.py", "huffman.py"}
+def test_code_that_a_full_disk_kept_from_being_written_is_not_taken_for_older_code(tmp_path, monkeypatch):
+    """numba has written the index by then, with the name of a file that holds what was compiled before."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in ("called_by_test", "caller_by_test"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "caller_by_test.py").write_text(CALLER)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    for number, fails in ((1, False), (2, True), (2, False)):
+        (tmp_path / "called_by_test.py").write_text(CALLED.format(kind="inlined", number=number))
+        loaded(tmp_path, "called_by_test")
+        doubled = loaded(tmp_path, "caller_by_test").doubled
+        with monkeypatch.context() as patched:
+            if fails:
+                patched.setattr(doubled._cache._cache_file, "_save_data", full)
+            assert doubled() == 2 * number
+
+
+def test_code_of_another_signature_is_not_taken(tmp_path, monkeypatch):
+    """Two processes that compile at once can give the same name to the code of two signatures."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setitem(sys.modules, "halved_by_test", None)
+    (tmp_path / "halved_by_test.py").write_text(
+        "from fastimg.loaders.runtime.compiled import compiled\n\n\n@compiled\ndef halved(n):\n    return n / 2\n"
+    )
+    halved = loaded(tmp_path, "halved_by_test").halved
+    assert (halved(3), halved(5.0)) == (1.5, 2.5)
+    whole, real = sorted(Path(halved._cache.cache_path).glob("halved_by_test.*.nbc"))
+    whole.write_bytes(real.read_bytes())
+    again = loaded(tmp_path, "halved_by_test").halved
+    assert again(3) == 1.5
+    assert len(again.stats.cache_misses) == 1
+
+
+def test_what_functions_are_made_of(monkeypatch):
+    """What they call and the constants in it, and what generates code for them; nothing else of the same modules."""
+
+    def changed(module, name, value):
+        before = [made_of(function) for function in (crops.crop_tiled, crops.peek)]
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, value)
+            after = [made_of(function) for function in (crops.crop_tiled, crops.peek)]
+        assert [made_of(function) for function in (crops.crop_tiled, crops.peek)] == before
+        return [one != other for one, other in zip(before, after, strict=True)]
+
+    assert changed(vectors, "WIDE", 64) == [True, False]
+    assert changed(vectors, "clamp", lambda builder, value, low, high: value) == [True, False]
+    assert changed(dct, "_saturated", lambda *_: None) == [True, False]
+    assert changed(exif, "_FLIPS_X", ~exif._FLIPS_X) == [True, True]
+    assert changed(frame, "compiled", None) == [False, False]
+
+
+def test_both_libraries_look_at_the_same():
+    texts = [
+        Path(package.__path__[0], "made_of.py").read_text()
+        for package in (fastimg.loaders.runtime, fastimg.augment.cpu)
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_code_that_cannot_be_cached_is_still_compiled():
