@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -228,6 +229,7 @@ def _list(
     what = ".npy or TIFF files" if arrays else "images" if content == "images" else ".txt files"
     naming = ["train"] if trains else sorted(splits)  # the splits whose folders are the classes
     top = sorted({name for split in naming for name in _subfolders(splits[split])})
+    _refuse_alike(root, sorted({name for folder in splits.values() for name in _subfolders(folder)}))
     if not top:
         raise DataError(
             f"{splits[naming[0]]}: has no class folders; put the images (or .txt files) of each class into a subfolder "
@@ -258,6 +260,8 @@ def _list(
     for each, paths, others in trained:
         _refuse_empty(each, root, paths, others, level, what)
     classes = tuple(top) if level != "leaf" else tuple(sorted({name for split in naming for _, name in listed[split]}))
+    if level == "leaf":
+        _refuse_alike(root, sorted({name for pairs in listed.values() for _, name in pairs}))
     numbers = {name: number for number, name in enumerate(classes)}
     files: dict[str, list[tuple[str, int]]] = {}
     for split, pairs in listed.items():
@@ -266,6 +270,18 @@ def _list(
         files[split] = [(path, numbers[name]) for path, name in pairs]
     nesting = [] if inner else _nesting_notes(root, splits, listed, classes, level)
     return Listing(root, classes, files, ignored, content, (*notes, *nesting))
+
+
+def _refuse_alike(root: Path, classes: Iterable[str]) -> None:
+    """Raise DataError for two classes that look alike, as their accents are composed in one and not in the other."""
+    seen: dict[str, str] = {}
+    for name in classes:
+        other = seen.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise DataError(
+                f"{root}: two class folders are called {name!r}, in two Unicode forms ({other!a} and "
+                f"{name!a}); give them the same name, or put their files into one"
+            )
 
 
 def _untrained(folder: Path, name: str) -> DataError:

@@ -1,5 +1,6 @@
 """Combine several sources into one, and map the classes of one dataset onto those of another."""
 
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,7 @@ def _onto_classes(source: Source, classes: Sequence[str], named: bool) -> Source
     there are more labels than names.
     """
     if source.named == named:
+        source = _spelled_as(source, classes)
         union = joined_classes(classes, source.classes)
         if not named:
             union = tuple(str(label) for label in range(max(len(classes), len(source.classes))))
@@ -182,6 +184,17 @@ def _onto_classes(source: Source, classes: Sequence[str], named: bool) -> Source
     shown = ", ".join(f"{label} is {name}" for label, name in enumerate(names[:3]))
     remark = f"{source.src}: labels without names are taken as indices of the named classes: {shown}, ..."
     return replace(source, classes=names, named=True, remarks=(*source.remarks, remark))
+
+
+def _spelled_as(source: Source, classes: Iterable[str]) -> Source:
+    """The source with the names of `classes` for those of its own that look alike, in another Unicode form."""
+    known = {unicodedata.normalize("NFC", name): name for name in classes} | {name: name for name in classes}
+    names = tuple(known.get(name, known.get(unicodedata.normalize("NFC", name), name)) for name in source.classes)
+    if names == source.classes or len(set(names)) < len(names):
+        return source
+    first = next(pair for pair in zip(source.classes, names, strict=True) if pair[0] != pair[1])
+    remark = f"{source.src}: its class {first[0]!a} is {first[1]!a}, as it looks alike in another Unicode form"
+    return replace(source, classes=names, remarks=(*source.remarks, remark))
 
 
 def _relabelled(source: Source, classes: tuple[str, ...], table: np.ndarray) -> Source:

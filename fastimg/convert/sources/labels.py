@@ -12,6 +12,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _MIN_NUMBER_SHARE = 0.9  # the rest may stand for missing values
 _REMEDY = f"name the column of classes with --label-column, or make each different label a class with {FLAG}"
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
+_WHOLE = re.compile(r"([+-]?[0-9]{1,4000})(?:\.0*)?")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.,][0-9]*)?|[.,][0-9]+)(?:[eE][+-]?[0-9]+)?")
 _SEPARATED = re.compile(r"[^\s|;,](?:\s*[|;]\s*|,)[^\s|;,]")  # names may contain a comma with a space
 _SPACED_NUMBERS = re.compile(r"[0-9]+(?: +[0-9]+)+")
@@ -105,8 +107,7 @@ class Labels:
             remarks.append(
                 f"{what} lose the blanks around them in {plural(self._trimmed, 'row')}, as in {self._first_trimmed!r}"
             )
-        if changed := respelled(self._counts, self._as_written):
-            remarks.append(f"{what} are all integers and named as such: {changed[0]!r} is class {int(changed[0])}")
+        remarks += [f"{what} {remark}" for remark in naming_remarks(self._counts, self._as_written)]
         return tuple(remarks)
 
     def respelled(self) -> frozenset[None]:
@@ -124,8 +125,8 @@ class Labels:
         return classes, np.array([places[label] for label in labels], np.int64)
 
     def _text(self, where: str, value: Any) -> str:
-        if isinstance(value, float) and value.is_integer():  # pandas turns integers into floats if one is missing
-            value = int(value)
+        if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+            value = int(value)  # pandas turns integers into floats if one is missing
         if is_empty(value):
             raise DataError(f"{where}: the label in column {self._column!r} is empty; fill it in or drop the row")
         if isinstance(value, str | int):
@@ -148,25 +149,51 @@ def is_empty(value: Any) -> bool:
 
 
 def number_classes(labels: Sequence[str], as_written: bool = False) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Class names, and the class index of each label. Names are sorted, as integers if all labels are integers.
-
-    These are named as numbers, 007 as 7, unless they are classes `as_written`.
-    """
-    names = {name: name for name in set(labels)}
-    if _are_integers(names):
-        names = names if as_written else {name: str(int(name)) for name in names}
-        classes = tuple(sorted(set(names.values()), key=lambda name: (int(name), name)))
-    else:
-        classes = tuple(sorted(names))
+    """Class names, and the class index of each label. Names are sorted, as integers if all labels are whole numbers."""
+    names = class_names(set(labels), as_written)
+    numbers = whole_numbers(names.values())
+    classes = tuple(sorted(set(names.values()), key=lambda name: (numbers.get(name, 0), name)))
     places = {name: place for place, name in enumerate(classes)}
     index = {label: places[name] for label, name in names.items()}
     return classes, np.array([index[label] for label in labels], np.int64)
 
 
+def class_names(labels: Collection[str], as_written: bool = False) -> dict[str, str]:
+    """The name of each label's class.
+
+    If all are whole numbers, they are named as such, 007 and 7.0 as 7, unless they are classes `as_written`. Labels
+    that look alike, as their accents are composed in one (NFC) and not in the other (NFD), are one class.
+    """
+    if numbers := whole_numbers(labels):
+        return {label: label if as_written else str(numbers[label]) for label in labels}
+    composed = {label: unicodedata.normalize("NFC", label) for label in labels}
+    forms = Counter(composed.values())
+    return {label: name if forms[name] > 1 else label for label, name in composed.items()}
+
+
+def whole_numbers(labels: Iterable[str]) -> dict[str, int]:
+    """The integer that each label is, 7, 007 and 7.0 alike; empty unless all are whole numbers."""
+    found = {label: _WHOLE.fullmatch(label) for label in labels}
+    return {label: int(match[1]) for label, match in found.items() if match} if all(found.values()) else {}
+
+
 def respelled(labels: Iterable[str], as_written: bool = False) -> list[str]:
-    """The labels that `number_classes` names otherwise than they are written, sorted."""
-    names = set(labels)
-    return sorted(filter(_has_zeros, names)) if not as_written and _are_integers(names) else []
+    """The whole numbers that `number_classes` names otherwise than they are written, sorted."""
+    numbers = {} if as_written else whole_numbers(set(labels))
+    return sorted(label for label, number in numbers.items() if str(number) != label)
+
+
+def naming_remarks(labels: Iterable[str], as_written: bool = False) -> list[str]:
+    """What to say of labels that `number_classes` names otherwise than they are written, after what they are."""
+    names = class_names(set(labels), as_written)
+    changed = sorted(label for label, name in names.items() if name != label)
+    if not changed:
+        return []
+    first = changed[0]
+    if whole_numbers(changed):
+        return [f"are all integers and named as such: {first!r} is class {names[first]}"]
+    count = plural(len(set(map(names.get, changed))), "class")
+    return [f"look alike, but differ in the Unicode form of their accents, in {count}: {first!a} is {names[first]!r}"]
 
 
 def beside_names(classes: Iterable[str]) -> bool:
@@ -176,16 +203,7 @@ def beside_names(classes: Iterable[str]) -> bool:
     """
     names = set(classes)
     integers = set(filter(_INTEGER.fullmatch, names))
-    return any(map(_has_zeros, integers)) or bool(names and not integers)
-
-
-def _are_integers(names: Iterable[str]) -> bool:
-    return all(map(_INTEGER.fullmatch, names))
-
-
-def _has_zeros(integer: str) -> bool:
-    """Whether an integer is written otherwise than it is named as a number: with zeros before it, or a plus sign."""
-    return str(int(integer)) != integer
+    return any(str(int(integer)) != integer for integer in integers) or bool(names and not integers)
 
 
 def joined_classes(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
@@ -210,8 +228,8 @@ def class_remarks(source: Source) -> list[str]:
         shown = "; ".join(" and ".join(map(repr, names)) for names in groups[:3])
         shown += f"; and {len(groups) - 3:,} more" if len(groups) > 3 else ""
         remarks.append(
-            f"{source.src}: classes that differ only in upper and lower case or spaces stay apart: {shown}; write them "
-            "alike if they are the same"
+            f"{source.src}: classes that differ only in upper and lower case, spaces or Unicode forms stay apart: "
+            f"{shown}; write them alike if they are the same"
         )
     return remarks
 

@@ -25,6 +25,7 @@ from .labels import (
     lists_by,
     look_like_lists,
     look_unique,
+    naming_remarks,
     number_classes,
     respelled,
     separated,
@@ -191,7 +192,8 @@ class TargetCells:
         self._remarks: list[str] = []
         self._delimiters: dict[str, str] = {}
         self._written: dict[str, dict[str, str]] = {}  # the name of each class by how it is written
-        self._zeros: dict[str, str] = {}  # of targets whose integers lost them, how one was written
+        self._zeros: set[str] = set()  # targets whose integers lost them
+        self._named: dict[str, list[str]] = {}  # of targets, what to say of the names of their classes
         self._as_written = columns.as_written
         existing = {target.name: target for target in columns.known_targets}
         self.targets: tuple[Target, ...] = ()
@@ -316,8 +318,7 @@ class TargetCells:
             parts.append(f"guessed: {why}{overruled}")
         if missing:
             parts.append(f"missing in {missing:,} of {plural(tally.rows, 'row')}")
-        if zeros := self._zeros.get(asked.name):
-            parts.append(f"all integers and named as such: {zeros!r} is {of[kind]} {int(zeros)}")
+        parts += [f"its labels {remark}" for remark in self._named.get(asked.name, ())]
         if len(tally.counts) == 1 and not tally.lists:
             parts.append(f"the same in every row ({next(iter(tally.counts))}), so there is nothing to learn")
         return "; ".join(parts)
@@ -340,8 +341,9 @@ class TargetCells:
             ordered = sorted(written)
             labels = kind == "class" and first_class(self.targets) is None
             as_written = name in self._as_written or (labels and None in self._as_written)
-            if changed := respelled(ordered, as_written):
-                self._zeros[name] = changed[0]
+            if respelled(ordered, as_written):
+                self._zeros.add(name)
+            self._named[name] = naming_remarks(ordered, as_written)
             classes, numbers = number_classes(ordered, as_written)
             self._written[name] = {text: classes[place] for text, place in zip(ordered, numbers.tolist(), strict=True)}
         if not classes:

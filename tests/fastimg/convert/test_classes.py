@@ -105,10 +105,20 @@ def test_a_single_class_is_reported(image_folder, tmp_path, cli):
 def test_classes_with_almost_the_same_spelling(image_folder, tmp_path, cli):
     ran = cli("convert", write_table(image_folder, ["dog", "Dog", "cat", "a  b", "A b"]), tmp_path / "out")
     assert ran.code == 0
-    told = "classes that differ only in upper and lower case or spaces stay apart: 'A b' and 'a  b'; 'Dog' and 'dog'; "
-    assert told + "write them alike if they are the same" in ran.err
+    told = "classes that differ only in upper and lower case, spaces or Unicode forms stay apart: 'A b' and 'a  b'; "
+    assert told + "'Dog' and 'dog'; write them alike if they are the same" in ran.err
     ran = cli("convert", write_table(image_folder, ["DOG", "cat"]), tmp_path / "out", "--append")
     assert "'Dog' and 'dog' and 'DOG'" in ran.err
+
+
+def test_classes_that_look_alike_are_one(image_folder, tmp_path, cli):
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    ran = cli("convert", write_table(image_folder, [composed, "tea", apart]), tmp_path / "out")
+    assert read_description(tmp_path / "out")["classes"] == [composed, "tea"]
+    assert r"look alike, but differ in the Unicode form of their accents, in 1 class: 'cafe\u0301' is" in ran.err
+    ran = cli("convert", write_table(image_folder, [apart, "tea"]), tmp_path / "out", "--append")
+    assert read_description(tmp_path / "out")["classes"] == [composed, "tea"]
+    assert r"its class 'cafe\u0301' is 'caf\xe9', as it looks alike in another Unicode form" in ran.err
 
 
 def test_which_columns_were_used_is_reported(image_folder, tmp_path, cli):

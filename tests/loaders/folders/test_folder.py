@@ -489,3 +489,16 @@ def test_classes_that_are_called_as_splits_are(tmp_path, names):
             list_folder(root)
     else:
         assert len(list_folder(root).files["train"]) == 3
+
+
+def test_class_folders_that_look_alike_are_refused(tmp_path):
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    for number, names in enumerate(
+        ([f"{composed}/1.jpg", f"{apart}/2.jpg"], [f"train/{composed}/1.jpg", "train/b/1.jpg", f"val/{apart}/2.jpg"])
+    ):
+        root = touch(tmp_path / str(number), *names)
+        if len({path.name for path in root.rglob("caf*")}) == 1:
+            pytest.skip("the file system keeps one form")
+        with pytest.raises(DataError, match=r"two class folders are called .* forms \('cafe\\u0301' and"):
+            list_folder(root)
+    assert list_folder(touch(tmp_path / "x", f"{apart}/1.jpg", "b/1.jpg")).classes == ("b", apart)

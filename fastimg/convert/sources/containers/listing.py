@@ -1,6 +1,5 @@
 """Datasets, tars and .beton files, listed: which samples there are, with which labels, targets and fields."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastimg.convert.sources.labels import class_names, naming_remarks, whole_numbers
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
 from fastimg.convert.stored.shards import bring_indexes, leased, stored_shards
 from fastimg.errors import printable
@@ -29,8 +29,6 @@ from fastimg.wording import agreeing, plural
 
 from .betons import BetonSourceReader
 from .tars import TarReader
-
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def read_dataset(src: Path) -> Source:
@@ -94,9 +92,9 @@ def read_tars(
                 texts[split] += [text] if text else []
     if classes is None and content == "images" and reader.holds_only_texts:
         return read_tars(src, files, None, named, "text")
-    remarks = []
+    remarks: list[str] = []
     if classes is None:
-        names, numbers = _classes(src, texts)
+        names, numbers, remarks = _classes(src, texts)
         named = names is not None
         top = max((label for labels in numbers.values() for label in labels), default=-1)
         classes = names if names is not None else [str(label) for label in range(top + 1)]
@@ -188,16 +186,17 @@ def _check_splits(src: Path, files: Mapping[str, Any]) -> None:
         )
 
 
-def _classes(src: Path, texts: Mapping[str, list[str]]) -> tuple[list[str] | None, dict[str, list[int]]]:
-    """Class names and labels from the contents of .cls members; None for the names if they are all class indices."""
+def _classes(src: Path, texts: Mapping[str, list[str]]) -> tuple[list[str] | None, dict[str, list[int]], list[str]]:
+    """Class names and labels from the contents of .cls members, and remarks; no names if they are all class indices."""
     distinct = {text for split in texts.values() for text in split}
-    if all(_INTEGER.fullmatch(text) for text in distinct):
-        values = [int(text) for text in distinct]
-        if values and not -1 <= min(values) <= max(values) < MAX_CLASSES:
-            raise ShardError(
-                f"{src}: labels from {min(values)} to {max(values)} are not valid class indices; correct them"
-            )
-        return None, {split: [int(text) for text in split_texts] for split, split_texts in texts.items()}
-    names = sorted(distinct)
+    numbers = whole_numbers(distinct)
+    remarks = [f"{src}: labels {remark}" for remark in naming_remarks(distinct)]
+    if numbers or not distinct:
+        least, most = min(numbers.values(), default=0), max(numbers.values(), default=0)
+        if not -1 <= least <= most < MAX_CLASSES:
+            raise ShardError(f"{src}: labels from {least} to {most} are not valid class indices; correct them")
+        return None, {split: [numbers[text] for text in split_texts] for split, split_texts in texts.items()}, remarks
+    named = class_names(distinct)
+    names = sorted(set(named.values()))
     index = {name: label for label, name in enumerate(names)}
-    return names, {split: [index[text] for text in split_texts] for split, split_texts in texts.items()}
+    return names, {split: [index[named[text]] for text in split_texts] for split, split_texts in texts.items()}, remarks

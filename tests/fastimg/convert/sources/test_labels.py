@@ -1,11 +1,12 @@
 """Labels of manifests: which look like classes, which do not, and how they are normalised."""
 
 import csv
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from fastimg.convert.sources.columns import Columns
+from fastimg.convert.sources.columns import AskedTarget, Columns
 from fastimg.convert.sources.combined import Side, onto
 from fastimg.convert.sources.samples import Source
 from fastimg.loaders.containers.targets import Target
@@ -73,7 +74,7 @@ def test_labels_that_do_not_look_like_classes(files, labels, reason):
         [i // 2 for i in range(100)],  # fine-grained: two images of each class
         [*range(10), *range(10, 20), *range(10, 20)],  # half of the classes have one image
         [f"{i % 10}" for i in range(100)],
-        ["1.0", "2.0", "1.0"],  # integers as floats, as pandas writes them
+        ["1.0", "2.0", "beta"],  # versions
         ["tench, Tinca tinca", "goldfish, Carassius auratus", "Paris, France", "Nice, France"],
         ["golden retriever", "golden eagle", "bald eagle"],
         ["v1.2", "v1.3", "3.5mm jack"],
@@ -140,6 +141,25 @@ def test_normalised_labels(files):
     source = read_source(labelled(files, ["007", "7", "10"]), Columns())
     assert source.classes == ("7", "10")
     assert source.remarks[0].endswith("are all integers and named as such: '007' is class 7")
+
+
+@pytest.mark.parametrize(
+    "labels", [["1.0", "2.0", "10.0", "1"], ["1", "10.", "2.00", "1.0"], ["+1.0", "01", "2", "10"]]
+)
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_whole_floats_are_integers(files, labels, kind):
+    source = read_source(labelled(files, labels, kind), Columns())
+    assert source.classes == ("1", "2", "10")
+    (remark,) = [remark for remark in source.remarks if "named as such" in remark]
+    first = sorted(label for label in labels if label not in ("1", "2", "10"))[0]
+    assert remark.endswith(f"are all integers and named as such: {first!r} is class 1" + "0" * first.startswith("10"))
+    targets = read_source(labelled(files, labels, kind), Columns(targets=(AskedTarget("label", "class"),))).targets
+    assert targets[0].classes == ("1", "2", "10")
+
+
+def test_floats_and_decimals_of_parquet(files):
+    for values in ([1.0, 2.0, 10.0], [Decimal("1.00"), Decimal(2), Decimal(10)], ["1.0", "2", "10"]):
+        assert read_source(labelled(files, values, "parquet"), Columns()).classes == ("1", "2", "10")
 
 
 class CountedName(str):

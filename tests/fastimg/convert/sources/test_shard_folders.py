@@ -135,3 +135,17 @@ def test_a_sample_of_a_format_without_its_plugin_names_the_remedy(tmp_path, heic
     assert "without an image that can be decoded: HEIC, readable after `pip install" in source.problem(entry)
     heif_plugin(installed=True)
     assert len(open_dataset(tmp_path)) == 1
+
+
+def test_whole_floats_in_tars_are_integers(tmp_path, encode):
+    src = tmp_path / "train-0.tar"
+    with tarfile.open(src, "w") as archive:
+        for number, label in enumerate(("0", "1", "1.0", "2.", "01")):
+            for name, content in ((f"{number}.jpg", encode()), (f"{number}.cls", label.encode())):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    source = read_source(src, Columns())
+    assert source.splits["train"].labels.tolist() == [0, 1, 1, 2, 1] and source.classes == ("0", "1", "2")
+    assert source.remarks == (f"{src}: labels are all integers and named as such: '01' is class 1",)
+    source.close()
