@@ -51,12 +51,14 @@ def read_bands(content: bytes | Path, name: str, most: int | None = None) -> npt
     array: npt.NDArray[Any]
     if is_tiff(name):
         with _series(content) as series:
-            axes, shape = series.axes, _tiff_shape(series)
+            axes, stated, shape = series.axes, series.shape, _tiff_shape(series)
             _check_most(shape, most)
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
             if math.prod(shape) * series.dtype.itemsize > max(_DOUBTED, _INFLATES * size):
                 raise ImageError(f"states {series.dtype} {list(shape)}, which no file of {size:,} bytes holds")
             array = series.asarray()
+        if array.shape != tuple(stated):  # that of its first page alone
+            raise ImageError(f"holds {list(array.shape)}, and states {list(stated)}")
         array = array.transpose(_order(axes, array.shape))
         array = array.reshape(-1, *array.shape[-2:])
     else:

@@ -181,11 +181,15 @@ def test_a_tiff_that_states_more_than_it_can_hold_is_refused():
         decoder.fill_row(memoryview(claim(40)), (), row, Scratch())
 
 
+def tiff(array, **options):
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, array, photometric="minisblack", **options)
+    return buffer.getvalue()
+
+
 @pytest.mark.parametrize("compression", ["zlib", "lzma"])
 def test_errors_of_codecs_are_those_of_the_image(compression):
-    buffer = io.BytesIO()
-    tifffile.imwrite(buffer, some(40, 40, bands=3), compression=compression, photometric="minisblack")
-    whole = buffer.getvalue()
+    whole = tiff(some(40, 40, bands=3), compression=compression)
     with tifffile.TiffFile(io.BytesIO(whole)) as file:
         at = file.pages[0].dataoffsets[0]
     damaged = whole[: at + 20] + bytes(200) + whole[at + 220 :]
@@ -193,15 +197,42 @@ def test_errors_of_codecs_are_those_of_the_image(compression):
         read_bands(damaged, "x.tif")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_any_byte_of_a_header_may_be_damaged(caplog):
+    """The result is an array or an ImageError, and never another library's error."""
+    caplog.set_level("CRITICAL")
+    whole = tiff(some(4, 6, bands=3))
+    outcomes = {"arrays": 0, "refused": 0}
+    for at in range(4, 200):
+        for value in (0, 1, 2, 255):
+            damaged = whole[:at] + bytes([value]) + whole[at + 1 :]
+            try:
+                array = read_bands(damaged, "x.tif", 1000)
+            except ImageError:
+                outcomes["refused"] += 1
+            else:
+                assert array.ndim == 3
+                outcomes["arrays"] += 1
+    assert min(outcomes.values()) > 100, outcomes
+
+
+def test_samples_of_a_depth_that_there_is_not():
+    """tifffile gives an array of another shape than it states."""
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, np.zeros((20, 30, 3), np.uint16), photometric="rgb")
+    depths = struct.pack("<HHH", 16, 16, 16)
+    assert buffer.getvalue().count(depths) == 1
+    with pytest.raises(ImageError, match=r"cannot be read|holds \[0, 20, 30, 3\], and states \[20, 30, 3\]"):
+        read_bands(buffer.getvalue().replace(depths, struct.pack("<HHH", 4096, 4096, 31488)), "x.tif")
+
+
 def test_a_lack_of_memory_is_that_of_the_image(monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
     monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", fail)
-    buffer = io.BytesIO()
-    tifffile.imwrite(buffer, some(4, 4, bands=3), photometric="minisblack")
     with pytest.raises(ImageError, match="it needs more memory than there is"):
-        read_bands(buffer.getvalue(), "x.tif")
+        read_bands(tiff(some(4, 4, bands=3)), "x.tif")
 
 
 def test_a_field_whose_height_and_width_vary():
