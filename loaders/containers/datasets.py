@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.folders.archives import archive_hint
 from fastimg.loaders.folders.folder import Level, is_class_folder
 from fastimg.loaders.folders.stored_files import list_files, open_listed
 from fastimg.loaders.remote.fetched_files import FetchedFiles
@@ -187,6 +188,8 @@ def refuse_no_folder(path: Path) -> None:
     """Raises DataError if a path is neither a folder nor a .beton file."""
     if path.is_dir() or is_beton(path):
         return
+    if hint := archive_hint(path):
+        raise DataError(f"{path}: no folder; {hint}")
     if path.exists():
         raise DataError(f"{path}: a file, not a folder; convert a manifest or a tar to shards first")
     raise DataError(f"{path}: no such folder; check the path, and give a folder of shards or of images")

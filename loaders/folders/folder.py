@@ -22,6 +22,7 @@ from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.runtime.scratch import Encoded, Scratch
 from fastimg.loaders.wording import plural
 
+from .archives import archive_hint
 from .ignored import Ignored, hidden_reason
 from .walk import Kinds, find, find_images, find_texts, relative, scan, walk
 
@@ -38,6 +39,7 @@ SPLIT_FOLDERS = {
 }
 _SPLITS = tuple(dict.fromkeys(SPLIT_FOLDERS.values()))
 
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")  # that list images, in another layout
 _LOOSE = "outside any class folder"
 _LOOSE_ABOVE = "next to the split folders, not in a class folder"
 _SHOWN = 6  # number of folder or class names in a sentence
@@ -231,9 +233,14 @@ def _list(
     top = sorted({name for split in naming for name in _subfolders(splits[split])})
     _refuse_alike(root, sorted({name for folder in splits.values() for name in _subfolders(folder)}))
     if not top:
+        folder = splits[naming[0]]
+        if hint := archive_hint(folder):
+            raise DataError(f"{folder}: has no class folders; {hint}")
+        tables = [file for each in dict.fromkeys((folder, root)) for file in _tables(each)]
+        lists = f"; if {tables[0]} lists the images, convert that in place of the folder" if tables else ""
         raise DataError(
-            f"{splits[naming[0]]}: has no class folders; put the images (or .txt files) of each class into a subfolder "
-            "named after it"
+            f"{folder}: has no class folders; put the images (or .txt files) of each class into a subfolder named "
+            f"after it{lists}"
         )
     kinds = Kinds(content, arrays)
     ignored = _loose(root, splits, kinds)
@@ -268,8 +275,23 @@ def _list(
         if untrained := next((pair for pair in pairs if pair[1] not in numbers), None):
             raise _untrained(root / os.path.dirname(untrained[0]), untrained[1])
         files[split] = [(path, numbers[name]) for path, name in pairs]
+    metadata = [file for folder in dict.fromkeys((root, *splits.values())) for file in _tables(folder, ("metadata",))]
+    if len(classes) == 1 and metadata:
+        raise DataError(
+            f"{root}: has only one class folder, {classes[0]}/, and {metadata[0]}; if that lists the images, convert "
+            "that in place of the folder"
+        )
+    if metadata:
+        notes = [*notes, f"{root}: the classes are the folders; {metadata[0]} is not read"]
     nesting = [] if inner else _nesting_notes(root, splits, listed, classes, level)
     return Listing(root, classes, files, ignored, content, (*notes, *nesting))
+
+
+def _tables(folder: Path, stems: Sequence[str] = ()) -> list[Path]:
+    """Tables in a folder that may list its images, sorted; with `stems`, those of these names."""
+    tables = (folder / entry.name for entry in scan(folder) if entry.is_file() and not hidden_reason(entry.name))
+    found = sorted(file for file in tables if file.suffix.lower() in _TABLES)
+    return [file for file in found if not stems or file.stem.lower() in stems]
 
 
 def _refuse_alike(root: Path, classes: Iterable[str]) -> None:

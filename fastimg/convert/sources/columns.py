@@ -15,7 +15,7 @@ from fastimg.wording import shortened
 from .folders import file_size
 from .tables import find_delimiter, first_records, own_delimiter, readable, spelled
 
-PATH_COLUMNS = ("path", "file", "filename", "image")
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "document")
 LABEL_COLUMNS = ("label", "class", "target")
 SPLIT_COLUMNS = ("split",)

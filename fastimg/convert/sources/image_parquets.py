@@ -37,6 +37,7 @@ LABELS = (*LABEL_COLUMNS, "labels", "cls")
 
 ParquetPath = Path | HubFile  # here, or on the hub
 
+_ONLY_PATH = "only the path of an image, and no bytes; store the bytes in the file, or convert a manifest of the paths"
 _FIELD = re.compile(r"[A-Za-z0-9_-]+")
 _BATCH_BYTES = 1 << 23  # of rows in memory, approximately
 _BATCH_ROWS = 256
@@ -271,18 +272,18 @@ def _batches(file: ParquetPath) -> Iterator[list[Row]]:
 
 def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: Labels | None) -> ImageRow:
     image, key, extra = _picture(layout.image, row.pop(layout.image))
+    fault = _ONLY_PATH if key and not image else ""
     if layout.key and (given := row.pop(layout.key)):
         if key and key != given:
             extra[f"{layout.image}.path"] = key
         key = given
     label: int | str = -1
-    fault = ""
     if layout.label is not None:
         value = row.pop(layout.label)
         if labels is None:
             label = _label(where, layout, value)
         elif is_empty(value):
-            fault = NO_LABEL
+            fault = fault or NO_LABEL
         else:
             label = labels.read(where, value)
     split = None if layout.split is None else split_of(where, row.pop(layout.split))

@@ -8,11 +8,12 @@ each sample.
 
 import math
 import os
+import unicodedata
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,20 +29,25 @@ from .columns import (
     PATH_COLUMNS,
     SEPARATED,
     SPLIT_COLUMNS,
+    TEXT_COLUMNS,
     Columns,
     check_apart,
     find_column,
     image_columns,
+    lower,
     on_delimiter,
 )
 from .folders import FilesReader, WrittenPaths, file_size
 from .labels import Labels, is_empty
+from .near_files import NearFiles
 from .one_hot import find_one_hot
 from .samples import Entries, Row, Source, SourceEntry, SourceReader
-from .tables import Rows, later_names, readable, table_rows
+from .tables import Rows, later_names, long_fields, readable, table_rows
 from .targets import TargetCells, check_targets, labels_from
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
+_EXAMINED = 100  # paths that lead to no file, for which one with almost the same name is looked for
+_FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 NO_IMAGE = 1  # the place of an entry that has no image; those of files are 0
 
 
@@ -56,6 +62,26 @@ def read_manifest(src: Path, columns: Columns) -> Source:
 
 def _rows(src: Path, columns: Columns) -> Rows:
     return table_rows(src, columns.delimiter or "", header=not columns.no_header)
+
+
+def refuse_ids(src: Path, columns: Columns) -> None:
+    """Raise DataError for a table without a column of paths or texts, one of whose columns has the names of images."""
+    if columns.path is not None or columns.text is not None or columns.no_header or src.suffix.lower() == ".parquet":
+        return
+    with readable(src), long_fields():
+        first = [row for (_, row), _ in zip(table_rows(src, columns.delimiter or "", strict=False), "ab", strict=False)]
+    names = list(first[0]) if first else []
+    if lower(names) & {*PATH_COLUMNS, *TEXT_COLUMNS}:
+        return
+    near = NearFiles(src.parent)
+    for name in names:
+        meant = [near.meant(value) if isinstance(value := row.get(name), str) else None for row in first]
+        if all(meant):
+            raise DataError(
+                f"{src}: no path column ({', '.join(PATH_COLUMNS)}), but {name!r} names images: {first[0][name]!r} is "
+                f"{meant[0]!r}; write that, with folder and extension, into a column `path`, and name the column of "
+                "labels with --label-column"
+            )
 
 
 def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
@@ -214,20 +240,22 @@ class _Paths:
         self._written = WrittenPaths(src.parent)
         self._hashes = array("q")
         self._missing = 0
-        self._first_missing = ""
+        self._first_missing: list[tuple[int, str]] = []  # rows and paths of the first ones
         self._respelled = 0
         self._first_respelled = ""
 
     def find(self, path: str, row: int) -> tuple[str, int]:
         """Return the path from the manifest's folder on, and the size of its file or -1 if there is none.
 
-        If the path as written leads to no file, it is tried without the blanks around it and with backslashes as
-        slashes.
+        If the path as written leads to no file, it is tried without the blanks around it, with backslashes as slashes,
+        and with its accents composed or not.
         """
         root = self._src.parent
         size = file_size(root / path)
         if size < 0:
-            for other in dict.fromkeys((path.strip(), path.replace("\\", "/"), path.strip().replace("\\", "/"))):
+            others = [path.strip(), path.replace("\\", "/"), path.strip().replace("\\", "/")]
+            others += [unicodedata.normalize(form, others[-1]) for form in _FORMS if not path.isascii()]
+            for other in dict.fromkeys(others):
                 if other != path and (size := file_size(root / other)) >= 0:
                     self._respelled += 1
                     self._first_respelled = self._first_respelled or f"row {row}: {path!r} is {other!r}"
@@ -235,7 +263,8 @@ class _Paths:
                     break
         if size < 0:
             self._missing += 1
-            self._first_missing = self._first_missing or path
+            if self._missing <= _EXAMINED:
+                self._first_missing.append((row, path))
         path = self._written.below(path)
         self._hashes.append(hash(path))
         return path, size
@@ -251,16 +280,19 @@ class _Paths:
         src = self._src
         remarks = []
         if self._missing == len(listed):
-            in_cwd = os.path.exists(self._first_missing)
+            absent = self._first_missing[0][1]
+            in_cwd = os.path.exists(absent)
             hint = "; they exist relative to the current directory, so move the manifest there" if in_cwd else ""
             raise DataError(
-                f"{src}: none of its {len(listed):,} paths leads to a file, such as {self._first_missing!r}; paths are "
-                f"absolute or relative to the manifest's folder{hint}"
+                f"{src}: none of its {len(listed):,} paths leads to a file, such as {absent!r}; paths are absolute or "
+                f"relative to the manifest's folder{self._nearly() or hint}"
             )
+        if nearly := self._nearly():
+            remarks.append(f"{src}: {self._missing:,} of {len(listed):,} paths lead to no file{nearly}")
         if self._respelled:
             remarks.append(
-                f"{src}: {self._respelled:,} paths lead to files without the blanks around them, or with / for each "
-                f"\\ ({self._first_respelled})"
+                f"{src}: {self._respelled:,} paths lead to files without the blanks around them, with / for each \\, "
+                f"or in another Unicode form ({self._first_respelled})"
             )
         hashes = np.array(self._hashes)
         _, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
@@ -279,6 +311,16 @@ class _Paths:
                 f"different labels; {listed[first[0]].path!r} is in rows {shown}"
             )
         return remarks
+
+    def _nearly(self) -> str:
+        """Which files the first paths that lead to none probably mean; empty if there are no such files."""
+        near = NearFiles(self._src.parent)
+        meant = [(row, path, found) for row, path in self._first_missing if (found := near.meant(path))]
+        if not meant:
+            return ""
+        row, path, found = meant[0]
+        of = f"{len(meant)} of the first {len(self._first_missing)}" if len(self._first_missing) > 1 else "it"
+        return f"; {of} may mean files of almost the same name: row {row}: {path!r} may be {found!r}; correct them"
 
 
 def split_up(

@@ -19,6 +19,7 @@ from fastimg.errors import UsageError
 from fastimg.loaders.containers.datasets import is_plain_folder, refuse_class_folder
 from fastimg.loaders.containers.foreign import foreign_betons, foreign_shards
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.folders.archives import archive_hint
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level, Mapped
 from fastimg.loaders.folders.folder import is_class_folder as has_class_folders
 from fastimg.loaders.remote.mirrors import mirror_at
@@ -27,7 +28,7 @@ from fastimg.loaders.remote.trees import tree_of
 from .columns import SEPARATED, Columns, with_delimiter
 from .containers.listing import read_betons, read_dataset, read_tars
 from .folders import read_folder, waiting_mapped
-from .manifests import MANIFESTS, read_manifest
+from .manifests import MANIFESTS, read_manifest, refuse_ids
 from .samples import Source
 from .streams import NAMED, read_named, read_parquets
 from .text_manifests import holds_texts, read_texts
@@ -97,6 +98,7 @@ def read_source(
             tree.fetch(src)
     if columns.fields and columns.text is not None:
         raise UsageError(f"{src}: --field goes with images alone, and --text-column names texts; leave one of them out")
+    refuse_ids(src, columns)
     if holds_pairs(src, columns):
         return read_pairs(src, columns)
     if not columns.fields and holds_texts(src, columns):
@@ -159,6 +161,8 @@ def _is_named(src: Path) -> bool:
 
 def refuse_absent(src: Path) -> None:
     """Raises DataError for a source that is not there. A named dataset need not be: it is downloaded."""
+    if hint := archive_hint(src) if not src.is_dir() and not _is_named(src) else "":
+        raise DataError(f"{src}: no folder; {hint}")
     if not os.path.exists(src) and not _is_named(src):
         raise DataError(f"{src}: no such file or folder, or you have no permission to read it; check the path")
 

@@ -193,8 +193,8 @@ def test_windows_paths_and_surrounding_blanks(files):
     assert [entry.size > 0 for entry in source.splits["train"]] == [True, True, True, False]
     (said,) = source.remarks
     assert said == (
-        f"{src}: 3 paths lead to files without the blanks around them, or with / for each \\ (row 2: 'a\\\\1.jpg' is "
-        "'a/1.jpg')"
+        f"{src}: 3 paths lead to files without the blanks around them, with / for each \\, or in another Unicode form "
+        "(row 2: 'a\\\\1.jpg' is 'a/1.jpg')"
     )
     (files / "a\\1.jpg").write_bytes(b"itself")  # a file whose name contains the backslash
     assert read_source(src, Columns()).splits["train"][1].path == "a\\1.jpg"

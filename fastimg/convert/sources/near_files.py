@@ -1,0 +1,73 @@
+"""Which file a path that leads to none probably means: one that differs in case, Unicode form, extension or folder."""
+
+import os
+import unicodedata
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fastimg.loaders.folders.formats import image_extensions
+
+_FOLDERS = 64  # whose names are kept
+_SUBFOLDERS = 20  # of the root, in which files are looked for that are not where their path says
+
+
+class _Names(NamedTuple):
+    """The names in a folder, by how they are compared."""
+
+    files: dict[str, str]
+    stems: dict[str, str]  # of images, by the name without its extension
+    folders: dict[str, str]
+
+
+class NearFiles:
+    """Finds what paths below `root` probably mean."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._names = lru_cache(_FOLDERS)(_names_in)
+
+    def meant(self, path: str) -> str | None:
+        """The path, from the root on or absolute as `path` is, of a file that is almost called so; None without one."""
+        *folders, name = path.strip().replace("\\", "/").split("/")
+        if not name:
+            return None
+        here = os.sep if path.startswith("/") else ""
+        for folder in filter(None, folders):
+            if folder in (os.curdir, os.pardir) or os.path.isdir(os.path.join(self._root, here, folder)):
+                here = os.path.join(here, folder)
+            elif found := self._names(os.path.join(self._root, here)).folders.get(_key(folder)):
+                here = os.path.join(here, found)
+            else:
+                return self._elsewhere(name)
+        return self._inside(here, name) or self._elsewhere(name)
+
+    def _inside(self, folder: str, name: str) -> str | None:
+        names = self._names(os.path.join(self._root, folder))
+        stem = os.path.splitext(name)[0] if os.path.splitext(name)[1].lower() in image_extensions() else name
+        found = names.files.get(_key(name)) or names.stems.get(_key(stem))
+        return os.path.join(folder, found) if found else None
+
+    def _elsewhere(self, name: str) -> str | None:
+        """A file in the root, or in one of its folders."""
+        folders = ["", *sorted(self._names(self._root).folders.values())[:_SUBFOLDERS]]
+        return next((found for folder in folders if (found := self._inside(folder, name))), None)
+
+
+def _names_in(folder: str) -> _Names:
+    names = _Names({}, {}, {})
+    try:
+        with os.scandir(folder) as entries:
+            listed = sorted((entry.name, entry.is_dir()) for entry in entries)
+    except OSError:
+        return names
+    for name, is_folder in listed:
+        (names.folders if is_folder else names.files).setdefault(_key(name), name)
+        stem, extension = os.path.splitext(name)
+        if not is_folder and extension.lower() in image_extensions():
+            names.stems.setdefault(_key(stem), name)
+    return names
+
+
+def _key(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
