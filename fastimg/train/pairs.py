@@ -18,7 +18,7 @@ from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.decoders.arrays import TokenDecoder
 from fastimg.models.networks.pairs import Combination, build_pair
 from fastimg.models.precision import Precision
-from fastimg.models.registry import Model, build, load_weights, read_weights, repaired, with_rows
+from fastimg.models.registry import Model, build, load_weights, read_weights, repaired, stated_classes, with_rows
 from fastimg.wording import plural
 
 from .choices.stated_weights import Stated
@@ -51,12 +51,13 @@ def joined(
     if stated.pair is None:
         return model
     assert config.weights is not None
-    tensors, _ = read_weights(config.weights)
+    tensors, metadata = read_weights(config.weights)
+    theirs = stated_classes(image.arch, metadata, config.weights)
     own = {name: value for name, value in tensors.items() if name.startswith(_IMAGE)}
     seen, repairs = repaired(image, {name.removeprefix(_IMAGE): value for name, value in own.items()})
     tensors = {name: value for name, value in tensors.items() if name not in own}
     tensors |= {f"{_IMAGE}{name}": value for name, value in seen.items()}
-    model, tensors, rows = with_rows(model, tensors, stated.classes, classes, head_init)
+    model, tensors, rows = with_rows(model, tensors, theirs, classes, head_init)
     kept = load_weights(model, tensors, f"--weights {config.weights}", head_init=head_init)
     assert stated.preprocessing is not None
     return replace(model, new_head=None if kept and not model.kept_rows else head_init, fitted=(*repairs, *rows))

@@ -43,7 +43,6 @@ class Stated:
     pair: TextSide | None = None  # what reads the texts, of a model of images and texts
     text_arch: str | None = None
     combiner: Literal["concat", "gated"] | None = None
-    classes: tuple[str, ...] = ()  # of a pair
 
     def image_size(self) -> int | None:
         """The side that the model was trained with."""
@@ -156,7 +155,7 @@ def _of_card(card: Card, file: Path, max_length: int | None) -> Stated:
     length = max_length or card.pair["text"]["length"]
     reader = TextSide(tokenizer=read_tokenizer(file.parent, length), settings={**card.pair["text"], "length": length})
     second = card.pair["arch"]
-    return replace(stated, pair=reader, text_arch=second, combiner=card.pair["combiner"], classes=card.classes)
+    return replace(stated, pair=reader, text_arch=second, combiner=card.pair["combiner"])
 
 
 def _arguments(file: Path, text: str) -> dict[str, Any]:

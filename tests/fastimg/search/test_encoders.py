@@ -74,6 +74,13 @@ def test_weights_go_with_the_architecture_that_they_fit(small):
     assert "HF_HUB_OFFLINE" in found.candidates[1].origin
 
 
+def test_weights_of_another_image_size_fit(tmp_path):
+    file = tmp_path / "vit.pth"
+    torch.save(timm.create_model("test_vit", num_classes=5, img_size=32).state_dict(), file)
+    found = find(("test_vit",), (file,), facts(), {"img_size": 64}, gpu=False)
+    assert found.candidates[0].settings["weights"] == str(file.resolve()) and found.skipped == []
+
+
 def test_weights_that_fit_none_are_skipped_and_named(small, tmp_path):
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"nothing")

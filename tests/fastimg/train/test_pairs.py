@@ -145,6 +145,13 @@ def test_a_sampler_draws_pairs(train, monkeypatch, frozen):
     assert others == [None]
 
 
+def test_a_pair_begins_at_another_image_size(train, tmp_path):
+    vit = ("--arch", "test_vit", "--img-size")
+    train("small", "--epochs", "1", image=(*vit, "32"))
+    ran = train("large", "--weights", tmp_path / "runs/small", "--dry-run", image=(*vit, "64"), text=())
+    assert "1 tensor resampled: pos_embed [1, 5, 64] to [1, 17, 64]" in ran.out and "its classifier kept" in ran.out
+
+
 @pytest.mark.parametrize("combiner", ["concat", "gated"])
 def test_both_together_tell_what_neither_tells_alone(train, accuracy, cli, posts, tmp_path, combiner):
     """With both encoders frozen; each input alone is right about the samples that lack one, and half of the others."""
