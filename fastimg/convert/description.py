@@ -14,7 +14,9 @@ from fastimg.convert.sources.samples import Source
 from fastimg.errors import printable
 from fastimg.loaders.containers.betons.kinds import BetonField
 from fastimg.loaders.containers.content import singular
+from fastimg.loaders.containers.derived.digests import digests_of
 from fastimg.loaders.containers.description import (
+    DERIVED,
     FORMAT,
     FORMAT_VERSION,
     IDENTITY,
@@ -115,6 +117,15 @@ def describe(
         "options": old.get("options", options),
     }
     return described | ({"appended": [*old.get("appended", ()), options]} if base else {})
+
+
+def with_digests(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+    """The description with the digests of the derived files that are in `folder`; of others those that it states."""
+    splits = {}
+    for split, content in description["splits"].items():
+        digests = content.get(DERIVED, {}) | digests_of(folder, split)
+        splits[split] = content | ({DERIVED: digests} if digests else {})
+    return description | {"splits": splits}
 
 
 def _targets(source: Source, schema: Schema | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`fastimg verify`: checks that a dataset is unchanged since its conversion. Reports every fault; changes nothing."""
 
 import json
+import tempfile
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -19,8 +20,10 @@ from fastimg.errors import UserError, printable
 from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.captions.captions import Captions, captions_of
 from fastimg.loaders.containers.content import Content, samples_of
-from fastimg.loaders.containers.datasets import index_large, large_photographs
-from fastimg.loaders.containers.description import QUICK_SUM, read_description
+from fastimg.loaders.containers.datasets import derive_again, index_large, large_photographs
+from fastimg.loaders.containers.derived.digests import differing
+from fastimg.loaders.containers.derived.kept import DerivedPlace
+from fastimg.loaders.containers.description import DERIVED, QUICK_SUM, read_description
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.foreign import foreign_shards
 from fastimg.loaders.containers.quick_sums import both_sums_of_file, sum_of_file
@@ -141,6 +144,7 @@ def _content_faults(
     printed: set[str] = set()
     for name, split in splits.items():
         try:
+            faults += _derived_faults(config, name, split)
             index_large(config.data, name)
             dataset = open_dataset(config.data, name)
         except DataError as error:
@@ -168,6 +172,18 @@ def _content_faults(
         finally:
             dataset.close()
     return faults, images, content
+
+
+def _derived_faults(config: Verify, split: str, stated: Any) -> Iterator[Fault]:
+    """Derive everything again, and compare what is kept; of large photographs only if `deep`. Raises DataError."""
+    if not isinstance(stated, dict) and not foreign_shards(config.data):
+        return  # neither a dataset.json nor tars: nothing is derived
+    digests = stated.get(DERIVED, {}) if isinstance(stated, dict) else {}
+    with tempfile.TemporaryDirectory(prefix="fastimg-verify-") as folder:
+        derive_again(config.data, split, Path(folder), large=config.deep)
+        kept = DerivedPlace(folder=config.data, split=split, digests=digests)
+        for path, fault in differing(Path(folder), kept):
+            yield Fault(str(path), fault)
 
 
 def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:

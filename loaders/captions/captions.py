@@ -114,7 +114,8 @@ def captions_of(path: Path, images: Dataset) -> Captions | None:
     """
     if not (path / "dataset.json").exists() or "text" not in read_description(path).get("inputs", ()):
         return None
-    files = fetched_files(images)
-    return Captions(
-        images, kept_positions(path, images.fingerprint, images.files() if files is None else files.present())
-    )
+    shards = getattr(images, "shard_files", None)
+    if shards is None:  # a .beton
+        lengths = np.array([file.stat().st_size for file in images.files()], np.uint64)
+        return Captions(images, kept_positions(path, images.fingerprint, images.files(), lengths))
+    return Captions(images, kept_positions(path, images.fingerprint, shards.present(), shards.lengths))

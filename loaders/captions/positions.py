@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.betons.files import BetonFile
+from fastimg.loaders.containers.extents import are_flags, are_inside
 from fastimg.loaders.containers.tars.shards import index_path, parse_index
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.cache import cache_folder
@@ -42,13 +43,18 @@ def positions(shards: Iterable[Path]) -> npt.NDArray[np.void]:
     return np.concatenate(parts) if parts else np.zeros(0, POSITION)
 
 
-def kept_positions(folder: Path, fingerprint: str, shards: Iterable[Path]) -> npt.NDArray[np.void]:
-    """`positions` of the dataset with this fingerprint, from where they were kept, if they were."""
+def kept_positions(
+    folder: Path, fingerprint: str, shards: Iterable[Path], lengths: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.void]:
+    """`positions` of the dataset with this fingerprint, from where they were kept, if they were.
+
+    `lengths`: the bytes of each shard, in which they must be.
+    """
     key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     name = Path("captions") / f"{fingerprint[:32]}.bin"
     places = (folder / ".fastimg" / name, cache_folder() / key / name)
     for path in places:
-        if (kept := _read(path)) is not None:
+        if (kept := _read(path)) is not None and _are_of(kept, lengths):
             return kept
     made = positions(shards)
     body = made.tobytes()
@@ -77,6 +83,13 @@ def _read(path: Path) -> npt.NDArray[np.void] | None:
     if magic != _MAGIC or len(body) != count * POSITION.itemsize or zlib.crc32(body) != checksum:
         return None
     return np.frombuffer(body, POSITION)
+
+
+def _are_of(kept: npt.NDArray[np.void], lengths: npt.NDArray[np.uint64]) -> bool:
+    """Whether positions [N] can be those of texts in shards of these lengths."""
+    texts = kept[kept["text"]]
+    flags = kept.view(np.uint8).reshape(len(kept), POSITION.itemsize)[:, -2:]
+    return are_flags(flags) and are_inside(texts["shard"], texts["offset"], texts["size"], lengths)
 
 
 def _of_tar(number: int, shard: Path) -> npt.NDArray[np.void]:

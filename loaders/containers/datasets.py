@@ -31,8 +31,10 @@ from .betons.dataset import BetonDataset
 from .content import Content
 from .derived.block_index import MOST_AT_OPENING, block_index, has_large
 from .derived.field_columns import field_columns, fields_of_beton, fields_of_tars
+from .derived.kept import DerivedPlace
+from .derived.photographs import Photographs
 from .derived.target_columns import columns_of_beton, columns_of_tars, target_columns
-from .description import declared_targets, read_description, stated_contents, stated_fields
+from .description import DERIVED, declared_targets, read_description, stated_contents, stated_fields
 from .fields import FieldColumn, SplitFields, StoredField
 from .foreign import foreign_betons, foreign_shards, is_beton
 from .targets import TargetColumn, first_class
@@ -223,21 +225,36 @@ def large_photographs(dataset: Dataset) -> str:
     return "" if blocks is None else str(blocks.describe())
 
 
-def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
+def derive_again(path: Path, split: str, folder: Path, large: bool) -> None:
+    """Write into `folder` what is derived of a split of shards, whatever is kept beside them.
+
+    Of large photographs only if `large`. Raises DataError as `open_dataset` does.
+    """
+    place = DerivedPlace(folder=folder, split=split)
+    if (path / "dataset.json").exists():
+        _open_converted(path, split, None if large else 0, place).close()
+    else:
+        _open_foreign(path, _pick(path, foreign_shards(path), split), split, place).close()
+
+
+def _open_converted(path: Path, split: str, most: int | None, anew: DerivedPlace | None = None) -> Dataset:
+    """`anew`: where what is derived is kept, instead of beside the shards."""
     description = read_description(path)
-    shards = _pick(path, description["splits"], split)["shards"]
+    stated = _pick(path, description["splits"], split)
+    shards = stated["shards"]
+    place = anew or DerivedPlace(folder=path, split=split, digests=stated.get(DERIVED, {}))
     classes = tuple(description["classes"])
     mirror = mirror_at(path)
-    if mirror is not None:
+    if mirror is not None and anew is None:
         mirror.fetch_derived(split, description)
     if description["container"] == "beton":
         (shard,) = shards
         lease = None if mirror is None else mirror.lease(wanted_shards(shards)[0])
         _check_size(path / shard["name"], shard["bytes"])
-        (stated,) = stated_contents(shards)
+        (content,) = stated_contents(shards)
         if mirror is not None:  # verified when it arrived; the cache marks its use, which alters its change time
-            stated = stated._replace(quick="")
-        beton = BetonDataset(path / shard["name"], classes, shard["sha256"], stated)
+            content = content._replace(quick="")
+        beton = BetonDataset(path / shard["name"], classes, shard["sha256"], content)
         beton.lease = lease
         _check_count(path / shard["name"], len(beton), shard["samples"])
         if beton.content != description["content"]:
@@ -248,8 +265,8 @@ def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
             )
         with contextlib.ExitStack() as stack:
             stack.callback(beton.close)
-            _declare(path, split, beton, description)
-            _index_blocks(path, split, beton, most)
+            _declare(place, beton, description)
+            _index_blocks(place, beton, most)
             stack.pop_all()
         return beton
     for shard in shards if mirror is None else ():  # what is fetched is verified when it arrives
@@ -260,35 +277,37 @@ def _open_converted(path: Path, split: str, most: int | None) -> Dataset:
         f"{path if mirror is None else mirror.url} ({split})",
         [path / shard["name"] for shard in shards],
         classes,
-        cache_name=split,
+        place=place,
         checksums=[shard["sha256"] + shard["index_sha256"] for shard in shards],
         content=description["content"],
         fetched=None if mirror is None else FetchedFiles(mirror, wanted_shards(shards), wanted_indexes(shards)),
         contents=stated_contents(shards),
+        counts=[shard["samples"] for shard in shards],
     )
     counts = np.bincount(dataset.records["shard"], minlength=len(shards)).tolist()
     for shard, count in zip(shards, counts, strict=True):
         _check_count(index_path(path / shard["name"]), count, shard["samples"])
-    _declare(path, split, dataset, description)
+    _declare(place, dataset, description)
     if mirror is None:
-        _index_blocks(path, split, dataset, most)
-    else:
-        _fetch_blocks(mirror, split, dataset)
+        _index_blocks(place, dataset, most)
+    elif anew is None:
+        _fetch_blocks(mirror, place, dataset)
     return dataset
 
 
-def _open_foreign(path: Path, tars: list[Path], split: str) -> TarDataset:
+def _open_foreign(path: Path, tars: list[Path], split: str, anew: DerivedPlace | None = None) -> TarDataset:
     mirror = mirror_at(path)
+    place = anew or DerivedPlace(folder=tars[0].parent, split=split)
     if mirror is None:
-        return TarDataset(f"{path} ({split})", tars, classes=None, cache_name=split)
+        return TarDataset(f"{path} ({split})", tars, classes=None, place=place)
     wanted = mirror.wanted_tars(tars)
     fetched = FetchedFiles(mirror, wanted, ())
     stated = [each.sha256 for each in wanted]
     name = f"{mirror.url} ({split})"
-    return TarDataset(name, tars, classes=None, cache_name=split, stated=stated, fetched=fetched)
+    return TarDataset(name, tars, classes=None, place=place, stated=stated, fetched=fetched)
 
 
-def _declare(path: Path, split: str, dataset: TarDataset | BetonDataset, description: Mapping[str, Any]) -> None:
+def _declare(place: DerivedPlace, dataset: TarDataset | BetonDataset, description: Mapping[str, Any]) -> None:
     """Give a dataset the columns of the targets that its description declares, if any."""
     targets = declared_targets(description)
     own = first_class(targets)
@@ -304,36 +323,41 @@ def _declare(path: Path, split: str, dataset: TarDataset | BetonDataset, descrip
         return columns_of_tars(dataset.shard_files.present(), others)
 
     if others:
-        kept = target_columns(path, split, others, len(dataset), dataset.fingerprint, derive)
+        kept = target_columns(place, others, len(dataset), dataset.fingerprint, derive)
         columns |= {column.target.name: column for column in kept}
     dataset.declared = tuple(columns[target.name] for target in targets)
     if stated := stated_fields(description):
-        _attach_fields(path, split, dataset, description, list(stated.values()))
+        _attach_fields(place, dataset, description, list(stated.values()))
+    dataset.notes = list(dict.fromkeys([*dataset.notes, *place.notes]))
 
 
-def _index_blocks(path: Path, split: str, dataset: TarDataset | BetonDataset, most: int | None) -> None:
+def _index_blocks(place: DerivedPlace, dataset: TarDataset | BetonDataset, most: int | None) -> None:
     """Give a dataset of images the index of its large ones, if it has any."""
     if dataset.content == "images":
         notes = list(dataset.notes)
-        dataset.blocks = block_index(path, split, dataset.pixels(), dataset.fingerprint, dataset.read, notes, most)
+        dataset.blocks = block_index(place, _photographs(dataset), notes, most)
         dataset.notes = notes
 
 
-def _fetch_blocks(mirror: Mirror, split: str, dataset: TarDataset) -> None:
+def _photographs(dataset: TarDataset | BetonDataset) -> Photographs:
+    return Photographs(
+        pixels=dataset.pixels(), sizes=dataset.sizes(), fingerprint=dataset.fingerprint, read=dataset.read
+    )
+
+
+def _fetch_blocks(mirror: Mirror, place: DerivedPlace, dataset: TarDataset) -> None:
     """Give a dataset the index of its large images that is in the store; to make it, every shard would be fetched."""
-    pixels = dataset.pixels()
-    if dataset.content != "images" or not has_large(pixels) or mirror.cache.limit == 0:
+    if dataset.content != "images" or not has_large(dataset.pixels()) or mirror.cache.limit == 0:
         return
-    notes = [*dataset.notes, *mirror.fetch_photographs(split)]
+    notes = [*dataset.notes, *mirror.fetch_photographs(place.split)]
     known = len(notes)
-    dataset.blocks = block_index(mirror.folder, split, pixels, dataset.fingerprint, dataset.read, notes, most=0)
+    dataset.blocks = block_index(place, _photographs(dataset), notes, most=0)
     del notes[known:]  # how it could be made
     dataset.notes = notes
 
 
 def _attach_fields(
-    path: Path,
-    split: str,
+    place: DerivedPlace,
     dataset: TarDataset | BetonDataset,
     description: Mapping[str, Any],
     fields: Sequence[StoredField],
@@ -346,7 +370,11 @@ def _attach_fields(
             return fields_of_beton(dataset.reader, fields, names)
         return fields_of_tars(dataset.shard_files.present(), fields)
 
-    columns = field_columns(path, split, fields, len(dataset), dataset.fingerprint, derive)
+    if isinstance(dataset, BetonDataset):
+        lengths = np.array([dataset.reader.status.st_size], np.uint64)
+    else:
+        lengths = dataset.shard_files.lengths
+    columns = field_columns(place, fields, len(dataset), dataset.fingerprint, lengths, derive)
     by_name = {column.schema.name: column for column in columns}
     dataset.stored = SplitFields(by_name, dataset.fetch, of_beton=isinstance(dataset, BetonDataset))
 

@@ -19,6 +19,7 @@ FORMAT_VERSION = 1
 SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of a tar in dataset.json
 QUICK_SUM = "xxh3"  # a further key of tars and .betons, which older versions did not write: see quick_sums
 IDENTITY = "identity"  # another key, which older versions did not write: see identities
+DERIVED = "derived"  # key of a split, also new: digests of what its derived files hold, by how these begin
 _BETON_KEYS = SHARD_KEYS[:4]
 _SHA256 = re.compile("[0-9a-f]{64}")
 _XXH3 = re.compile("[0-9a-f]{32}")
@@ -37,22 +38,78 @@ def read_description(path: Path) -> dict[str, Any]:
             raise TypeError("classes")
         if description.setdefault("content", "images") not in get_args(Content):
             raise ValueError(f"content {description['content']!r}")
+        _check_types(description)
         declared_targets(description)
         stated_fields(description)
         for name, split in description["splits"].items():
             if not _is_plain(name):
                 raise ValueError(f"split {name!r}")
             _check_entries(description["container"], split["samples"], split["shards"])
+            _check_counts(split, len(description["classes"]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{file}: not a dataset description ({error!r}); convert again") from error
     return description
+
+
+# What a description has beside its splits, where it has it, by type: other parts of the program read these.
+_TYPES: dict[str, type] = {
+    "splits": dict,
+    "classes": list,
+    "targets": list,
+    "fields": list,
+    "inputs": list,
+    "schema": dict,
+    "skipped": list,
+    "ignored": dict,
+    "outcomes": dict,
+    "options": dict,
+    "appended": list,
+    "recompressed": dict,
+    "previewed": str,
+    "named": bool,
+}
+
+
+def _check_types(description: Any) -> None:
+    """Raises LookupError, TypeError or ValueError where a key holds something of another type."""
+    for key, kind in _TYPES.items():
+        if key in description and type(description[key]) is not kind:
+            raise TypeError(key)
+    if type(description["version"]) is not int or description["version"] < 1:
+        raise ValueError("version")
+    if len(set(description["classes"])) < len(description["classes"]):
+        raise ValueError("two classes of one name")
+    for key in ("targets", "fields"):
+        if not all(type(each) is dict and type(each.get("field", "")) is str for each in description.get(key, ())):
+            raise TypeError(key)
+
+
+def _check_counts(split: Any, classes: int) -> None:
+    """Raises TypeError or ValueError for counts that a split cannot have, or digests that are none."""
+    total = split["samples"]
+    for key in ("missing", "missing_fields", "missing_inputs"):
+        stated = split.get(key, {})
+        if type(stated) is not dict or not all(_is_count(count, total) for count in stated.values()):
+            raise ValueError(f"{key}: {stated!r}")
+    stated = split.get("class_counts", [])
+    if type(stated) is not list or len(stated) > classes or not all(_is_count(count, total) for count in stated):
+        raise ValueError("class_counts")
+    if not _is_count(split.get("without_targets", 0), total) or not _is_count(split.get("source_bytes", 0)):
+        raise ValueError("without_targets or source_bytes")
+    digests = split.get(DERIVED, {})
+    if type(digests) is not dict or not all(_SHA256.fullmatch(digest) for digest in digests.values()):
+        raise ValueError(DERIVED)
+
+
+def _is_count(value: Any, most: int = 2**63 - 1) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
 def _check_entries(container: Any, samples: Any, shards: Any) -> None:
     """Raises LookupError, TypeError or ValueError for an invalid description of a split."""
     keys = {"tar": SHARD_KEYS, "beton": _BETON_KEYS}[container]
     counts = [samples] + [shard[key] for shard in shards for key in keys if key in ("samples", "bytes", "index_bytes")]
-    if not all(type(count) is int for count in counts) or samples != sum(shard["samples"] for shard in shards):
+    if not all(_is_count(count) for count in counts) or samples != sum(shard["samples"] for shard in shards):
         raise ValueError(f"samples: {samples!r}")
     if container == "beton" and len(shards) != 1:
         raise ValueError(f"{len(shards)} files of one split")

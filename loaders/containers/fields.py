@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 from fastimg.loaders.errors import DataError, ShardError
 
+from .extents import are_flags, are_inside
+
 FieldKind = Literal["number", "array", "ragged", "image", "bytes"]
 Geometry = Literal["box", "keypoint", "mask", "bands"]
 
@@ -185,14 +187,23 @@ class FieldColumn:
 
     @classmethod
     def unpacked(cls, schema: StoredField, content: memoryview, count: int) -> tuple["FieldColumn", memoryview]:
-        """The column at the beginning of `content`, and what follows. Raises ValueError if it is cut short."""
-        present = np.frombuffer(content, np.bool_, count)
+        """The column at the beginning of `content`, and what follows. Raises ValueError if it is not one."""
+        flags = np.frombuffer(content, np.uint8, count)
+        if not are_flags(flags):
+            raise ValueError("which samples have it is not a flag each")
+        present = flags.view(np.bool_)
         content = content[count:]
         is_number = schema.kind == "number"
         dtype = np.dtype(schema.dtype).newbyteorder("<") if is_number else POSITION
         values = np.frombuffer(content, dtype, count)
         column = cls(schema=schema, present=present, **{"numbers" if is_number else "positions": values})
         return column, content[count * dtype.itemsize :]
+
+    def is_inside(self, lengths: npt.NDArray[np.uint64]) -> bool:
+        """Whether all values lie in shards of these lengths, and are no longer than stated."""
+        at = self.positions[self.present] if len(self.positions) else self.positions
+        short = self.schema.kind != "bytes" or int(at["size"].max(initial=0)) <= self.schema.longest
+        return short and bool((at["offset"] > 0).all()) and are_inside(at["shard"], at["offset"], at["size"], lengths)
 
 
 class SplitFields:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from fastimg.loaders.wording import plural
 
+from .extents import are_flags
+
 TargetKind = Literal["class", "multilabel", "number"]
 KINDS: tuple[TargetKind, ...] = get_args(TargetKind)
 LABEL = "label"  # the name of the only target of data that names none: the folder, or the column, of a sample's class
@@ -193,8 +195,12 @@ def packed(column: TargetColumn) -> bytes:
 
 
 def unpacked(target: Target, content: memoryview, count: int) -> tuple[TargetColumn, memoryview]:
-    """The column of `count` samples at the beginning of `content`, and what follows. Raises ValueError if cut short."""
-    present = np.frombuffer(content, np.bool_, count)
+    """The column of `count` samples at the beginning of `content`, and what follows. Raises ValueError if it is none.
+
+    It is none if it is cut short, or says what no sample can have.
+    """
+    flags = np.frombuffer(content, np.uint8, count)
+    present = flags.view(np.bool_)
     content = content[count:]
     ends = None
     size = count
@@ -203,12 +209,31 @@ def unpacked(target: Target, content: memoryview, count: int) -> tuple[TargetCol
         content = content[8 * count :]
         size = int(ends[-1]) if count else 0
     stored = _STORED[target.kind]
+    if not are_flags(flags) or not 0 <= size * stored.itemsize <= len(content):
+        raise ValueError("not a column of these samples")
     values = np.frombuffer(content, stored, size)
     kind = {"class": np.int64, "number": np.float64, "multilabel": np.int32}[target.kind]
-    return (
-        TargetColumn(target=target, values=values.astype(kind), present=present, ends=ends),
-        content[size * stored.itemsize :],
-    )
+    column = TargetColumn(target=target, values=values.astype(kind), present=present, ends=ends)
+    if not _is_possible(column):
+        raise ValueError("values that no sample can have")
+    return column, content[size * stored.itemsize :]
+
+
+def _is_possible(column: TargetColumn) -> bool:
+    """Whether the values of a column are among its classes, finite, ascending, and there where they should be."""
+    values, present, ends = column.values, column.present, column.ends
+    if column.target.kind == "number":
+        return bool((np.isfinite(values) == present).all() and (np.isnan(values) == ~present).all())
+    count = len(column.target.classes)
+    if ends is None:
+        return bool(((values >= -1) & (values < count) & ((values >= 0) == present)).all())
+    begins = np.append(0, ends[:-1]) if len(ends) else ends
+    counts = ends - begins
+    if not (counts >= 0).all() or counts[~present].any() or not ((values >= 0) & (values < count)).all():
+        return False
+    first = np.zeros(len(values) + 1, np.bool_)  # where the labels of a sample begin
+    first[begins] = True
+    return bool((first[1:-1] | (values[1:] > values[:-1])).all())
 
 
 _STORED: dict[TargetKind, np.dtype[Any]] = {

@@ -52,6 +52,10 @@ class FileParts(NamedTuple):
 class ShardFiles(Protocol):
     """The numbered files of a dataset, on this machine or elsewhere. Every method may be called from any thread."""
 
+    @property
+    def lengths(self) -> npt.NDArray[np.uint64]:
+        """The bytes of each file."""
+
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """Fill `view` from `offset` of file `number`. Raises ShardError if it has changed, and DataError."""
 
@@ -126,6 +130,11 @@ class FileWatch:
                 "exchanged for another shard, or altered; copy it again, or convert again with overwrite=True"
             )
         self._stated[number] = stated._replace(identity=identity)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.uint64]:
+        """The bytes of each file."""
+        return np.array([state.size for state in self._states], np.uint64)
 
     def read(self, number: int) -> None:
         """Check file `number` on every few calls. Raises ShardError if it has changed."""
@@ -231,6 +240,11 @@ class WatchedFiles:
         self._watch = FileWatch(paths, stated=stated)
         self._handles = Handles(paths, self._watch, remedy)
         self._remedy = remedy
+
+    @property
+    def lengths(self) -> npt.NDArray[np.uint64]:
+        """See ShardFiles."""
+        return self._watch.lengths
 
     def fill(self, number: int, view: memoryview, offset: int) -> None:
         """See ShardFiles."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.containers.derived.block_index import BlockIndex
+from fastimg.loaders.containers.derived.block_index import BlockIndex, Entry
 from fastimg.loaders.containers.derived.dc_images import DcImages
 from fastimg.loaders.crop import CenterCrop, CropRule
 from fastimg.loaders.decode import MAX_PIXELS, Pixels
@@ -134,7 +134,7 @@ class PartialReads:
         header = self._header
         region = self._region.copy()  # whole columns, from the picture's top to its bottom
         region["top"], region["bottom"] = 0, -(-region["picture_height"] // region["tile_height"])
-        _, count, tiles = entry
+        _, count, tiles, _ = entry
         left, right = int(region["left"][0]), int(region["right"][0])
         if tiles != -(-int(region["picture_width"][0]) // int(region["tile_width"][0])):
             images.doubt(index)
@@ -158,7 +158,7 @@ class PartialReads:
         return status == DONE
 
     def _locate(
-        self, reader: SampleReader, blocks: BlockIndex, entry: tuple[int, int, int, int]
+        self, reader: SampleReader, blocks: BlockIndex, entry: Entry
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
         """The positions of the region's blocks, the places of its rows in the buffer, and the ranges to read.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.containers.derived.block_index import BlockIndex
+from fastimg.loaders.containers.derived.block_index import BlockIndex, Entry
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.jpeg.decoding.region import LOW
 
@@ -45,7 +45,7 @@ def will_need_parts(
 def _part(
     dataset: Any,
     blocks: BlockIndex,
-    entry: tuple[int, int, int, int],
+    entry: Entry,
     index: int,
     crop: CropRule,
     draws: Sequence[float],

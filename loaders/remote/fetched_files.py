@@ -164,6 +164,11 @@ class FetchedFiles:
         return PresentShards(self.mirror, self._shards, self._indexes)
 
     @property
+    def lengths(self) -> npt.NDArray[np.uint64]:
+        """See ShardFiles."""
+        return np.array([shard.size for shard in self._shards], np.uint64)
+
+    @property
     def size(self) -> int:
         """Bytes of all shards."""
         return sum(shard.size for shard in self._shards)

@@ -43,6 +43,7 @@ def described(file):
     for options in (description["options"], *description.get("appended", ())):
         options.pop("contents", None)
     for split in description["splits"].values():
+        split.pop("derived", None)
         for shard in split["shards"]:
             shard.pop("xxh3", None)
             shard.pop("identity", None)

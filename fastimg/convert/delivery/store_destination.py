@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Convert
+from fastimg.convert.description import with_digests
 from fastimg.convert.destination import CHANGED, GIVE_UP, admit
 from fastimg.convert.journal import DestinationState, Finished, Journal, held_by, is_made
 from fastimg.convert.shards.base import Base
 from fastimg.errors import UserError
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.field_columns import field_columns, fields_of_samples
+from fastimg.loaders.containers.derived.kept import DerivedPlace
 from fastimg.loaders.containers.derived.records import RECORD, fingerprint_of, keep_records
 from fastimg.loaders.containers.derived.target_columns import columns_of_notes, target_columns
 from fastimg.loaders.containers.description import declared_targets, stated_fields
@@ -191,6 +193,7 @@ class StoreDestination:
                 if self._base is not None:
                     self._base.keep_facts(self._facts, bool(description.get("targets") or description.get("fields")))
                 self._derive(description)
+                description = with_digests(self.folder, description)
             good = self._good() | (self._base.shard_files if self._base else set())
             left = sorted(name for name in names if name not in good and (self.folder / name).exists())
             self._ledger.add([deliver(self.folder / name, self._store) for name in left])
@@ -267,6 +270,7 @@ class StoreDestination:
         for split, stated in description["splits"].items():
             shards = stated["shards"]
             names = [shard["name"] for shard in shards]
+            place = DerivedPlace(folder=self.folder, split=split)
             fingerprint = fingerprint_of([shard["sha256"] + shard["index_sha256"] for shard in shards])
             facts = self._facts
             made = facts.records(names, RECORD)
@@ -275,10 +279,10 @@ class StoreDestination:
                 facts.derive_photographs(self.folder, split, names, made, fingerprint)
             if others:
                 derive = partial(_columns, facts, names, others)
-                target_columns(self.folder, split, others, len(made), fingerprint, derive)
+                target_columns(place, others, len(made), fingerprint, derive)
             if fields:
                 fill = partial(_fields, facts, shards, fields)
-                field_columns(self.folder, split, fields, len(made), fingerprint, fill)
+                field_columns(place, fields, len(made), fingerprint, None, fill)
 
 
 def _columns(facts: ShardFacts, names: list[str], targets: list[Target]) -> list[TargetColumn]:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fastimg.cluster.head import ClusterLost
 from fastimg.convert.delivery.shard_delivery import NotDelivered
-from fastimg.convert.description import describe
+from fastimg.convert.description import describe, with_digests
 from fastimg.convert.destination import (
     FULL,
     admit,
@@ -218,13 +218,19 @@ def _complete(job: ConversionJob, journal: Journal, description: dict[str, Any])
     """Write dataset.json and what is derived of the shards, and delete the journal."""
     folder = job.request.dst
     if not job.store or description["container"] == "beton":
-        replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
+        _write(folder, description)
         _open_once(folder, _splits_here(job, description))
+        description = with_digests(folder, description)
+        _write(folder, description)
     if job.store:
         job.store.finish(description)
         return
     _tidy(folder, description)
     journal.remove()
+
+
+def _write(folder: Path, description: dict[str, Any]) -> None:
+    replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
 
 
 def _splits_here(job: ConversionJob, description: dict[str, Any]) -> list[str]:
@@ -255,6 +261,7 @@ def _already(folder: Path, job: ConversionJob, console: Console) -> dict[str, An
     else:
         _open_once(folder, description["splits"])
         if journal_options(folder) is not None:  # otherwise nothing can be left over
+            _write(folder, with_digests(folder, description))
             _tidy(folder, description)
             (folder / "convert.json").unlink()
     say(console, f"{where}: already complete; nothing to do")

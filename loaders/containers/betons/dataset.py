@@ -124,6 +124,10 @@ class BetonDataset(WithFields):
         """Pixels [N] of each JPEG, 0 of raw images."""
         return np.where(self._raw, 0, self._widths.astype(np.int64) * self._heights)
 
+    def sizes(self) -> npt.NDArray[np.uint64]:
+        """Bytes [N] of each image."""
+        return self._sizes
+
     def read_start(self, index: int, nbytes: int, scratch: Scratch) -> memoryview:
         """The first bytes of a JPEG. Raises ShardError as `read` does."""
         size = min(nbytes, int(self._sizes[index]))

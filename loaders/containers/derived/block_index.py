@@ -1,7 +1,8 @@
 """`<split>.ftil`: where the blocks of large tiled JPEGs are, so that a crop reads and decodes what it needs of them.
 
-It begins as `.fidx` does, with FIMGTIL1. Then follows ENTRY for each sample, offset 0 where it has no index, and from
-each `offset` on what `packing` describes. Only the entries are kept in memory, 24 bytes a sample.
+It begins as `.fidx` does, with FIMGTIL2. Then follows ENTRY for each sample, offset 0 where it has no index, and from
+each `offset` on what `packing` describes. Only the entries are kept in memory, 32 bytes a sample. Their digest is in
+dataset.json; an entry has the sum of its rows, and a row the check of its lengths. So whatever is used was compared.
 """
 
 import os
@@ -18,12 +19,23 @@ from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
 
 from .dc_images import DcImages, dc_images
-from .photographs import Read, Section, SectionsFile, SectionsKind, keep_sections, large_sections
+from .kept import DerivedPlace
+from .photographs import (
+    Photographs,
+    Section,
+    SectionsFile,
+    SectionsKind,
+    are_sections,
+    keep_sections,
+    large_sections,
+)
 
 # Of an image that has an index. On one core a crop to 224 at low frequencies takes 1.66 ms with it and 1.95 without at
 # 2 megapixels, 1.26 and 1.17 at 1 (benchmarks/large_stages.py).
 MIN_PIXELS = 2_000_000
-ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8"), ("rows", "<u4"), ("begin", "<u4")])
+ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8"), ("rows", "<u4"), ("begin", "<u4"), ("sum", "<u8")])
+SUFFIX, MAGIC = ".ftil", b"FIMGTIL2"
+Entry = tuple[int, int, int, int, int]
 
 MOST_AT_OPENING = 5_000_000_000  # pixels that are indexed by the way, which takes some ten seconds
 
@@ -55,20 +67,20 @@ class BlockIndex:
         images = "crops at 1/8 are decoded" if self.dc_images is None else self.dc_images.describe()
         return f"{plural(count, 'large photograph')}: an index of {self._size / 1e6:,.1f} MB, {images}"
 
-    def entry(self, index: int) -> tuple[int, int, int, int] | None:
-        """Of a sample: its place in the index, its bytes, its rows of tiles, and where its first tile begins."""
-        entry: tuple[int, int, int, int] = self._entries[index].item()
+    def entry(self, index: int) -> Entry | None:
+        """Of a sample: its place in the index, its bytes, its rows of tiles, where its first tile begins, their sum."""
+        entry: Entry = self._entries[index].item()
         return entry if entry[0] and index not in self._doubted else None
 
-    def read(
-        self, entry: tuple[int, int, int, int], top: int, bottom: int
-    ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint8]] | None:
-        """Rows [top, bottom] and the lengths of those in between; None if they cannot be read."""
-        offset, _, count, _ = entry
-        rows = np.empty(bottom + 1 - top, self._row)
+    def read(self, entry: Entry, top: int, bottom: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint8]] | None:
+        """Rows [top, bottom] and the lengths of those in between; None if they cannot be read, or are others."""
+        offset, _, count, _, _ = entry
         try:
             file = self._handles.file(0)
-            fill(file, rows.view(np.uint8).data, offset + top * self._row.itemsize)
+            rows = self._rows(file, entry)
+            if rows is None:
+                return None
+            rows = rows[top : bottom + 1]
             first, last = int(rows[0]["lengths"]), int(rows[-1]["lengths"])
             if not first <= last <= self._size:
                 return None
@@ -78,24 +90,29 @@ class BlockIndex:
             return None
         return rows, lengths
 
-    def ask(self, entry: tuple[int, int, int, int], top: int, bottom: int) -> tuple[int, int] | None:
+    def _rows(self, file: int, entry: Entry) -> npt.NDArray[np.void] | None:
+        """All rows of a sample; None if their sum is another. Raises OSError and EOFError."""
+        rows = np.empty(entry[2] + 1, self._row)
+        content = rows.view(np.uint8).data
+        fill(file, content, entry[0])
+        return rows if sum_of_rows(content) == entry[4] else None
+
+    def ask(self, entry: Entry, top: int, bottom: int) -> tuple[int, int] | None:
         """Ask the system to read what `read` will; return the bytes (begin, end) of the photograph's rows.
 
-        None if the two ends, which are read at once, cannot be.
+        None if its rows, which are read at once, cannot be.
         """
-        offset, _, count, begin = entry
-        ends = np.empty(2, self._row)
+        offset, size, count, begin, _ = entry
         try:
             file = self._handles.file(0)
-            for row, place in zip((top, bottom), ends.reshape(2, 1), strict=True):
-                fill(file, place.view(np.uint8).data, offset + row * self._row.itemsize)
+            rows = self._rows(file, entry)
         except (OSError, EOFError, ShardError):
             return None
-        first, last = ends["lengths"].tolist()
-        ask(file, offset + top * self._row.itemsize, (bottom + 1 - top) * self._row.itemsize)
+        if rows is None:
+            return None
+        (data, end), (first, last) = (rows[name][[top, bottom]].tolist() for name in ("data", "lengths"))
         ask(file, offset + (count + 1) * self._row.itemsize + first, max(last - first, 0))
-        data, end = ends["data"].tolist()
-        return begin + data, begin + end
+        return (begin + data, begin + end) if data <= end <= size - begin else None
 
     def doubt(self, index: int) -> None:
         """The index does not fit a sample, which is read whole from now on; the first one is told of."""
@@ -118,20 +135,14 @@ def has_large(pixels: npt.NDArray[np.int64]) -> bool:
 
 
 def block_index(
-    folder: Path,
-    split: str,
-    pixels: npt.NDArray[np.int64],
-    fingerprint: str,
-    read: Read,
-    notes: list[str],
-    most: int | None = None,
+    place: DerivedPlace, images: Photographs, notes: list[str], most: int | None = None
 ) -> BlockIndex | None:
     """The index of a split's large JPEGs: the one that is kept, or a new one, which is kept from now on.
 
-    `pixels` [N] of each sample. None if there are none of MIN_PIXELS, or if it cannot be kept, or has to be made of
-    more than `most` pixels; `notes` say which.
+    None if there are none of MIN_PIXELS, or if it cannot be kept, or has to be made of more than `most` pixels; `notes`
+    say which.
     """
-    kept = large_sections(_kind(), folder, split, pixels, fingerprint, read, notes, most)
+    kept = large_sections(_kind(), place, images, notes, most)
     if kept is None:
         return None
 
@@ -139,7 +150,7 @@ def block_index(
         notes.append(f"{kept.path}: does not fit sample {index}, which is read whole; delete it, and it is made again")
 
     index = BlockIndex(kept, tell)
-    index.dc_images = dc_images(folder, split, pixels, fingerprint, read, notes, most)
+    index.dc_images = dc_images(place, images, notes, most)
     return index
 
 
@@ -155,14 +166,28 @@ def keep_blocks(
 
 def _kind() -> SectionsKind:
     return SectionsKind(
-        suffix=".ftil",
-        magic=b"FIMGTIL1",
+        suffix=SUFFIX,
+        magic=MAGIC,
         purpose="blocks",
         dtype=ENTRY,
         min_pixels=MIN_PIXELS,
         pack=pack_blocks,
+        fits=_fit,
         too_many="{photographs} are read whole, as long as they have no index; it is made once, by verifying the data",
         not_kept="its large photographs are read whole: no index can be kept there",
+    )
+
+
+def _fit(entries: npt.NDArray[np.void], length: int, images: Photographs) -> bool:
+    """Whether entries [N] can be those of these images, in a file of this length."""
+    from fastimg.loaders.jpeg.indexed.rows import ROW
+
+    rows = (entries["rows"].astype(np.uint64) + np.uint64(1)) * np.uint64(ROW.itemsize)
+    there = entries[entries["offset"] > 0]
+    return (
+        are_sections(entries["offset"], rows, length)
+        and bool((there["size"] == images.sizes[entries["offset"] > 0]).all())
+        and bool((there["begin"] < there["size"]).all())
     )
 
 
@@ -174,4 +199,12 @@ def pack_blocks(data: memoryview) -> Section | None:
     if packed is None:
         return None
     begin, rows, lengths = packed
-    return (len(data), rows.size - 1, begin), rows.tobytes() + lengths.tobytes()
+    content = rows.tobytes()
+    return (len(data), rows.size - 1, begin, sum_of_rows(content)), content + lengths.tobytes()
+
+
+def sum_of_rows(content: bytes | memoryview) -> int:
+    """The sum of a photograph's rows, 64 bits."""
+    import xxhash  # here, because few datasets have large photographs
+
+    return xxhash.xxh3_64_intdigest(content)

@@ -1,7 +1,8 @@
 """`<split>.fdci`: large tiled JPEGs at 1/8 of their size, so that crops at 1/8 decode nothing.
 
-It begins as `.fidx` does, with FIMGDCI1. Then follows ENTRY for each sample, offset 0 where it has none, and from each
-`offset` on what `jpeg/indexed/dc_images` describes. In memory are only the entries and their ends, 24 bytes a sample.
+It begins as `.fidx` does, with FIMGDCI2. Then follows ENTRY for each sample, offset 0 where it has none, and from each
+`offset` on what `jpeg/indexed/dc_images` describes. In memory are only the entries and their ends, 32 bytes a sample.
+The digest of the entries is in dataset.json; an entry has the sum of its sums, and these those of the planes.
 """
 
 import os
@@ -17,11 +18,22 @@ from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
 
-from .photographs import Read, Section, SectionsFile, SectionsKind, keep_sections, large_sections
+from .kept import DerivedPlace
+from .photographs import (
+    Photographs,
+    Section,
+    SectionsFile,
+    SectionsKind,
+    are_sections,
+    keep_sections,
+    large_sections,
+)
 
 # Of a photograph that is kept at 1/8. Of 4.3 megapixels in 4:3 the whole picture, to 224, is the first such crop.
 MIN_PIXELS = 4_000_000
-ENTRY = np.dtype([("offset", "<u8"), ("planes", "<u4"), ("tiles", "<u4")])
+ENTRY = np.dtype([("offset", "<u8"), ("planes", "<u4"), ("tiles", "<u4"), ("sum", "<u8")])
+SUFFIX, MAGIC = ".fdci", b"FIMGDCI2"
+Entry = tuple[int, int, int, int]
 
 _SUM = np.dtype("<u8")
 
@@ -43,30 +55,33 @@ class DcImages:
         """What is kept, in words."""
         return f"{plural(len(self._ends) - 1, 'image')} at 1/8 of {self._size / 1e6:,.1f} MB"
 
-    def entry(self, index: int) -> tuple[int, int, int] | None:
-        """Of a sample: its place in the file, its planes, and its tiles across; None where it has no image."""
-        entry: tuple[int, int, int] = self._entries[index].item()
+    def entry(self, index: int) -> Entry | None:
+        """Of a sample: its place in the file, its planes, its tiles across, their sum; None where it has no image."""
+        entry: Entry = self._entries[index].item()
         return entry if entry[0] and index not in self._doubted else None
 
     def read(
         self,
-        entry: tuple[int, int, int],
+        entry: Entry,
         planes: Sequence[int],
         extents: Sequence[tuple[int, int]],
         sizes: Sequence[int],
         view: memoryview,
     ) -> npt.NDArray[np.uint64] | None:
-        """Read parts of some planes into `view`, one behind the other; None if they cannot be read.
+        """Read parts of some planes into `view`, one behind the other; None if they cannot be read, or are others.
 
         Of plane `planes[i]` the bytes `extents[i]` (begin, end); `sizes` are those of all whole planes. Returns the
         sums of all columns of tiles [planes, tiles].
         """
-        offset, count, tiles = entry
+        offset, count, tiles, expected = entry
         sums = np.empty((count, tiles), _SUM)
         at = 0
         try:
             file = self._handles.file(0)
-            fill(file, sums.reshape(-1).view(np.uint8).data, offset)
+            content = sums.reshape(-1).view(np.uint8).data
+            fill(file, content, offset)
+            if sum_of_sums(content) != expected:
+                return None
             for number, (begin, end) in zip(planes, extents, strict=True):
                 place = offset + sums.nbytes + sum(sizes[:number])
                 fill(file, view[at : at + end - begin], place + begin)
@@ -106,21 +121,13 @@ class DcImages:
         self._handles.close()
 
 
-def dc_images(
-    folder: Path,
-    split: str,
-    pixels: npt.NDArray[np.int64],
-    fingerprint: str,
-    read: Read,
-    notes: list[str],
-    most: int | None = None,
-) -> DcImages | None:
+def dc_images(place: DerivedPlace, images: Photographs, notes: list[str], most: int | None = None) -> DcImages | None:
     """The images at 1/8 of a split's large JPEGs: those that are kept, or new ones, which are kept from now on.
 
-    `pixels` [N] of each sample. None if there are no JPEGs of MIN_PIXELS, or if they cannot be kept, or have to be made
-    of more than `most` pixels; `notes` say which.
+    None if there are no JPEGs of MIN_PIXELS, or if they cannot be kept, or have to be made of more than `most` pixels;
+    `notes` say which.
     """
-    kept = large_sections(_kind(), folder, split, pixels, fingerprint, read, notes, most)
+    kept = large_sections(_kind(), place, images, notes, most)
     if kept is None:
         return None
 
@@ -142,16 +149,34 @@ def keep_dc_images(
 
 def _kind() -> SectionsKind:
     return SectionsKind(
-        suffix=".fdci",
-        magic=b"FIMGDCI1",
+        suffix=SUFFIX,
+        magic=MAGIC,
         purpose="dc images",
         dtype=ENTRY,
         min_pixels=MIN_PIXELS,
         pack=pack_eighths,
+        fits=_fit,
         too_many="of {photographs} no images at 1/8 are kept: crops at 1/8 are decoded, as long as there are none; "
         "they are made once, by verifying the data",
         not_kept="crops of its large photographs at 1/8 are decoded: no images at 1/8 can be kept there",
     )
+
+
+def _fit(entries: npt.NDArray[np.void], length: int, images: Photographs) -> bool:
+    """Whether entries [N] can be those of these images, in a file of this length."""
+    there = entries[entries["offset"] > 0]
+    if not np.isin(there["planes"], (1, 3, 5)).all() or (there["tiles"] == 0).any():
+        return False
+    return are_sections(
+        entries["offset"], _SUM.itemsize * entries["planes"].astype(np.uint64) * entries["tiles"], length
+    )
+
+
+def sum_of_sums(content: bytes | memoryview) -> int:
+    """The sum of a photograph's sums, 64 bits."""
+    import xxhash  # here, because few datasets have large photographs
+
+    return xxhash.xxh3_64_intdigest(content)
 
 
 def pack_eighths(data: memoryview) -> Section | None:
@@ -159,4 +184,7 @@ def pack_eighths(data: memoryview) -> Section | None:
     from fastimg.loaders.jpeg.indexed.dc_images import pack_dc_images  # it compiles
 
     packed = pack_dc_images(data)
-    return None if packed is None else ((packed[0], packed[1]), packed[2])
+    if packed is None:
+        return None
+    planes, tiles, content = packed
+    return (planes, tiles, sum_of_sums(memoryview(content)[: _SUM.itemsize * planes * tiles])), content

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.betons.kinds import beton_field
@@ -12,24 +13,33 @@ from fastimg.loaders.containers.fields import ABSENT, POSITION, FieldColumn, Sto
 from fastimg.loaders.containers.tars.shards import Sample, index_path, parse_index
 from fastimg.loaders.errors import ShardError
 
-from .kept import DerivedFile, kept_columns
+from .kept import DerivedPlace, kept_columns
 from .notes import notes_of_beton, notes_of_tars
+
+SUFFIX, MAGIC = ".ffld", b"FIMGFLD1"
 
 
 def field_columns(
-    folder: Path,
-    cache_name: str,
+    place: DerivedPlace,
     fields: Sequence[StoredField],
     count: int,
     fingerprint: str,
+    lengths: npt.NDArray[np.uint64] | None,
     derive: Callable[[], list[FieldColumn]],
 ) -> list[FieldColumn]:
-    """The columns of `fields` for the `count` samples of a split in `folder`: kept ones, or those of `derive`.
+    """The columns of `fields` for the `count` samples of a split: kept ones, or those of `derive`.
 
+    `lengths`: the bytes of each shard, in which kept positions must be; None where there are no kept ones.
     Raises ShardError if a sample states something that is not a value of its field.
     """
-    file = DerivedFile(folder, f"{cache_name}.ffld", b"FIMGFLD1")
-    return kept_columns(file, fields, count, fingerprint, derive, FieldColumn.packed, FieldColumn.unpacked)
+
+    def unpacked(schema: StoredField, content: memoryview, count: int) -> tuple[FieldColumn, memoryview]:
+        column, rest = FieldColumn.unpacked(schema, content, count)
+        if lengths is not None and not column.is_inside(lengths):
+            raise ValueError("positions outside the shards")
+        return column, rest
+
+    return kept_columns(place.file(SUFFIX, MAGIC), fields, count, fingerprint, derive, FieldColumn.packed, unpacked)
 
 
 def fields_of_tars(shards: Iterable[Path], fields: Sequence[StoredField]) -> list[FieldColumn]:

@@ -1,6 +1,7 @@
 """Derived files: a stamp of what each was derived from, a checksum, and what was derived.
 
-They are made again if they are missing, stale or damaged, and are kept in the user's cache if the data is read-only.
+They are made again if they are missing, stale or damaged, or if what they hold cannot be of their shards, and are kept
+in the user's cache if the data is read-only. dataset.json states digests of those that a conversion has made.
 """
 
 import contextlib
@@ -12,7 +13,8 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
@@ -21,7 +23,7 @@ from fastimg.loaders.runtime.cache import cache_folder
 
 _NEW = 60  # seconds
 
-_HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), samples, checksum of what follows
+HEAD = struct.Struct("<8s32sQI")  # of a file: magic, stamp (sha256), samples, checksum of what follows
 
 
 class StatedSchema(Protocol):
@@ -35,49 +37,83 @@ _Schema = TypeVar("_Schema", bound=StatedSchema)
 _Column = TypeVar("_Column")
 
 
-class DerivedFile:
-    """One derived file of the data in `folder`: beside the shards, or in the user's cache if they are read-only."""
+@dataclass(frozen=True, kw_only=True)
+class DerivedPlace:
+    """Where the files that are derived of a split are kept: in the folder of its shards, which may be read-only.
 
-    def __init__(self, folder: Path, name: str, magic: bytes) -> None:
-        key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-        self._places = folder / name, cache_folder() / key / name
+    digests: of what files hold, as dataset.json states them, by how a file begins; none if an older version wrote it.
+    notes: sentences on files that were not used, for the owner of the data.
+    """
+
+    folder: Path
+    split: str
+    digests: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def file(self, suffix: str, magic: bytes) -> "DerivedFile":
+        """The file with this suffix."""
+        return DerivedFile(self, suffix, magic)
+
+
+class DerivedFile:
+    """One derived file of a split: beside the shards, or in the user's cache if they are read-only."""
+
+    def __init__(self, place: DerivedPlace, suffix: str, magic: bytes) -> None:
+        name = f"{place.split}{suffix}"
+        key = hashlib.sha256(os.fsencode(place.folder.resolve())).hexdigest()[:16]
+        self.paths = place.folder / name, cache_folder() / key / name
         self._magic = magic
+        self._digest = place.digests.get(magic.decode(), "")
+        self._notes = place.notes
 
     def kept(self, stamp: bytes) -> Iterator[tuple[bytearray, int]]:
         """What was kept under this stamp, and of how many samples; first what is beside the shards."""
-        for path in self._places:
+        for path in self.paths:
             try:
                 with path.open("rb") as file:
-                    magic, found, count, checksum = _HEAD.unpack(file.read(_HEAD.size))
+                    magic, found, count, checksum = HEAD.unpack(file.read(HEAD.size))
                     if magic != self._magic or found != stamp:
                         continue
                     content = bytearray(file.read())
             except (OSError, struct.error):
                 continue
-            if zlib.crc32(content) == checksum:
+            if self._is_whole(path, content, checksum):
                 yield content, count
+
+    def _is_whole(self, path: Path, content: bytes | bytearray, checksum: int) -> bool:
+        """Whether this is what was derived: by the digest that dataset.json states, otherwise by the checksum."""
+        if not self._digest:
+            return zlib.crc32(content) == checksum
+        if hashlib.sha256(content).hexdigest() == self._digest:
+            return True
+        if zlib.crc32(content) == checksum:
+            self._notes.append(
+                f"{path}: holds something else than dataset.json states: it was not used, and is made again"
+            )
+        return False
 
     def keep(self, stamp: bytes, count: int, body: bytes) -> None:
         """Write what was derived; if data and home are read-only, it is derived again next time."""
-        for path in self._places:
+        for path in self.paths:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(path, _HEAD.pack(self._magic, stamp, count, zlib.crc32(body)) + body)
+                replace_file(path, HEAD.pack(self._magic, stamp, count, zlib.crc32(body)) + body)
                 return
             except OSError:
                 continue
 
     def kept_open(self, stamp: bytes, size: int) -> tuple[Path, int, bytes] | None:
         """The path, a descriptor and the first `size` bytes of what `keep_large` kept under this stamp, or None."""
-        path = self._places[0]
+        path = self.paths[0]
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            magic, found, _, checksum = _HEAD.unpack(os.pread(file, _HEAD.size, 0))
-            content = os.pread(file, size, _HEAD.size)
-            if magic == self._magic and found == stamp and len(content) == size and zlib.crc32(content) == checksum:
+            magic, found, _, checksum = HEAD.unpack(os.pread(file, HEAD.size, 0))
+            content = os.pread(file, size, HEAD.size)
+            fits = magic == self._magic and found == stamp and len(content) == size
+            if fits and self._is_whole(path, content, checksum):
                 return path, file, content
         except (OSError, struct.error):
             pass
@@ -89,7 +125,7 @@ class DerivedFile:
 
         `write` writes what follows these, and returns them. Raises OSError if it cannot be kept.
         """
-        path = self._places[0]
+        path = self.paths[0]
         _remove_leftovers(path)
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
@@ -97,10 +133,10 @@ class DerivedFile:
             try:
                 with contextlib.suppress(OSError):  # where files cannot be locked, nobody removes any
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.write(bytes(_HEAD.size + size))
+                file.write(bytes(HEAD.size + size))
                 content = write(file)
                 file.seek(0)
-                file.write(_HEAD.pack(self._magic, stamp, count, zlib.crc32(content)) + content)
+                file.write(HEAD.pack(self._magic, stamp, count, zlib.crc32(content)) + content)
                 file.flush()
                 os.fsync(file.fileno())
                 give_usual_mode(Path(file.name))
@@ -134,7 +170,7 @@ def kept_columns(
 ) -> list[_Column]:
     """A column for each schema, of `count` samples: kept ones, or those of `derive`, which are kept from now on.
 
-    `unpack` gives a column and the bytes after it, and raises ValueError for bytes that are not one.
+    `unpack` gives a column and the bytes after it, and raises ValueError for bytes that are not one of these samples.
     """
     stated = json.dumps([schema.to_json() for schema in schemas])
     stamp = hashlib.sha256(f"{fingerprint} {stated}".encode("utf-8", "surrogatepass")).digest()

@@ -11,18 +11,29 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.extents import are_inside
 from fastimg.loaders.containers.watch import FileState, FileWatch, Handles
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
-from .kept import DerivedFile
+from .kept import DerivedFile, DerivedPlace
 
 Read = Callable[[int, Scratch], memoryview]
 Section = tuple[tuple[int, ...], bytes]  # what the entry states behind its offset, and what is kept
 Pack = Callable[[memoryview], Section | None]
 
 _AHEAD = 4  # photographs for each processor that are in memory while sections are made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photographs:
+    """What is known of the images of a split: pixels [N] and bytes [N] of each, and how they are read."""
+
+    pixels: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.uint64]
+    fingerprint: str
+    read: Read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +46,7 @@ class SectionsKind:
     dtype: np.dtype[np.void]  # of an entry
     min_pixels: int
     pack: Pack
+    fits: "Callable[[npt.NDArray[np.void], int, Photographs], bool]"  # whether entries can be those of a file so long
     too_many: str  # what is said of `{photographs}`, of which it would have to be made
     not_kept: str  # what is said where the file cannot be written
 
@@ -54,34 +66,31 @@ class SectionsFile:
 
 
 def large_sections(
-    kind: SectionsKind,
-    folder: Path,
-    split: str,
-    pixels: npt.NDArray[np.int64],
-    fingerprint: str,
-    read: Read,
-    notes: list[str],
-    most: int | None = None,
+    kind: SectionsKind, place: DerivedPlace, images: Photographs, notes: list[str], most: int | None = None
 ) -> SectionsFile | None:
     """The sections of a split's large photographs: those that are kept, or new ones, which are kept from now on.
 
-    `pixels` [N] of each sample. None if no photograph has one, or if they cannot be kept, or have to be made of more
-    than `most` pixels; `notes` say which of the two.
+    None if no photograph has one, or if they cannot be kept, or have to be made of more than `most` pixels; `notes` say
+    which of the two.
     """
+    pixels = images.pixels
     large = np.flatnonzero(pixels >= kind.min_pixels)
     if not large.size:
         return None
-    file, stamp = _kept_as(kind, folder, split, fingerprint)
+    file, stamp = _kept_as(kind, place, images.fingerprint)
     found = _kept(file, stamp, kind.dtype, len(pixels))
+    if found is not None and not kind.fits(found.entries, os.fstat(found.file).st_size, images):
+        os.close(found.file)
+        found = None
     if found is None and most is not None and (amount := int(pixels[large].sum())) > most:
         photographs = f"{plural(len(large), 'large photograph')} of {amount / 1e9:,.1f} gigapixels in all"
-        notes.append(f"{folder}: {kind.too_many.format(photographs=photographs)}")
+        notes.append(f"{place.folder}: {kind.too_many.format(photographs=photographs)}")
         return None
     if found is None:
         try:
-            found = _keep(file, stamp, kind, len(pixels), _packed(large, read, kind.pack))
+            found = _keep(file, stamp, kind, len(pixels), _packed(large, images.read, kind.pack))
         except OSError as error:
-            notes.append(f"{folder}: {kind.not_kept} ({error.strerror})")
+            notes.append(f"{place.folder}: {kind.not_kept} ({error.strerror})")
             return None
     if found is not None and not found.entries["offset"].any():
         os.close(found.file)
@@ -93,15 +102,21 @@ def keep_sections(
     kind: SectionsKind, folder: Path, split: str, fingerprint: str, count: int, sections: Iterable[tuple[int, Section]]
 ) -> None:
     """Keep sections (sample, what `kind.pack` gives) of a split of `count` samples. Raises OSError."""
-    file, stamp = _kept_as(kind, folder, split, fingerprint)
+    file, stamp = _kept_as(kind, DerivedPlace(folder=folder, split=split), fingerprint)
     found = _keep(file, stamp, kind, count, sections)
     if found is not None:
         os.close(found.file)
 
 
-def _kept_as(kind: SectionsKind, folder: Path, split: str, fingerprint: str) -> tuple[DerivedFile, bytes]:
+def are_sections(offsets: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], length: int) -> bool:
+    """Whether sections of these sizes [N] lie behind the entries in a file of this length; offset 0 where none is."""
+    there = offsets > 0
+    return are_inside(np.zeros(int(there.sum()), np.int64), offsets[there], sizes[there], np.array([length], np.uint64))
+
+
+def _kept_as(kind: SectionsKind, place: DerivedPlace, fingerprint: str) -> tuple[DerivedFile, bytes]:
     stamp = hashlib.sha256(f"{kind.purpose} {fingerprint} {kind.min_pixels}".encode()).digest()
-    return DerivedFile(folder, f"{split}{kind.suffix}", kind.magic), stamp
+    return place.file(kind.suffix, kind.magic), stamp
 
 
 def _kept(file: DerivedFile, stamp: bytes, dtype: np.dtype[np.void], count: int) -> SectionsFile | None:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import BinaryIO, get_args
 
@@ -16,20 +16,23 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.betons.dataset import MAX_CLASSES
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content, singular
+from fastimg.loaders.containers.extents import are_inside
+from fastimg.loaders.containers.tars.headers import BLOCK
 from fastimg.loaders.containers.tars.shards import Member, Sample, index_path, parse_index, scan
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
 
-from .kept import DerivedFile
+from .kept import DerivedPlace
 
 RECORD = np.dtype(
     [("offset", "<u8"), ("size", "<u8"), ("shard", "<u4"), ("label", "<i4"), ("width", "<u4"), ("height", "<u4")]
 )
 
-
+SUFFIX, MAGIC = ".fidx", b"FIMGIDX2"
 _JPEG_BYTES = 32 * 1024  # read first from a JPEG; few have longer metadata
 _LABEL_BYTES = 64
+_MAX_SIDE = 2**31 - 1  # pixels; no format states more
 _LABEL = re.compile(rb"-1|[0-9]{1,9}")
 _KINDS: tuple[Content, ...] = get_args(Content)
 
@@ -37,14 +40,16 @@ _KINDS: tuple[Content, ...] = get_args(Content)
 def records(
     shards: list[Path],
     fingerprint: str,
-    cache_name: str,
+    place: DerivedPlace,
     checksums: list[str] | None,
     content: Content | None = None,
     present: Iterable[Path] = (),
+    fits: Callable[[npt.NDArray[np.void]], bool] = lambda kept: True,
 ) -> tuple[npt.NDArray[np.void], list[str], Content]:
     """Records [N] of `shards`, notes about indexes that do not fit their shards, and the content of the samples.
 
-    `present` gives the shards once more, each while it can be read, where it may not be all the time.
+    `present` gives the shards once more, each while it can be read, where it may not be all the time. `fits` tells of
+    records that were kept whether they can be those of the shards.
 
     `checksums`, of each shard and its index joined, are given for shards that fastimg wrote, whose indexes are trusted;
     other shards are scanned. `content` None is detected: text if there are .txt members and no images. Raises
@@ -55,10 +60,10 @@ def records(
     stamp = bytes.fromhex(fingerprint)
     if checksums is None:  # the notes also depend on the indexes
         stamp = hashlib.sha256(f"{fingerprint} {[_index_state(shard) for shard in shards]}".encode()).digest()
-    file = DerivedFile(shards[0].parent, f"{cache_name}.fidx", b"FIMGIDX2")
+    file = place.file(SUFFIX, MAGIC)
     for kind in _KINDS if content is None else (content,):
         for kept in file.kept(_stamp(stamp, kind)):
-            if split := _split(*kept):
+            if (split := _split(*kept)) and fits(split[0]):
                 return *split, kind
     notes: list[str] = []
     parts = []
@@ -74,6 +79,22 @@ def records(
     return made, notes, content
 
 
+def are_of(
+    kept: npt.NDArray[np.void], lengths: npt.NDArray[np.uint64], counts: Sequence[int] | None, classes: int
+) -> bool:
+    """Whether records [N] can be those of shards of these lengths, which hold `counts` samples if that is stated."""
+    shards = kept["shard"]
+    return (
+        are_inside(shards, kept["offset"], kept["size"], lengths)
+        and bool((kept["offset"] >= BLOCK).all())
+        and bool((shards[1:] >= shards[:-1]).all())
+        and (counts is None or np.bincount(shards, minlength=len(counts)).tolist() == list(counts))
+        and bool(((kept["label"] >= -1) & (kept["label"] < classes)).all())
+        and int(max(kept["width"].max(initial=0), kept["height"].max(initial=0))) <= _MAX_SIDE
+        and bool(((kept["width"] == 0) == (kept["height"] == 0)).all())
+    )
+
+
 def own_records(number: int, shard: Path, index_sha256: str, content: Content) -> npt.NDArray[np.void]:
     """The records [n] of one shard that fastimg wrote, with its index beside it. Raises ShardError."""
     return _shard_records(number, shard, _own_samples(shard, index_sha256), content, ours=True)
@@ -86,7 +107,7 @@ def fingerprint_of(checksums: Sequence[str]) -> str:
 
 def keep_records(folder: Path, split: str, fingerprint: str, content: Content, made: npt.NDArray[np.void]) -> None:
     """Keep the records [N] of a split, whose shards need not be here, in `folder`."""
-    file = DerivedFile(folder, f"{split}.fidx", b"FIMGIDX2")
+    file = DerivedPlace(folder=folder, split=split).file(SUFFIX, MAGIC)
     file.keep(_stamp(bytes.fromhex(fingerprint), content), len(made), made.tobytes())
 
 

@@ -15,26 +15,25 @@ from fastimg.loaders.containers.betons.kinds import ABSENT_LABELS, BETON_KINDS, 
 from fastimg.loaders.containers.targets import Target, TargetColumn, TargetValues, packed, unpacked
 from fastimg.loaders.errors import ShardError
 
-from .kept import DerivedFile, kept_columns
+from .kept import DerivedPlace, kept_columns
 from .notes import notes_of_tars
 
+SUFFIX, MAGIC = ".fcol", b"FIMGCOL1"
 _U1 = np.dtype(np.uint8)
 
 
 def target_columns(
-    folder: Path,
-    cache_name: str,
+    place: DerivedPlace,
     targets: Sequence[Target],
     count: int,
     fingerprint: str,
     derive: Callable[[], list[TargetColumn]],
 ) -> list[TargetColumn]:
-    """The columns of `targets` for the `count` samples of a split in `folder`: kept ones, or those of `derive`.
+    """The columns of `targets` for the `count` samples of a split: kept ones, or those of `derive`.
 
     Raises ShardError if a sample states something that is not a value of its target.
     """
-    file = DerivedFile(folder, f"{cache_name}.fcol", b"FIMGCOL1")
-    return kept_columns(file, targets, count, fingerprint, derive, packed, unpacked)
+    return kept_columns(place.file(SUFFIX, MAGIC), targets, count, fingerprint, derive, packed, unpacked)
 
 
 def columns_of_tars(shards: Iterable[Path], targets: Sequence[Target]) -> list[TargetColumn]:

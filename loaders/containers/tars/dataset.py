@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.betons.dataset import MAX_CLASSES
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.block_index import BlockIndex
-from fastimg.loaders.containers.derived.records import fingerprint_of, records
+from fastimg.loaders.containers.derived.kept import DerivedPlace
+from fastimg.loaders.containers.derived.records import are_of, fingerprint_of, records
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.identities import StatedContent
 from fastimg.loaders.containers.targets import TargetColumn
@@ -37,27 +39,35 @@ class TarDataset(WithFields):
         name: str,
         shards: list[Path],
         classes: tuple[str, ...] | None,
-        cache_name: str,
+        place: DerivedPlace,
         checksums: list[str] | None = None,
         content: Content | None = None,
         fetched: ShardFiles | None = None,
         stated: list[str] | None = None,
         contents: Sequence[StatedContent] | None = None,
+        counts: Sequence[int] | None = None,
     ) -> None:
         """`fetched` reads shards that are elsewhere, and come to these paths.
 
         `stated`: of each shard of another writer that is elsewhere, what tells it from others of its name.
-        `contents`: what is stated of each shard's content.
+        `contents`, `counts`: what is stated of each shard's content, and of its samples.
         """
         self.name = name
         self._shards = shards
         self.contents = contents
         self.fingerprint = _fingerprint(shards, checksums or stated)
         self.shard_files: ShardFiles = fetched or WatchedFiles(shards, "copy it again, or convert again", contents)
-        self.notes: Sequence[str]
-        self.records, self.notes, self.content = records(
-            shards, self.fingerprint, cache_name, checksums, content, self.shard_files.present()
+        most, lengths = MAX_CLASSES if classes is None else len(classes), self.shard_files.lengths
+        self.records, notes, self.content = records(
+            shards,
+            self.fingerprint,
+            place,
+            checksums,
+            content,
+            self.shard_files.present(),
+            lambda kept: are_of(kept, lengths, counts, most),
         )
+        self.notes: Sequence[str] = [*place.notes, *notes]
         self.labels = self.records["label"].astype(np.int64)
         if classes is None:
             classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
@@ -115,6 +125,11 @@ class TarDataset(WithFields):
         """Pixels [N] of each image."""
         pixels: npt.NDArray[np.int64] = self.records["width"].astype(np.int64) * self.records["height"]
         return pixels
+
+    def sizes(self) -> npt.NDArray[np.uint64]:
+        """Bytes [N] of each image."""
+        sizes: npt.NDArray[np.uint64] = self.records["size"]
+        return sizes
 
     def read_start(self, index: int, nbytes: int, scratch: Scratch) -> memoryview:
         """The first bytes of an image. Raises ShardError as `read` does."""

@@ -5,7 +5,7 @@
 The planes are those of `baseline.decode_tiles` for the whole picture, in columns: luma, Cb and Cr with a sample for
 each block, and, of 4:2:0, Cb and Cr with 2 x 2 samples for each block, which libjpeg-turbo's scaling takes instead. So
 the columns of neighbouring tiles follow each other in a plane. `sums` are those of a column of tiles' words of eight
-bytes, the last one filled up with zeros.
+bytes, the last one filled up with zeros: see `_sum`.
 """
 
 from typing import Any
@@ -23,6 +23,8 @@ from fastimg.loaders.jpeg.decoding.memory import byte_at, word_at
 from fastimg.loaders.jpeg.decoding.region import LOW, find_region, new_region
 from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, uint64
+
+from .rows import FACTOR
 
 SLACK = 2 * WIDE  # bytes behind the planes that are read, and do not count
 _SUM = np.dtype("<u8")
@@ -86,14 +88,18 @@ def fill_sums(plane: Any, nbytes: int, sums: Any) -> None:
 
 @compiled
 def _sum(address: Any, nbytes: Any) -> Any:
-    """The sum of words of eight bytes from an address on, the last one filled up with zeros."""
-    total = uint64(0)
+    """The sum of words of eight bytes from an address on, the last one filled up with zeros; their order counts.
+
+    It is the sum of all words, and that of the sums so far, which is multiplied by an odd number.
+    """
+    total = sums = uint64(0)
     whole = nbytes & ~uint64(7)
     for at in range(uint64(0), whole, uint64(8)):
         total += word_at(address + at)
+        sums += total
     for i in range(whole, nbytes):
         total += byte_at(address + i) << (uint64(8) * (i & uint64(7)))
-    return total
+    return total ^ (sums * uint64(FACTOR))
 
 
 @compiled

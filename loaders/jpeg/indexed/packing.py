@@ -1,13 +1,12 @@
 """The index of a tiled JPEG: where each row of tiles begins, and how many bits each block has, as bytes.
 
-    rows + 1 times (uint32 data, uint32 lengths, uint32 check) | lengths
+    rows + 1 times (uint32 data, uint32 lengths, uint64 check) | lengths
 
 `data` is where a row of tiles begins, counted from the first entropy-coded byte; `lengths` where its blocks' lengths
 do, counted from the first length. The last entry is the end of all. A length is a sum of bytes up to the first that is
 not 255. It counts all bits from the block's beginning to the next block's, in the file as it is: with stuffed bytes,
 and after a tile's last block with padding and the restart marker of two bytes. So lengths of a whole tile are a
-multiple of 8 bits. `check` is the sum of the positions behind each length of the row, in bits from the row's beginning,
-modulo 2 ** 32.
+multiple of 8 bits. `check` is made of the row's lengths, byte by byte, as check * FACTOR + byte, modulo 2 ** 64.
 """
 
 from typing import Any
@@ -18,9 +17,9 @@ import numpy.typing as npt
 from fastimg.loaders.jpeg.decoding.frame import is_decodable, mcu_blocks, new_header, parse_header, view_of
 from fastimg.loaders.jpeg.rewriting.markers import Parser, Untileable
 from fastimg.loaders.jpeg.rewriting.tiles import walked
-from fastimg.loaders.runtime.compiled import compiled
+from fastimg.loaders.runtime.compiled import compiled, uint64
 
-from .rows import ROW
+from .rows import FACTOR, ROW
 
 MORE = 255  # a byte of a length that another one follows
 _MOST = 1 << 29  # bytes of a JPEG: positions are 32 bits
@@ -62,11 +61,11 @@ def _pack(
     """Fill `rows` and `lengths`; return the number of the latter, 0 if a tile does not end at its marker."""
     tiles = bounds.size - 1
     at = n = row = block = 0  # a byte of `data`, a length
-    check = begun = 0
+    check = uint64(0)
     for tile in range(tiles):
         if tile % across == 0:
             rows[row].data, rows[row].lengths = at, n
-            check, begun = 0, 8 * at
+            check = uint64(0)
         position = 8 * at
         byte, stuffed = bounds[tile], 0
         for i in range(per_tile):
@@ -83,18 +82,19 @@ def _pack(
             size = position - begin
             while size >= MORE:
                 lengths[n] = MORE
+                check = check * uint64(FACTOR) + uint64(MORE)
                 size -= MORE
                 n += 1
             lengths[n] = size
+            check = check * uint64(FACTOR) + uint64(size)
             n += 1
-            check += position - begun
             block += 1
         at = position >> 3
         marker = 0xD9 if tile + 1 == tiles else 0xD0 | (tile & 7)
         if at > data.size or data[at - 2] != 255 or data[at - 1] != marker:
             return 0
         if tile % across == across - 1:
-            rows[row].check = check & 0xFFFFFFFF
+            rows[row].check = check
             row += 1
     rows[row].data, rows[row].lengths = at, n
     return n

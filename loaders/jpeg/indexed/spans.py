@@ -3,9 +3,10 @@
 from typing import Any
 
 from fastimg.loaders.jpeg.decoding.frame import mcu_blocks
-from fastimg.loaders.runtime.compiled import compiled, int64
+from fastimg.loaders.runtime.compiled import compiled, int64, uint64
 
 from .packing import MORE
+from .rows import FACTOR
 
 
 @compiled
@@ -22,11 +23,11 @@ def locate(headers: Any, regions: Any, rows: Any, lengths: Any, positions: Any, 
     per_tile = mcu_blocks(headers) * header.interval
     found = 0
     for r in range(region.bottom - region.top):
-        begun = position = 8 * (header.offset + int64(rows[r].data))
+        position = 8 * (header.offset + int64(rows[r].data))
         n, stop = int64(rows[r].lengths) - rows[0].lengths, int64(rows[r + 1].lengths) - rows[0].lengths
         if n < 0 or stop > lengths.size:
             return False
-        check = 0
+        check = uint64(0)
         for tile in range(tiles):
             wanted = region.left <= tile < region.right
             if tile == region.left:
@@ -41,7 +42,7 @@ def locate(headers: Any, regions: Any, rows: Any, lengths: Any, positions: Any, 
                     more = int64(lengths[n])
                     n += 1
                     position += more
-                check += position - begun
+                    check = check * uint64(FACTOR) + uint64(more)
             if position & 7:
                 return False
             if wanted:
@@ -50,7 +51,7 @@ def locate(headers: Any, regions: Any, rows: Any, lengths: Any, positions: Any, 
                 spans[r, 1] = position >> 3
         if n != stop or position != 8 * (header.offset + int64(rows[r + 1].data)) or position >> 32:
             return False
-        if check & 0xFFFFFFFF != int64(rows[r].check):
+        if check != rows[r].check:
             return False
     return True
 

@@ -23,13 +23,13 @@ class Kept:
 
     def __init__(self, jpeg):
         count, tiles, self.content = pack_dc_images(jpeg)
-        self.stated, self.doubts, self.nbytes = (1, count, tiles), 0, 0
+        self.stated, self.doubts, self.nbytes = (1, count, tiles, 0), 0, 0
 
     def entry(self, index):
         return self.stated
 
     def read(self, entry, planes, extents, sizes, view):
-        _, count, tiles = entry
+        _, count, tiles, _ = entry
         at, start = 0, 8 * count * tiles
         for number, (begin, end) in zip(planes, extents, strict=True):
             place = start + sum(sizes[:number])

@@ -34,7 +34,7 @@ class Stored:
         self.begin, self.rows, self.lengths = index or pack_index(jpeg)
 
     def entry(self, index):
-        return 1, len(self.jpeg), len(self.rows) - 1, self.begin
+        return 1, len(self.jpeg), len(self.rows) - 1, self.begin, 0
 
     def read(self, entry, top, bottom):
         rows = self.rows[top : bottom + 1]
