@@ -20,21 +20,31 @@ from .augmentation import ON_A_LIST, listed
 from .commands import Train
 from .rule_tables.training import TRAIN
 from .url_arguments import refuse_urls
+from .yaml_text import parsed
 
 _T = TypeVar("_T")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: 1e-3 is a number, off and no are words, and 11:13 is not 673. Each key comes once."""
+    """YAML 1.2's plain values: 1e-3 is a number, off and no are words, and 11:13 is not 673. Each key comes once.
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    Of 1.1 the merge key `<<` is left: what it brings, the mapping's own keys override.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._checked: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """See yaml.SafeLoader. Raises ConstructorError for a key that comes again."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} comes twice", key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
+        if id(node) not in self._checked:  # afterwards it has the merged keys as well
+            self._checked.add(id(node))
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} comes twice", key.start_mark)
+                seen.add(str(key.value))
+        super().flatten_mapping(node)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -46,6 +56,7 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?(?:0|[1-9]\d*)", list("-+0123456789")),
+    ("merge", r"<<", ["<"]),
     ("float", r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)|\.nan", list("-+.0123456789")),
 ):
     for _kind in (_Loader, _Dumper):
@@ -73,10 +84,10 @@ def read(path: Path, kind: type[Any], storage_option: Sequence[str] = ()) -> dic
     """
     name = shown(path)
     try:
-        values = yaml.load(_text(path, storage_option), Loader=_Loader) or {}
+        values = parsed(_text(path, storage_option), _Loader) or {}
     except OSError as error:
         raise UsageError(f"--config {name}: {error.strerror}; check the path") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"--config {name}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise UsageError(f"--config {name}: not a mapping of settings; write lines like `epochs: 10`")

@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from fastimg.errors import nearest
+from fastimg.wording import shortened
 
 _WHOLE = re.compile(r"[-+]?\d+")
 _WORDS = {"true": True, "false": False}
@@ -20,6 +21,9 @@ _ABOUT: dict[Any, str] = {
 }
 
 
+MOST_WHOLE, MOST = 2**63 - 1, 3.4e38  # what int64 and float32 hold; an infinite number is left to each flag's rule
+
+
 class Unfit(ValueError):
     """A value that is not of a field's type; in words, what is expected and what was found."""
 
@@ -27,9 +31,27 @@ class Unfit(ValueError):
 def converted(value: Any, hint: Any) -> Any:
     """`value` as `hint`, a type of a dataclass's field. Raises Unfit."""
     found, result = _fitted(value, hint)
+    if found and is_too_large(result):
+        raise Unfit(too_large(result))
     if not found:
         raise Unfit(f"expected {expected(hint)}, not {_shown(value)}{_help(value, hint)}")
     return result
+
+
+def is_too_large(value: Any) -> bool:
+    """Whether a number, or one in a tuple, is more than compiled code and tensors hold."""
+    if isinstance(value, tuple):
+        return any(map(is_too_large, value))
+    if isinstance(value, int):
+        return abs(value) > MOST_WHOLE
+    return isinstance(value, float) and MOST < abs(value) < math.inf
+
+
+def too_large(value: Any) -> str:
+    """Why a number that is too large is refused, and what to give."""
+    largest = next(number for number in (value if isinstance(value, tuple) else (value,)) if is_too_large(number))
+    words = f"whole numbers go up to {MOST_WHOLE:,}" if isinstance(largest, int) else f"numbers go up to {MOST:g}"
+    return f"{shortened(str(largest), 40)} is too large; {words}"
 
 
 def expected(hint: Any) -> str:
@@ -80,7 +102,7 @@ def _exactly(value: Any, hint: Any) -> tuple[bool, Any]:
     if hint is int:
         return isinstance(value, int), value
     if hint is float:
-        return isinstance(value, int | float), float(value) if isinstance(value, int | float) else None
+        return _as_float(value) if isinstance(value, int | float) else (False, None)
     if hint is str:
         return isinstance(value, str | int | float), str(value)
     if hint is Path:
@@ -104,13 +126,21 @@ def _unquoted(value: Any, hint: Any) -> tuple[bool, Any]:
     if hint is bool:
         return text.lower() in _WORDS, _WORDS.get(text.lower())
     if hint is int:
-        return (True, int(text)) if _WHOLE.fullmatch(text) else (False, None)
+        return (True, int(text)) if _WHOLE.fullmatch(text) and len(text) < 100 else (False, None)
     if hint is float:
         try:
             return not math.isnan(float(text)), float(text)
         except ValueError:
             return False, None
     return False, None
+
+
+def _as_float(value: float) -> tuple[bool, Any]:
+    """A number as a float; one that no float holds stays what it is, and is refused as too large."""
+    try:
+        return True, float(value)
+    except OverflowError:
+        return True, value
 
 
 def _items(value: list[Any], kinds: tuple[Any, ...], fit: Callable[[Any, Any], tuple[bool, Any]]) -> tuple[bool, Any]:
@@ -129,7 +159,7 @@ def _shown(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"the text '{value}'" if isinstance(value, str) else str(value)
+    return shortened(f"the text '{value}'" if isinstance(value, str) else str(value), 120)
 
 
 def _help(value: Any, hint: Any) -> str:

@@ -115,7 +115,7 @@ def read_weights(file: Path, classes: Sequence[str], flag: str) -> Doubles:
 def _of_json(text: str, where: str) -> dict[str, object]:
     try:
         content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, where))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: is not json ({error}); give an object of class names and numbers") from error
     if not isinstance(content, dict):
         raise UserError(f'{where}: is not an object; give class names and numbers, as {{"cat": 1, "dog": 2.5}}')

@@ -72,7 +72,7 @@ def read_tokenizer(folder: Path, length: int) -> Tokenizer:
     try:
         definition = file.read_text(encoding="utf-8")
         json.loads(definition)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: the checkpoint's tokenizer cannot be read ({error}); copy it, too") from error
     return Tokenizer(definition, length)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from fastimg.config import flags
 from fastimg.config.flag_types import NUMBER, Flag, command_flags, options
-from fastimg.config.yaml_values import expected
+from fastimg.config.yaml_values import expected, is_too_large, too_large
 from fastimg.errors import UsageError, nearest
 
 _WORDS = "arguments"  # where argparse puts what is not a flag
@@ -90,9 +90,12 @@ def _read(word: str, hint: Any, name: str) -> Any:
             return word
         if kind in (int, float):
             try:
-                return kind(word)
+                number = kind(word)
             except ValueError:
                 continue
+            if is_too_large(number):
+                raise UsageError(f"{name}: {too_large(number)}")
+            return number
         if kind in (str, Path):
             return kind(word)
     choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]

@@ -1,16 +1,17 @@
 """Which values of single flags are in their range."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
+from fastimg.config.yaml_values import MOST, MOST_WHOLE
+
 
 def at_least(least: float) -> Callable[[Any], bool]:
-    return lambda value: bool(least <= value < math.inf)
+    return lambda value: bool(least <= value <= (MOST_WHOLE if isinstance(value, int) else MOST))
 
 
 def is_above_zero(value: float) -> bool:
-    return 0 < value < math.inf
+    return 0 < value <= (MOST_WHOLE if isinstance(value, int) else MOST)
 
 
 def is_share(value: float) -> bool:

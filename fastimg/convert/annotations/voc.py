@@ -6,6 +6,7 @@ its last pixel: 1 is subtracted from xmin and ymin alone, so that a box of the w
 """
 
 import math
+import re
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from fastimg.wording import plural
 from .reader import GIVEN, SIZE, FieldsReader, Given, file_value
 
 _IMAGES, _ANNOTATIONS, _MASKS, _LISTS = "JPEGImages", "Annotations", "SegmentationClass", "ImageSets"
+_PRESENCE = re.compile(r"\s+(-1|[01])$")
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -95,7 +97,7 @@ def _splits(src: Path, images: dict[str, Path]) -> dict[str, list[str]]:
         lists = {split: folder / f"{split}.txt" for split in ("train", "val", "test")}
         if not lists["train"].is_file() and (folder / "trainval.txt").is_file():
             lists = {"train": folder / "trainval.txt", "test": lists["test"]}
-        splits = {split: list(_stems(file)) for split, file in lists.items() if file.is_file()}
+        splits = {split: list(_stems(file, images)) for split, file in lists.items() if file.is_file()}
         splits = {split: stems for split, stems in splits.items() if stems}
         if "test" in splits and _lacks(src, splits["test"]):  # VOC's own archive has no annotations of its test images
             del splits["test"]
@@ -110,12 +112,14 @@ def _lacks(src: Path, stems: list[str]) -> bool:
     return not any((src / _ANNOTATIONS / f"{stem}.xml").is_file() for stem in stems)
 
 
-def _stems(file: Path) -> Iterator[str]:
+def _stems(file: Path, images: dict[str, Path]) -> Iterator[str]:
+    """The names in a list. A name can have spaces; behind it, lists of a class have 1, 0 or -1."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}); correct it") from error
-    return (line.split()[0] for line in lines if line.strip())
+    named = (line.strip() for line in lines if line.strip())
+    return (name if name in images else _PRESENCE.sub("", name) for name in named)
 
 
 def _annotated(file: Path) -> tuple[Given, list[str]]:

@@ -105,12 +105,14 @@ def _has_labels(folder: Path) -> bool:
 def _stated(file: Path) -> dict[str, Any]:
     import yaml
 
+    from fastimg.config.yaml_text import Texts, parsed
+
     try:
         # Every scalar is a text: YAML 1.1, which PyYAML reads, would make false of a class called no.
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        content = parsed(file.read_text(encoding="utf-8"), Texts)
         if not isinstance(content, dict):
             raise TypeError("it is not a mapping")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError) as error:
+    except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
         raise DataError(f"{file}: cannot be read ({' '.join(str(error).split())}); correct it") from error
     return content
 

@@ -162,7 +162,7 @@ def _arguments(file: Path, text: str) -> dict[str, Any]:
     """`model_kwargs` of a file's metadata. Raises UserError if it is neither JSON nor name=value pairs."""
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             parsed = _python(text) or parse_kwargs(re.split(r"[\s,]+(?=[A-Za-z_]\w*=)", text.strip()))
         except UserError:
@@ -184,5 +184,5 @@ def _python(text: str) -> Any:
     """A dict written as a Python literal; None for anything else."""
     try:
         return ast.literal_eval(text) if text.lstrip().startswith("{") else None
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None

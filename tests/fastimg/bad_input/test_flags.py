@@ -71,3 +71,19 @@ def test_a_missing_split(trained, commands, refuses):
 def test_a_plot_that_cannot_be_written(trained, tmp_path, refuses):
     refuses(2, ["--plot", "a.xyz", ".png"], "eval", trained.run, trained.images, "--plot", tmp_path / "a.xyz")
     refuses(1, ["--plot", "no/a.png"], "eval", trained.run, trained.images, "--plot", tmp_path / "no" / "a.png")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--max-pixels", "99999999999999999999"),
+        ("--workers", "99999999999999999999"),
+        ("--seed", "-99999999999999999999"),
+        ("--batch-size", 5000 * "9"),
+        ("--lr", "1e40"),
+        ("--scale", "1e300"),
+    ],
+)
+def test_numbers_that_nothing_holds(flag, value, folder, commands, refuses):
+    values = [value, value] if flag == "--scale" else [value]
+    refuses(2, [flag], *commands["train"](folder), flag, *values)

@@ -1,6 +1,7 @@
 """Settings as YAML: the same keys as the flags, and the same run from a run's own config file."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from fastimg.config.augmentation import ON_A_LIST
 from fastimg.config.commands import Train
 from fastimg.config.yaml_file import combined, dump, load
+from fastimg.config.yaml_text import Texts, parsed
 from fastimg.errors import UsageError
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.train.choices.refusals import check
@@ -313,3 +315,63 @@ def test_a_runs_own_file_makes_the_same_weights(flags, trained, tmp_path, cli):
     assert cli("train", trained.shards, *first, *flags, *common, "--name", "first").code == 2
     for name in ("lr", "weight_decay", "sched", "mean", "std", "interpolation", "train_crop_size", "val_resize_size"):
         assert yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())[name] is not None
+
+
+def read_text(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    return load(tmp_path / "config.yaml", Train)
+
+
+NAMES = itertools.pairwise("abcdefghij")
+NINE_TIMES = [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in NAMES]
+MERGED = [line.replace("[", "{<<: [").replace("]", "]}") for line in NINE_TIMES]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: &a [1, 2]\n" + "".join(NINE_TIMES), "more than 1,000,000 values, with aliases written out"),
+        ("a: &a {x: 1}\n" + "".join(MERGED), "more than 1,000,000 values, with aliases written out"),
+        ("epochs: " + 3000 * "[", "more than 100 levels"),
+        ("epochs: " + 3000 * "{a: ", "more than 100 levels"),
+        ("a: &a [*a]", r"\*a stands for itself"),
+        ("epochs: " + 5000 * "9", "4300 digits"),
+        ("epochs: " + 90 * "[" + 90 * "]", r"epochs: expected a whole number, not \[+\]*…$"),
+    ],
+)
+def test_yaml_that_is_larger_than_it_looks_is_refused(tmp_path, text, why):
+    with pytest.raises(UsageError, match=f"config.yaml: .*{why}"):
+        read_text(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("max_pixels: 1e40", "max_pixels: expected a whole number, not 1e\\+40"),
+        ("max_pixels: 99999999999999999999", "max_pixels: 99999999999999999999 is too large"),
+        ("max_pixels: '99999999999999999999'", "max_pixels: 99999999999999999999 is too large"),
+        ("seed: -99999999999999999999", "seed: -99999999999999999999 is too large"),
+        ("lr: 1e40", "lr: 1e\\+40 is too large; numbers go up to 3.4e\\+38"),
+        ("lr: " + 400 * "9", "lr: 9+… is too large"),
+        ("scale: [0.1, 1e300]", "scale: 1e\\+300 is too large"),
+    ],
+)
+def test_numbers_that_nothing_holds_are_refused_by_their_keys(tmp_path, text, why):
+    with pytest.raises(UsageError, match=why):
+        read_text(tmp_path, text)
+
+
+def test_merge_keys_are_below_a_mappings_own(tmp_path):
+    common = "{epochs: 3, batch_size: 8}"
+    assert read_text(tmp_path, f"<<: {common}\nepochs: 4").epochs == 4
+    merged = read_text(tmp_path, f"epochs: 4\n<<: [{{batch_size: 16}}, {common}]")
+    assert (merged.epochs, merged.batch_size) == (4, 16)
+    with pytest.raises(UsageError, match="epochs comes twice"):
+        read_text(tmp_path, f"<<: {common}\nepochs: 4\nepochs: 5")
+    with pytest.raises(UsageError, match="expected a mapping or list of mappings"):
+        read_text(tmp_path, "<<: 3")
+
+
+def test_texts_in_yaml_stay_texts():
+    stated = parsed("a: &a {x: 1, y: no}\nb: {<<: *a, x: 2}\nc: 1e3\nd:", Texts)
+    assert stated == {"a": {"x": "1", "y": "no"}, "b": {"x": "2", "y": "no"}, "c": "1e3", "d": ""}

@@ -49,6 +49,17 @@ def test_voc(write: Any, tmp_path: Path) -> None:
     assert of(tmp_path / "D", "val")["JPEGImages/c.jpg"]["boxes"] is None  # nobody has annotated it
 
 
+def test_lists_with_names_that_have_spaces(write: Any, tmp_path: Path) -> None:
+    """And numbers behind a space, which may belong to the name, or say whether a class is present."""
+    files: dict[str, Any] = {f"JPEGImages/{name}.jpg": None for name in ("IMG 0012", "a b 1", "a b", "c  d", "e")}
+    files["Annotations/e.xml"] = voc_xml()
+    files["ImageSets/Main/train.txt"] = "IMG 0012\na b 1\n"
+    files["ImageSets/Main/val.txt"] = "a b  1\nc  d -1\ne  0\n"
+    run(write(files), tmp_path / "D")
+    assert set(of(tmp_path / "D", "train")) == {"JPEGImages/IMG 0012.jpg", "JPEGImages/a b 1.jpg"}
+    assert set(of(tmp_path / "D", "val")) == {"JPEGImages/a b.jpg", "JPEGImages/c  d.jpg", "JPEGImages/e.jpg"}
+
+
 def test_two_images_of_one_name(write: Any, tmp_path: Path) -> None:
     folder = write({"JPEGImages/x.jpg": None, "JPEGImages/x.png": None, "Annotations/x.xml": voc_xml()})
     with pytest.raises(DataError, match=r"JPEGImages/x.png and x.jpg: two files of one name; keep one of them"):

@@ -68,6 +68,11 @@ def test_yolo_behind_a_symbolic_link(write: Any, tmp_path: Path) -> None:
             {"data.yaml": "train: train.txt\nnames: [a, b]\n", "train.txt": b"images/train/\xe9.jpg\n"},
             r"train.txt: cannot be read \('utf-8' codec can't decode byte 0xe9 .*\); correct it",
         ),
+        ({"data.yaml": "names: " + 3000 * "["}, r"cannot be read \(more than 100 levels"),
+        (
+            {"data.yaml": "a: &a [1, 2]\n" + "".join(f"a: &a [{', '.join(['*a'] * 9)}]\n" for _ in range(9))},
+            r"cannot be read \(\*a stands for itself",
+        ),
         ({"data.yaml": "train: nowhere\nnames: [a, b]\n"}, r"train: no such file or folder: nowhere"),
         ({"data.yaml": "train: images/train\nnames: [a, a]\n"}, r"no list of different names"),
         ({"data.yaml": "train: images/train\nnames: {1: a}\n"}, r"not numbered from 0 on"),
