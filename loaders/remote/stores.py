@@ -23,7 +23,7 @@ from .urls import shown as shown
 from .urls import url_of as url_of
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta
+    from obstore import GetOptions, GetResult, ObjectMeta
 
 ATTEMPTS = 5
 RANGE_ATTEMPTS = 9
@@ -33,6 +33,8 @@ _PIECE = 1 << 18  # bytes, about: what is handed over at once while it is in the
 _TIMES = 5  # a file that nothing vouches for is fetched, unless the same comes twice
 _REFUSED = re.compile("status code: 40[013] ")
 _SHORTER = "InvalidRange"  # as S3 says where it has nothing of a range
+_NO_PARTS = "Range request not supported"  # as obstore says
+_MOST_WHOLE = 8 << 20  # bytes of a file that is read whole for a part of it, where the server sends no parts
 _T = TypeVar("_T")
 
 
@@ -83,6 +85,7 @@ class RemoteFolder:
         self.guarded = encrypted(place, options or {})  # what arrives cannot have been damaged on the way
         self._scheme = place.scheme
         self._store = opened(place, options or {}, self.retries)
+        self._in_parts = True  # whether the server sends parts of files, as far as it is known
 
     def address(self, name: str) -> str:
         """The URL of a file."""
@@ -112,6 +115,7 @@ class RemoteFolder:
 
         def get() -> tuple[str, bytes]:
             answer = self._store.get(name)
+            self._refuse_page(name, answer)
             content = bytes(answer.bytes())
             if len(content) != answer.meta["size"]:
                 raise EOFError(f"{len(content)} bytes where {answer.meta['size']} are stated")
@@ -142,16 +146,13 @@ class RemoteFolder:
         """
 
         def get() -> memoryview:
-            if not tag:
+            if not tag and self._in_parts:
                 found = memoryview(self._store.get_range(name, start=start, end=stop))
             else:
-                asked: GetOptions = {"range": (start, stop)}
-                if StoredObject(name, 0, tag).strong:
-                    asked["if_match"] = tag
-                answer = self._store.get(name, options=asked)
-                if etags.tag_of(answer.meta) != tag:
-                    raise self._replaced(name)
+                answer, whole = self._asked(name, start, stop, tag)
                 found = memoryview(answer.bytes())
+                if whole:
+                    found = found[start:stop]
             if len(found) != stop - start:
                 raise EOFError(_SHORTER)
             return found
@@ -168,15 +169,14 @@ class RemoteFolder:
         """
 
         def get() -> None:
-            asked: GetOptions = {"range": (start, stop)}
-            if StoredObject(name, 0, tag).strong:
-                asked["if_match"] = tag
-            answer = self._store.get(name, options=asked)
-            if tag and etags.tag_of(answer.meta) != tag:
-                raise self._replaced(name)
+            answer, whole = self._asked(name, start, stop, tag)
             take, left = begin(), stop - start
+            skipped = start if whole else 0
             for piece in answer.stream(_PIECE):
                 view = memoryview(piece)
+                if whole:
+                    view = view[skipped:][:left]
+                    skipped -= min(skipped, len(piece))
                 left -= view.nbytes
                 if left < 0:
                     break
@@ -192,6 +192,46 @@ class RemoteFolder:
         except _TakingError as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
+
+    def _asked(self, name: str, start: int, stop: int, tag: str) -> "tuple[GetResult, bool]":
+        """The answer to a request for a part of a file, and whether it is the whole file instead.
+
+        A server that sends no parts is asked for the whole file, if it is small. Raises ShardError if the file has
+        another tag, and UnavailableError if it cannot be had this way.
+        """
+        in_parts = self._in_parts  # which another thread may find out meanwhile
+        asked: GetOptions = {"range": (start, stop)} if in_parts else {}
+        if StoredObject(name, 0, tag).strong:
+            asked["if_match"] = tag
+        answer = self._store.get(name, options=asked)
+        if tag and etags.tag_of(answer.meta) != tag:
+            raise self._replaced(name)
+        if in_parts:
+            return answer, False
+        self._refuse_page(name, answer)
+        size = answer.meta["size"]
+        if size > _MOST_WHOLE:
+            raise UnavailableError(
+                f"{self.address(name)}: the server sends no parts of files (no Range), and this one has {size:,} "
+                f"bytes; up to {_MOST_WHOLE:,} are read whole; use a server that does, such as nginx, or copy the data "
+                "to this machine"
+            )
+        if size < stop:
+            raise ShardError(
+                f"{self.address(name)}: has {size:,} bytes where {stop:,} are stated: it was replaced or damaged; "
+                "upload it again, with dataset.json"
+            )
+        return answer, True
+
+    def _refuse_page(self, name: str, answer: "GetResult") -> None:
+        """Raise UnavailableError where a web server answers with a page instead of the file."""
+        if self._scheme in ("http", "https") and not name.lower().endswith((".html", ".htm")):
+            kind = str(answer.attributes.get("Content-Type", "")).partition(";")[0].strip().lower()
+            if kind == "text/html":
+                raise UnavailableError(
+                    f"{self.address(name)}: the server answers with a web page (text/html) instead of the file; check "
+                    "the address, and whether one has to log in there"
+                )
 
     def look(self, name: str, attempts: int = ATTEMPTS) -> StoredObject:
         """The size and the tag of a file. Raises NotThereError and DataError."""
@@ -229,6 +269,7 @@ class RemoteFolder:
         from obstore import exceptions
 
         for attempt in range(attempts):
+            in_parts = self._in_parts
             try:
                 return get()
             except FileNotFoundError as error:
@@ -239,6 +280,11 @@ class RemoteFolder:
                 ) from error
             except exceptions.PreconditionError as error:
                 raise self._replaced(name) from error
+            except exceptions.NotSupportedError as error:
+                if not in_parts or _NO_PARTS not in str(error):
+                    raise UnavailableError(f"{self.address(name)}: {first_line(error)}; use another server") from error
+                self._in_parts = False
+                return self._tried(name, get, attempts)  # with the whole file
             except (exceptions.BaseError, OSError, EOFError) as error:
                 cause = cause_of(error, self._scheme)
                 if cause is not None and not cause.passes:

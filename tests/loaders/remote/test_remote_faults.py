@@ -1,12 +1,15 @@
 """What an object store refuses, and a bad network: one sentence each, or the same samples."""
 
+import http.server
 import os
 import re
 import shutil
+import threading
 
 import pytest
 
 from fastimg.loaders import DataError, Loader, ShardError, open_dataset
+from fastimg.loaders.errors import UnavailableError
 from fastimg.loaders.remote import fetching, stores
 from fastimg.loaders.remote.cache.wanted_files import WantedFile
 from fastimg.loaders.remote.client.causes import cause_of, denied
@@ -141,6 +144,66 @@ class TestRefusals:
         cause = cause_of(OSError("GET http://169.254.169.254/token: timed out"), scheme)
         assert cause is not None and cause.passes and names in cause.says and names in denied(scheme)
         assert "AWS" not in denied("https")
+
+
+class WholeFiles(http.server.SimpleHTTPRequestHandler):
+    """As `python -m http.server` serves a folder: no part of a file, and a page for a folder."""
+
+    asked: list[str]
+
+    def log_message(self, *_):
+        if self.command == "GET":
+            self.asked.append(self.headers["Range"])
+
+
+class TestServersOfWholeFiles:
+    @pytest.fixture
+    def remote(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(WholeFiles, "asked", [], raising=False)
+        content = bytes(range(256)) * 40
+        (tmp_path / "a.tar").write_bytes(content)
+        (tmp_path / "page").mkdir()
+        (tmp_path / "page/index.html").write_text("<html>Log in</html>")
+        serve = http.server.ThreadingHTTPServer(
+            ("127.0.0.1", 0), lambda *each: WholeFiles(*each, directory=str(tmp_path))
+        )
+        thread = threading.Thread(target=serve.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield RemoteFolder(f"http://127.0.0.1:{serve.server_port}", {"allow_http": "true"}), content
+        serve.shutdown()
+        serve.server_close()
+        thread.join()
+
+    def test_parts_are_taken_of_the_whole_file(self, remote):
+        folder, content = remote
+        tag = folder.look("a.tar").tag
+        assert folder.read_range("a.tar", 5000, 5100) == content[5000:5100]
+        assert folder.read_range("a.tar", 0, len(content), tag) == content
+        pieces = []
+        folder.receive("a.tar", 300, 9000, tag, lambda: lambda piece: pieces.append(bytes(piece)))
+        assert b"".join(pieces) == content[300:9000]
+        assert WholeFiles.asked == ["bytes=5000-5099", None, None, None]
+
+    def test_a_large_file_is_refused_at_once(self, remote, monkeypatch):
+        monkeypatch.setattr(stores, "_MOST_WHOLE", 10_000)
+        with pytest.raises(
+            UnavailableError, match=r"a.tar: the server sends no parts .* has 10,240 bytes; up to 10,000"
+        ):
+            remote[0].read_range("a.tar", 0, 100)
+        assert len(WholeFiles.asked) == 2
+
+    def test_a_short_file_is_refused_at_once(self, remote):
+        with pytest.raises(ShardError, match=r"a.tar: has 10,240 bytes where 20,000 are stated"):
+            remote[0].receive("a.tar", 10, 20_000, "", lambda: bytes)
+        assert len(WholeFiles.asked) == 2
+
+    @pytest.mark.parametrize(
+        "read", [lambda folder: folder.read("page/"), lambda folder: folder.read_range("page/", 0, 3)]
+    )
+    def test_a_page_instead_of_a_file_is_named_at_once(self, remote, read):
+        with pytest.raises(UnavailableError, match=r"page/: the server answers with a web page \(text/html\) instead"):
+            read(remote[0])
+        assert len(WholeFiles.asked) <= 4
 
 
 class TestBadNetworks:
