@@ -30,7 +30,7 @@ from fastimg.loaders.containers.targets import first_class
 from fastimg.loaders.errors import DataError
 from fastimg.wording import plural
 
-from .journal import Finished, Journal
+from .journal import Finished, Journal, lasting
 from .pairs import stored_counts
 from .plan import Shard
 from .shards.base import Base, ignored_of
@@ -114,7 +114,7 @@ def describe(
         "ignored": ignored_of(old).joined(source.ignored).to_json(),
         "outcomes": dict(sorted(outcomes.items())),
         **_recompressed(plan, journal, options, old),
-        "options": old.get("options", options),
+        "options": old.get("options", lasting(options)),
     }
     return described | ({"appended": [*old.get("appended", ()), options]} if base else {})
 

@@ -10,7 +10,7 @@ from fastimg.config.commands import Convert
 from fastimg.errors import UserError
 from fastimg.loaders.errors import not_written
 
-from .journal import CONTENTS, STAGED, DestinationState, Held, Journal, clear, is_shard, journal_options
+from .journal import CONTENTS, REPLACES, STAGED, DestinationState, Held, Journal, clear, is_shard, journal_options
 from .shards.base import Base
 
 _REPLACING = "holds an unfinished conversion that is to replace the dataset there"
@@ -35,8 +35,8 @@ def admit(
     Raises UserError unless it may begin, or with --resume go on, there. Without `options` they are compared later.
     """
     place = "folder" if isinstance(where, Path) else "URL"
-    if held.replacing is not None:
-        return _replacing(held.replacing, where, flags, options)
+    if held.state is DestinationState.REPLACING:
+        return _replacing(held.begun or {}, where, flags, options)
     state = _appending(held, where, flags, options, base) if base and options else held.state
     if state is DestinationState.OTHER:
         raise UserError(f"{where}: not empty, and not made by fastimg convert; give a new or empty {place}")
@@ -61,9 +61,8 @@ def _replacing(
 ) -> DestinationState:
     """The state of a destination whose dataset is being replaced by a conversion that has `begun` and not finished."""
     if flags.append:
-        raise UserError(
-            f"{where}: {_REPLACING}; continue it with --resume, or give it up: delete {STAGED} there, then append again"
-        )
+        give_up = f"give it up: delete {STAGED} there, then append again" if isinstance(where, Path) else GIVE_UP
+        raise UserError(f"{where}: {_REPLACING}; continue it with --resume, or {give_up}")
     if not flags.resume and not flags.overwrite:
         raise UserError(f"{where}: {_REPLACING}; continue it with --resume, or begin another with --overwrite")
     if flags.resume and options:
@@ -126,6 +125,7 @@ def check_same(where: Path | str, there: dict[str, Any], here: dict[str, Any]) -
         "fastimg": "the version of fastimg",
         "source": "the kind of source",
         "base": "the dataset that is appended to",
+        REPLACES: "the dataset that is replaced",
     }
     what = ", ".join(
         descriptions.get(name, f"--{name.replace('_', '-')} ({there.get(name)} there, {here.get(name)} here)")

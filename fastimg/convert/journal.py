@@ -33,6 +33,7 @@ from fastimg.loaders.runtime.file_locks import unlock_and_close
 
 JOURNAL_FORMAT = "fastimg conversion"
 STAGED = ".replacement"  # the folder in a destination in which what replaces its dataset is made
+REPLACES = "replaces"  # among the options, in a store: the sum of the dataset.json that is there until the end
 CONTENTS = "contents"  # among the options: digest of some samples; earlier versions have stated none
 
 SPLIT = "(?:train|val|test)"
@@ -54,16 +55,12 @@ class DestinationState(Enum):
 
 
 class Held(NamedTuple):
-    """The state of a destination, with the names of its files and the options in its journal.
-
-    replacing: those of a conversion that has not replaced the dataset yet.
-    """
+    """The state of a destination, with the names of its files and the options in its journal."""
 
     state: DestinationState
     names: Collection[str]
     begun: dict[str, Any] | None  # None without a journal
     sha256: str  # of dataset.json; empty without one
-    replacing: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +187,9 @@ def held_in(folder: Path) -> Held:
 
     names = {entry.name for entry in os.scandir(folder)} if folder.exists() else set()
     held = held_by(names - {".convert.json.part", ATTEMPTS, CACHE, STAGED}, read)
-    return held._replace(replacing=replacement_options(folder))
+    if (begun := replacement_options(folder)) is None:
+        return held
+    return held._replace(state=DestinationState.REPLACING, begun=begun)
 
 
 def held_by(names: Collection[str], read: Callable[[str], bytes]) -> Held:
@@ -199,7 +198,8 @@ def held_by(names: Collection[str], read: Callable[[str], bytes]) -> Held:
     sha256 = ""
     if "dataset.json" in names:
         described = read("dataset.json")
-        state, sha256 = _state_of(described, begun), hashlib.sha256(described).hexdigest()
+        sha256 = hashlib.sha256(described).hexdigest()
+        state = _state_of(described, sha256, begun)
     elif begun is not None:
         state = DestinationState.UNFINISHED
     else:
@@ -207,7 +207,7 @@ def held_by(names: Collection[str], read: Callable[[str], bytes]) -> Held:
     return Held(state, names, begun, sha256)
 
 
-def _state_of(described: bytes, begun: dict[str, Any] | None) -> DestinationState:
+def _state_of(described: bytes, sha256: str, begun: dict[str, Any] | None) -> DestinationState:
     """The state of a destination by its dataset.json."""
     try:
         description = json.loads(described)
@@ -216,6 +216,8 @@ def _state_of(described: bytes, begun: dict[str, Any] | None) -> DestinationStat
     except (ValueError, KeyError, TypeError, RecursionError):
         return DestinationState.OTHER
     try:
+        if begun is not None and begun.get(REPLACES) == sha256:
+            return DestinationState.REPLACING
         if begun is not None and "base" in begun and not holds(description, begun):
             return DestinationState.APPENDING
     except (LookupError, TypeError):  # who reads the rest of such a description refuses it
@@ -232,6 +234,11 @@ def holds(description: dict[str, Any], options: dict[str, Any]) -> bool:
     same = [other for other in made if other["listing"] == options["listing"]]
     contents = options.get(CONTENTS)
     return any(contents is None or other.get(CONTENTS, contents) == contents for other in same)
+
+
+def lasting(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that determine the output: those that dataset.json states."""
+    return {name: value for name, value in options.items() if name != REPLACES}
 
 
 def journal_options(folder: Path) -> dict[str, Any] | None:

@@ -45,8 +45,8 @@ from .delivery.store_destination import StoreDestination
 from .destination import admit, missing_folders, plain_error
 from .jobs.in_folder import in_folder
 from .jobs.job import ConversionJob
-from .journal import held_in, journal_options, replacement_options
-from .plan import plan_shards
+from .journal import REPLACES, held_in, journal_options, replacement_options
+from .plan import apart, plan_shards
 from .report import Report, report_on
 from .request import Request, as_before, check_paths, read_request, refuse_image_flags, refuse_on_cluster
 from .shards.base import Base, read_base, read_made
@@ -92,8 +92,10 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
             made = f"{base.folder}: was made with --recompress {config.recompress}; so is what is added"
             say(console, with_urls(made))
     request = read_request(config, base.container if base else None)
+    replaced = None
     if store and not base:
         store.admit(config)
+        replaced = store.replaced(config)
     elif not base:
         missing_folders(request.dst)
         admit(held_in(request.dst), request.dst, config)  # before the source is read
@@ -102,13 +104,22 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
         for source in sources:
             fetch_annotations(source, tell)
         flags = replace(request.flags, images=images_in(config.images, sources))
-        return _converted(replace(request, sources=sources, flags=flags), base, ray, store, console, began)
+        return _converted(replace(request, sources=sources, flags=flags), base, replaced, ray, store, console, began)
 
 
 def _converted(
-    request: Request, base: Base | None, ray: Any, store: StoreDestination | None, console: Console, began: float
+    request: Request,
+    base: Base | None,
+    replaced: Base | None,
+    ray: Any,
+    store: StoreDestination | None,
+    console: Console,
+    began: float,
 ) -> Report:
-    """The conversion of sources that are on this machine, or stand for others there."""
+    """The conversion of sources that are on this machine, or stand for others there.
+
+    replaced: the dataset in a store that stays until the new one is complete.
+    """
     config = request.flags
     source = _source(request, base, ray, console)
     try:
@@ -131,11 +142,14 @@ def _converted(
             seed=config.seed,
             begun=base.begun() if base else None,
         )
+        if replaced:
+            plan = apart(plan, replaced.shard_files)
         if request.shuffles(source):
             for reader in source.readers:
                 if isinstance(reader, TarReader):
                     reader.check_shuffled()
         options = request.options(source) | ({"base": base.sha256} if base else {})
+        options |= {REPLACES: replaced.sha256} if replaced else {}
         description, checked = in_folder(ConversionJob(request, source, plan, options, base, ray, store), console)
     finally:
         source.close()

@@ -1,8 +1,8 @@
 """Which sample gets which number in which shard: a pure function of the source listing and the options."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,15 @@ def plan_shards(
         for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(entries)], strict=True)):
             plan.append(Shard(split, existing.shards + number, existing.samples + start, entries[start:end]))
     return plan
+
+
+def apart(plan: list[Shard], taken: Collection[str]) -> list[Shard]:
+    """The same shards, numbered after those of the files `taken` where they would have the names of some."""
+    if not any(f"{shard.name}.tar" in taken for shard in plan):
+        return plan
+    numbers = (re.match(r"[a-z]+-(\d+)\.tar$", name) for name in taken)
+    free = 1 + max(int(number[1]) for number in numbers if number)
+    return [replace(shard, number=free + shard.number) for shard in plan]
 
 
 def stored_sizes(sizes: npt.NDArray[np.int64]) -> Iterator[int]:

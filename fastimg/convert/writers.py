@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -106,13 +106,20 @@ class BetonStore:
     """One .beton per split, whose parts are the shards. Appending to a split writes a new file."""
 
     def __init__(
-        self, folder: Path, schema: Schema, samples: Mapping[str, int], journal: Journal, bases: Mapping[str, Path]
+        self,
+        folder: Path,
+        schema: Schema,
+        samples: Mapping[str, int],
+        journal: Journal,
+        bases: Mapping[str, Path],
+        taken: Collection[str] = (),
     ) -> None:
         self._folder = folder
         self._schema = schema
         self._samples = samples  # of each split, if none is skipped
         self._journal = journal
         self._bases = bases
+        self._taken = taken  # names that are in use elsewhere
         self._open = ExitStack()
         self._split = ""
 
@@ -161,10 +168,10 @@ class BetonStore:
 
     def _path(self, split: str) -> Path:
         base = self._bases.get(split)
-        if base is None:
-            return self._folder / f"{split}.beton"
-        number = base.stem[len(split) + 1 :] or "0"
-        return self._folder / f"{split}-{int(number) + 1:05d}.beton"
+        number = 0 if base is None else int(base.stem[len(split) + 1 :] or "0") + 1
+        while (name := f"{split}-{number:05d}.beton" if number else f"{split}.beton") in self._taken:
+            number += 1
+        return self._folder / name
 
     def __enter__(self) -> Self:
         return self

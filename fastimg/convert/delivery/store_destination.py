@@ -21,8 +21,8 @@ from typing import Any
 from fastimg.config.commands import Convert
 from fastimg.convert.description import with_digests
 from fastimg.convert.destination import CHANGED, GIVE_UP, admit
-from fastimg.convert.journal import DestinationState, Finished, Journal, held_by, is_made
-from fastimg.convert.shards.base import Base
+from fastimg.convert.journal import DestinationState, Finished, Held, Journal, held_by, is_made
+from fastimg.convert.shards.base import Base, as_made
 from fastimg.errors import UserError
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.field_columns import field_columns, fields_of_samples
@@ -56,6 +56,7 @@ class StoreDestination:
     ) -> None:
         self.url = url
         self._base: StoredBase | None = None  # the dataset that is added to
+        self._replaced: Base | None = None  # the one that stays until this one is complete
         self._cache = cache_dir, cache_limit, dict(options)
         self.staging = staging_of(url, cache_dir)
         self.folder = self.staging / "shards"
@@ -73,15 +74,42 @@ class StoreDestination:
         self._base = StoredBase(open_mirror(self.url, *self._cache))
         return self._base.base
 
+    def replaced(self, flags: Convert) -> Base | None:
+        """The dataset that is there, if it stays until the new one is complete. Raises DataError."""
+        if not (flags.resume or flags.overwrite):
+            return None
+        held = self._held()
+        goes_on = flags.resume and held.state is DestinationState.REPLACING
+        if not held.sha256 or not (goes_on or (flags.overwrite and not flags.delete_first)):
+            return None
+        described = self._store.read(_DESCRIPTION)
+        try:
+            made = as_made(json.loads(described), f"{self.url}/{_DESCRIPTION}")
+        except DataError:  # nobody can read it: nothing is lost
+            return None
+        self._replaced = Base(self.folder, made, hashlib.sha256(described).hexdigest())
+        return self._replaced
+
+    @property
+    def names_in_use(self) -> Collection[str]:
+        """The names of shards that stay until the end: new ones get others."""
+        return self._replaced.shard_files if self._replaced else ()
+
+    def _held(self) -> Held:
+        return held_by({each.name for each in self._store.contents()}, self._store.read)
+
     def admit(self, flags: Convert, options: dict[str, Any] | None = None) -> DestinationState:
         """What the store holds. Raises UserError unless a conversion with these flags and options may begin or go on.
 
         A conversion that was killed before it marked the store has not begun.
         """
         base = self._base.base if self._base else None
-        held = held_by({each.name for each in self._store.contents()}, self._store.read)
-        state = admit(held, self.url, flags, options, base)
-        goes_on = flags.resume and state in (DestinationState.UNFINISHED, DestinationState.APPENDING)
+        state = admit(self._held(), self.url, flags, options, base)
+        goes_on = flags.resume and state in (
+            DestinationState.UNFINISHED,
+            DestinationState.APPENDING,
+            DestinationState.REPLACING,
+        )
         if goes_on and not (self.folder / _MARK).exists():
             again = GIVE_UP if base else "start again with --overwrite"
             raise UserError(
@@ -122,11 +150,11 @@ class StoreDestination:
     def clear(self) -> None:
         """Delete what conversions have written, dataset.json first, and forget what was uploaded.
 
-        What is added to stays.
+        What is added to stays, and what is replaced in the end.
         """
         self._ledger.clear()
         shutil.rmtree(self.staging / "facts", ignore_errors=True)
-        kept = self._base.base.files if self._base else ()
+        kept = self._kept
         names = [each.name for each in self._store.contents() if is_made(each.name) and each.name not in kept]
         self._store.delete(sorted(names, key=lambda name: (name != _DESCRIPTION, name == _MARK, name)))
 
@@ -226,6 +254,12 @@ class StoreDestination:
         if self._base is not None:
             self._base.close()
 
+    @property
+    def _kept(self) -> set[str]:
+        """The files of a dataset that is there meanwhile."""
+        there = self._base.base if self._base else self._replaced
+        return there.files if there else set()
+
     def _check(self, description: dict[str, Any], names: set[str]) -> None:
         """Raise DataError unless the store lists every file of the dataset as it was verified; delete all others.
 
@@ -253,11 +287,13 @@ class StoreDestination:
                     f"{self.url}/{name}: is not in the store as it was uploaded: somebody else writes there{again}"
                 )
         kept = {*names, _DESCRIPTION, _MARK}
-        if self._base is not None:  # what is added to is the dataset until dataset.json is replaced
-            kept |= self._base.shard_files
+        kept |= self._kept  # the dataset that is there until dataset.json is replaced
         stale = {name for name in there if is_made(name) and name not in kept}
         if self._base is not None:  # its large photographs are numbered anew
             stale |= {name for name in self._base.derived_of(description) if name in there and name not in known}
+        if self._replaced is not None:
+            derived = self._replaced.files - self._replaced.shard_files - {_DESCRIPTION}
+            stale |= {name for name in derived if name in there and name not in known}
         self._store.delete(sorted(stale))
 
     def _derive(self, description: dict[str, Any]) -> None:

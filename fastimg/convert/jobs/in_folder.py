@@ -32,6 +32,7 @@ from fastimg.convert.journal import (
     clear,
     held_in,
     journal_options,
+    lasting,
     locked,
     replacement_options,
 )
@@ -151,7 +152,7 @@ def _is_complete(job: ConversionJob) -> bool:
     if not flags.resume or not flags.overwrite:
         return flags.resume
     made = job.store.description() if job.store else read_description(job.request.dst)
-    return not differing(made.get("options", {}), job.options)
+    return not differing(made.get("options", {}), lasting(job.options))
 
 
 def _plain_error(job: ConversionJob, error: OSError) -> UserError:
@@ -255,7 +256,7 @@ def _already(folder: Path, job: ConversionJob, console: Console) -> dict[str, An
     where = job.store.url if job.store else folder
     description = job.store.description() if job.store else read_made(folder)
     if not job.base:
-        check_same(where, description.get("options", {}), job.options)
+        check_same(where, description.get("options", {}), lasting(job.options))
     if job.store:
         job.store.tidy(description)
     else:

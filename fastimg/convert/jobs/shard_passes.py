@@ -135,7 +135,8 @@ def _store(job: ConversionJob, schema: Schema | None, journal: Journal, betons: 
     samples: Counter[str] = Counter()
     for shard in job.plan:
         samples[shard.split] += len(shard.entries)
-    return BetonStore(folder, schema, samples, journal, betons)
+    taken = job.store.names_in_use if job.store else ()
+    return BetonStore(folder, schema, samples, journal, betons, taken)
 
 
 class SampleSpeed(ProgressColumn):

@@ -79,13 +79,16 @@ class _Made(msgspec.Struct):
 
 def read_made(folder: Path) -> dict[str, Any]:
     """The description of a converted dataset. Raises DataError if it is not one."""
-    description = read_description(folder)
+    return as_made(read_description(folder), str(folder / "dataset.json"))
+
+
+def as_made(description: dict[str, Any], name: str) -> dict[str, Any]:
+    """A description that was read from the file `name`. Raises DataError if a conversion has not written it."""
     try:
         msgspec.convert(description, _Made)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # UnicodeEncodeError: half a surrogate pair
         raise DataError(
-            f"{folder / 'dataset.json'}: not in the form that this version of fastimg writes ({error}); convert "
-            "again with --overwrite"
+            f"{name}: not in the form that this version of fastimg writes ({error}); convert again with --overwrite"
         ) from error
     return description
 

@@ -1,5 +1,6 @@
 """Conversion into an object store: the files of a conversion into a folder, and never what only looks complete."""
 
+import contextlib
 import errno
 import json
 import shutil
@@ -20,6 +21,7 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError, open_dataset
 from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.remote import writable
+from fastimg.loaders.runtime.scratch import Scratch
 
 from ...loaders.remote.object_server import LASTING, ObjectServer
 
@@ -208,6 +210,65 @@ class TestFaults:
         assert server.writes.multipart == ["D/big.tar"] and contents(server.folder / "D")["big.tar"] == big.read_bytes()
 
 
+def images(server: ObjectServer) -> list[tuple[int, bytes]]:
+    """The class and the bytes of every image of the dataset in the store."""
+    scratch = Scratch()
+    with contextlib.closing(open_dataset(server.folder / "D", "train")) as dataset:
+        return [(int(label), bytes(dataset.read(index, scratch))) for index, label in enumerate(dataset.labels)]
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+class TestReplacing:
+    """The old dataset stays until the new one is complete, as in a folder; its shards have other names."""
+
+    @pytest.fixture
+    def old(self, flags, run, container):
+        flags = replace(flags, format=container)
+        run(flags)
+        return replace(flags, overwrite=True, seed=5)
+
+    def test_by_another_one(self, old, run, server, tmp_path):
+        expected = here(replace(old, overwrite=False), tmp_path / "here")
+        first = {name for name in contents(server.folder / "D") if name.endswith((".tar", ".beton"))}
+        run(old)
+        there = contents(server.folder / "D")
+        second = {name for name in there if name.endswith((".tar", ".beton"))}
+        assert len(second) == len(first) and not first & second and "convert.json" not in there
+        shards = sorted(data for name, data in expected.items() if name.endswith((".tar", ".beton")))
+        assert sorted(there[name] for name in second) == shards
+        run(replace(old, resume=True))
+        assert contents(server.folder / "D") == there
+        run(replace(old, seed=0))  # the first names are free again
+        assert {name for name in contents(server.folder / "D") if name.endswith((".tar", ".beton"))} == first
+
+    def test_a_source_that_fails_replaces_nothing(self, old, run, server, image_folder):
+        before = contents(server.folder / "D")
+        for file in image_folder.rglob("*.jpg"):
+            file.write_bytes(b"\xff\xd8 no image")
+        with pytest.raises(DataError):
+            run(replace(old, on_error="fail"))
+        assert contents(server.folder / "D") == before
+
+    @pytest.mark.parametrize("place", ["second shard", "dataset.json"])
+    def test_one_that_was_ended_goes_on(self, old, run, server, tmp_path, container, place):
+        before = images(server)
+        used = [int(name[-9:-4]) for name in contents(server.folder / "D") if name.endswith(".tar")]
+        names = {"tar": f"val-{1 + max(used, default=0):05d}.tar", "beton": "val-00001.beton"}
+        server.faults = [(f"PUT D/{names[container] if place == 'second shard' else place}", "denied")]
+        with pytest.raises(NotDelivered):
+            run(old)
+        assert images(server) == before
+        with pytest.raises(UserError, match="holds an unfinished conversion that is to replace the dataset there"):
+            run(replace(old, overwrite=False))
+        run(replace(old, resume=True))
+        run(replace(old, overwrite=False, dst=Path(f"file://{tmp_path}/here/D"), storage_option=()))
+        expected = contents(tmp_path / "here/D")
+        shards = [data for name, data in expected.items() if name.endswith((".tar", ".beton"))]
+        there = contents(server.folder / "D")
+        assert sorted(data for name, data in there.items() if name.endswith((".tar", ".beton"))) == sorted(shards)
+        assert images(server) != before and "convert.json" not in there
+
+
 class TestDestinations:
     def test_that_hold_a_dataset(self, flags, run, server):
         run(flags)
@@ -218,7 +279,7 @@ class TestDestinations:
         with pytest.raises(UserError, match="was started with something else: --seed"):
             run(replace(flags, resume=True, seed=1))
         (server.folder / "D/train-00099.tar").write_bytes(b"")
-        run(replace(flags, overwrite=True))
+        run(replace(flags, overwrite=True, delete_first=True))
         assert contents(server.folder / "D") == before
 
     def test_that_hold_something_else(self, flags, run, server):
