@@ -116,7 +116,8 @@ class ImageExtensions(Set[str]):
 
     def __contains__(self, extension: object) -> bool:
         Image.preinit()  # BMP, GIF, JPEG, PPM and PNG
-        return Image.EXTENSION.get(str(extension)) in opened_formats() or extension in self._all
+        name = Image.EXTENSION.get(str(extension))
+        return (name in Image.OPEN and name in FORMATS) or extension in self._all
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
