@@ -66,7 +66,17 @@ class Convert:  # more than 12 fields: a flag each
     classes: Literal["top", "leaf"] | None = None
     """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
     contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
-    differ."""
+    differ. In tars of other writers, which have labels as members, folders name classes only if this is given."""
+    key_dots: Literal["first", "last"] | None = None
+    """In tars of other writers, the key that the members of a sample have in common: their name up to its first dot, as
+    in WebDataset, or up to its last one, for names such as cat.17.jpg. Default: first; names that hardly fit it are
+    refused."""
+    image_member: Annotated[str | None, arg(metavar="EXT")] = None
+    """In tars of other writers, the member that is the image: its extension (left.jpg), or what is before .jpg, .png,
+    ... (left). Default: one without a further dot, such as jpg; of several the one that comes first, with a message."""
+    label_member: Annotated[str | None, arg(metavar="EXT[:KEY]")] = None
+    """In tars of other writers, the member that holds the label: its extension (txt), with a key in JSON (json:label,
+    or json:a.b). Default: cls; a message says what there is if no sample has one."""
     path_column: str | None = None
     """Manifest column with image paths, relative to the manifest, or with image bytes in parquet files. Default: path,
     file, filename or image."""
@@ -104,8 +114,8 @@ class Convert:  # more than 12 fields: a flag each
     """The character between the columns of a csv or tsv, or tab. Default: comma, semicolon, tab or |, detected in the
     first rows."""
     labels_are_classes: Switch[bool] = False
-    """Make each different label of a manifest a class, even if labels look like identifiers, decimal numbers or lists,
-    which are refused otherwise."""
+    """Make each different label of a manifest, or of --label-member, a class, even if labels look like identifiers,
+    decimal numbers or lists, which are refused otherwise."""
     tile: str = "auto"
     """Rewrite JPEGs losslessly with tiles that can be decoded independently, which makes training crops cheaper: auto
     (32 pixels wide), a width in pixels, or off."""

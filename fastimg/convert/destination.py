@@ -124,6 +124,7 @@ def check_same(where: Path | str, there: dict[str, Any], here: dict[str, Any]) -
         "classes": "the classes",
         "fastimg": "the version of fastimg",
         "source": "the kind of source",
+        "tars": "how tars are read (--key-dots, --image-member, --label-member, --classes)",
         "base": "the dataset that is appended to",
         REPLACES: "the dataset that is replaced",
     }

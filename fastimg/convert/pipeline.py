@@ -25,6 +25,8 @@ from fastimg.convert.annotations.layouts import annotations_in, fetch_annotation
 from fastimg.convert.hub.reference import as_begun, is_hub
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.combined import Side, Written, onto, read_together
+from fastimg.convert.sources.containers.tar_flags import as_begun as with_rules_of
+from fastimg.convert.sources.containers.tar_flags import refuse_without_tars, tar_rules
 from fastimg.convert.sources.containers.tars import TarReader
 from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import is_class_folder, read_source
@@ -104,7 +106,8 @@ def _convert(config: Convert, ray: Any, console: Console) -> Report:
         for source in sources:
             fetch_annotations(source, tell)
         flags = replace(request.flags, images=images_in(config.images, sources))
-        return _converted(replace(request, sources=sources, flags=flags), base, replaced, ray, store, console, began)
+        request = with_rules_of(replace(request, sources=sources, flags=flags), base, tell)
+        return _converted(request, base, replaced, ray, store, console, began)
 
 
 def _converted(
@@ -182,10 +185,13 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
         config.image_field,
         trains=base is None and len(request.sources) == 1,
     )
-    if config.classes is not None and not any(map(is_class_folder, request.sources)):
+    rules = tar_rules(config, columns.known_classes)
+    tars = refuse_without_tars(config, request.sources)
+    if config.classes is not None and not tars and not any(map(is_class_folder, request.sources)):
         given = ", ".join(map(str, request.sources))
         raise UsageError(
-            f"--classes {config.classes} has no effect: {given} is not a folder of class folders; leave it out"
+            f"--classes {config.classes} has no effect: {given} is neither a folder of class folders nor a tar; leave "
+            "it out"
         )
     layouts = {annotations_in(src) for src in request.sources} if config.images or config.masks else set()
     if config.images is not None and "COCO" not in layouts:
@@ -202,12 +208,15 @@ def _source(request: Request, base: Base | None, ray: Any, console: Console) -> 
 
         def read(src: Path, as_written: Written) -> Source:
             asked_for = replace(columns, as_written=as_written)
-            return read_source(src, asked_for, request.dst, config.classes, config.images, masks, mapped)
+            return read_source(src, asked_for, request.dst, config.classes, config.images, masks, mapped, rules)
 
         source = read_together(sources, read, side)
     if config.labels_are_classes and not source.from_table:
         source.close()
-        raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")
+        raise UsageError(
+            f"{FLAG} has no effect: {source.src} is neither a table of labels without names nor tars with "
+            "--label-member; leave it out"
+        )
     if base is None or side is None:
         _check_trained(source, None)
         return source

@@ -15,6 +15,7 @@ from fastimg.config.rules import refuse, refuse_set
 from fastimg.convert.annotations.cells import check_field_name, parse_fields
 from fastimg.convert.recompression.choice import Recompression, parse_recompression
 from fastimg.convert.sources.columns import AskedField, AskedTarget
+from fastimg.convert.sources.containers.tar_flags import check_tar_flags, stated_rules
 from fastimg.convert.sources.samples import Source
 from fastimg.convert.sources.targets import parse_targets
 from fastimg.errors import UsageError
@@ -71,6 +72,7 @@ class Request:
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
             **({"recompress": str(self.treatment.recompress)} if self.treatment.recompress else {}),
             **({"labels_are_classes": True} if self.flags.labels_are_classes else {}),
+            **stated_rules(self.flags, self.sources),
             **({"image_field": self.flags.image_field} if self.flags.image_field else {}),
             **({"targets": [target.to_json() for target in source.targets]} if source.targets else {}),
             **({"fields": [field.to_json() for field in source.stored_fields]} if source.stored_fields else {}),
@@ -108,6 +110,7 @@ def read_request(config: Convert, container: str | None = None) -> Request:
             raise UsageError(f"{dst}: the destination lies in the source {source}; give a folder outside it")
     if config.image_field is not None:
         check_field_name(f"--image-field {config.image_field}", config.image_field)
+    check_tar_flags(config)
     return Request(
         tuple(sources),
         dst,

@@ -28,7 +28,8 @@ from fastimg.loaders.containers.arrays import PLACE, ArrayDataset
 from fastimg.loaders.containers.atomic import replace_file, sync_folder
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.npy import npy_bytes
-from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, move_shard, parse_index, split_name
+from fastimg.loaders.containers.tars.grouping import split_name
+from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, move_shard, parse_index
 from fastimg.loaders.errors import ImageError, not_written
 from fastimg.loaders.runtime.file_locks import unlock_and_close
 from fastimg.loaders.runtime.scratch import Scratch

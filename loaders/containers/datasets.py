@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ from .fields import FieldColumn, SplitFields, StoredField
 from .foreign import foreign_betons, foreign_shards, is_beton
 from .targets import TargetColumn, first_class
 from .tars.dataset import TarDataset
+from .tars.grouping import KeyDots
 from .tars.shards import index_path
 
 _T = TypeVar("_T")
@@ -105,6 +106,7 @@ def open_dataset(
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
     storage_options: Mapping[str, str] | None = None,
+    key_dots: KeyDots | None = None,
 ) -> Dataset:
     """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
 
@@ -114,12 +116,18 @@ def open_dataset(
     folder; of a class folder, groups of files are what is called shards here. Shards are kept in
     `cache_dir`, as far as `cache_limit` allows (bytes, or "200GB"; with 0 samples are read one by one, and nothing is
     kept), and `storage_options` are obstore's.
+    `key_dots`: in tars of other writers, the dot of a name that a sample's key ends at. It is the first one, as in
+    WebDataset, but names such as cat.17.jpg are refused unless you say "first" or "last".
     Raises DataError naming what is missing, cut short or altered, and ValueError for `classes` with anything but a
-    class folder, and for a cache without a URL.
+    class folder, for `key_dots` with anything but tars of other writers, and for a cache without a URL.
     """
     path = _local(path, cache_dir, cache_limit, storage_options)
     if classes is not None and not is_plain_folder(path):
         raise ValueError(f"{path}: its classes are not named by folders; leave out classes={classes!r}")
+    if key_dots not in (None, *get_args(KeyDots)):
+        raise ValueError(f"key_dots={key_dots!r}: give 'first' or 'last'")
+    if key_dots is not None and (is_beton(path) or (path / "dataset.json").exists() or not foreign_shards(path)):
+        raise ValueError(f"{path}: holds no tars of other writers; leave out key_dots={key_dots!r}")
     if is_beton(path):
         return BetonDataset(_pick(path, {"train": path}, split))
     refuse_no_folder(path)
@@ -128,7 +136,7 @@ def open_dataset(
     _refuse_unfinished(path)  # otherwise its finished shards would be read as another writer's
     if shards := foreign_shards(path):
         refuse_class_folder(path, [tar for tars in shards.values() for tar in tars])
-        return _open_foreign(path, _pick(path, shards, split), split)
+        return _open_foreign(path, _pick(path, shards, split), split, key_dots)
     if betons := foreign_betons(path):
         refuse_class_folder(path, list(betons.values()))
         return BetonDataset(_pick(path, betons, split))
@@ -295,16 +303,18 @@ def _open_converted(path: Path, split: str, most: int | None, anew: DerivedPlace
     return dataset
 
 
-def _open_foreign(path: Path, tars: list[Path], split: str, anew: DerivedPlace | None = None) -> TarDataset:
+def _open_foreign(
+    path: Path, tars: list[Path], split: str, dots: KeyDots | None = None, anew: DerivedPlace | None = None
+) -> TarDataset:
     mirror = mirror_at(path)
     place = anew or DerivedPlace(folder=tars[0].parent, split=split)
     if mirror is None:
-        return TarDataset(f"{path} ({split})", tars, classes=None, place=place)
+        return TarDataset(f"{path} ({split})", tars, classes=None, place=place, dots=dots)
     wanted = mirror.wanted_tars(tars)
     fetched = FetchedFiles(mirror, wanted, ())
     stated = [each.sha256 for each in wanted]
     name = f"{mirror.url} ({split})"
-    return TarDataset(name, tars, classes=None, place=place, stated=stated, fetched=fetched)
+    return TarDataset(name, tars, classes=None, place=place, stated=stated, fetched=fetched, dots=dots)
 
 
 def _declare(place: DerivedPlace, dataset: TarDataset | BetonDataset, description: Mapping[str, Any]) -> None:

@@ -66,7 +66,19 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "convert": {
         "source": (
-            *("classes", "split_column", "label_column", "target", "label_delimiter", "field", "images", "masks"),
+            *(
+                "classes",
+                "key_dots",
+                "image_member",
+                "label_member",
+                "split_column",
+                "label_column",
+                "target",
+                "label_delimiter",
+                "field",
+                "images",
+                "masks",
+            ),
             *("image_field", "path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),

@@ -15,7 +15,8 @@ from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.derived.notes import notes_of_tars
 from fastimg.loaders.containers.derived.records import own_records
-from fastimg.loaders.containers.tars.shards import Sample, index_path, parse_index
+from fastimg.loaders.containers.tars.grouping import Sample
+from fastimg.loaders.containers.tars.shards import index_path, parse_index
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.remote.stores import StoredObject
 from fastimg.loaders.remote.writable import WritableFolder

@@ -27,6 +27,7 @@ from fastimg.loaders.remote.trees import tree_of
 
 from .columns import SEPARATED, Columns, with_delimiter
 from .containers.listing import read_betons, read_dataset, read_tars
+from .containers.tar_rules import USUAL, TarRules
 from .folders import read_folder, waiting_mapped
 from .manifests import MANIFESTS, read_manifest, refuse_ids
 from .samples import Source
@@ -39,6 +40,13 @@ def is_class_folder(src: Path) -> bool:
     return os.path.isdir(src) and is_plain_folder(src) and not find_parquets(src) and not annotations_in(src)
 
 
+def holds_foreign_tars(src: Path) -> bool:
+    """Whether `src` is a tar, or a folder of tars, of another writer."""
+    if os.path.isdir(src):
+        return not (src / "dataset.json").exists() and bool(foreign_shards(src))
+    return src.suffix.lower() == ".tar"
+
+
 def read_source(
     src: Path,
     columns: Columns,
@@ -47,12 +55,13 @@ def read_source(
     images: Path | None = None,
     masks: bool = False,
     mapped: Mapped = waiting_mapped,
+    rules: TarRules = USUAL,
 ) -> Source:
     """List the samples of `src` without decoding them. `spool` is the folder for a temporary file, if one is needed.
 
     `classes` tells which level of a class folder names the classes, `images` where the images of COCO's annotations
     are, `masks` whether COCO's and YOLO's outlines are drawn as masks, `mapped` how the folders of a class folder are
-    read, see `list_folder`. Other sources ignore them.
+    read, see `list_folder`, and `rules` how tars of other writers are. Other sources ignore them.
     Raises DataError, UsageError.
     """
     text = str(src)
@@ -77,12 +86,14 @@ def read_source(
             files = [file for files in parquets.values() for file in files]
             return replace(source, ignored=strays(src, files, "parquet files"))
         _refuse_columns(columns, f"{src} is a folder and has no columns")
-        return _read_directory(src, classes, mapped, columns.trains)
+        return _read_directory(src, classes, mapped, columns.trains, rules)
     refuse_absent(src)
     suffix = src.suffix.lower()
     if suffix in (".tar", ".beton"):
         _refuse_columns(columns, f"{src} has no columns")
-        return read_tars(src, {"train": [src]}) if suffix == ".tar" else read_betons(src, {"train": src})
+        if suffix == ".tar":
+            return read_tars(src, {"train": [src]}, rules=rules)
+        return read_betons(src, {"train": src})
     if suffix not in MANIFESTS:
         raise DataError(
             f"{src}: neither a folder, nor a manifest that ends in {', '.join(MANIFESTS)}, nor a .tar or .beton; "
@@ -134,14 +145,14 @@ def _read_arrays(src: Path, columns: Columns, name: str, classes: Level | None, 
     )
 
 
-def _read_directory(src: Path, classes: Level | None, mapped: Mapped, trains: bool) -> Source:
+def _read_directory(src: Path, classes: Level | None, mapped: Mapped, trains: bool, rules: TarRules) -> Source:
     if (src / "dataset.json").exists():
         return _with_strays(read_dataset(src))
     if (src / "convert.json").exists():
         raise DataError(f"{src}: a conversion that did not finish; run the same `fastimg convert` with --resume")
     if tars := foreign_shards(src):
         refuse_class_folder(src, [tar for files in tars.values() for tar in files])
-        return _with_strays(read_tars(src, tars))
+        return _with_strays(read_tars(src, tars, rules=rules))
     if betons := foreign_betons(src):
         refuse_class_folder(src, list(betons.values()))
         return _with_strays(read_betons(src, betons))

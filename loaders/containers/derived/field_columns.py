@@ -10,7 +10,8 @@ import numpy.typing as npt
 from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.betons.kinds import beton_field
 from fastimg.loaders.containers.fields import ABSENT, POSITION, FieldColumn, StoredField
-from fastimg.loaders.containers.tars.shards import Sample, index_path, parse_index
+from fastimg.loaders.containers.tars.grouping import Sample
+from fastimg.loaders.containers.tars.shards import index_path, parse_index
 from fastimg.loaders.errors import ShardError
 
 from .kept import DerivedPlace, kept_columns

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import BinaryIO, get_args
@@ -17,11 +18,13 @@ import numpy.typing as npt
 from fastimg.loaders.containers.betons.dataset import MAX_CLASSES
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content, singular
 from fastimg.loaders.containers.extents import are_inside
+from fastimg.loaders.containers.tars.grouping import KeyDots, Member, Sample, apart_note, has_extension
 from fastimg.loaders.containers.tars.headers import BLOCK
-from fastimg.loaders.containers.tars.shards import Member, Sample, index_path, parse_index, scan
+from fastimg.loaders.containers.tars.shards import TarScan, index_path, parse_index, scan, scan_counting
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
+from fastimg.loaders.wording import plural
 
 from .kept import DerivedPlace
 
@@ -35,6 +38,7 @@ _LABEL_BYTES = 64
 _MAX_SIDE = 2**31 - 1  # pixels; no format states more
 _LABEL = re.compile(rb"-1|[0-9]{1,9}")
 _KINDS: tuple[Content, ...] = get_args(Content)
+_FOREIGN = 2  # how tars of other writers are read: what was derived in an earlier way is derived again
 
 
 def records(
@@ -45,21 +49,23 @@ def records(
     content: Content | None = None,
     present: Iterable[Path] = (),
     fits: Callable[[npt.NDArray[np.void]], bool] = lambda kept: True,
+    dots: KeyDots | None = None,
 ) -> tuple[npt.NDArray[np.void], list[str], Content]:
-    """Records [N] of `shards`, notes about indexes that do not fit their shards, and the content of the samples.
+    """Records [N] of `shards`, notes about how shards of other writers were read, and the content of the samples.
 
     `present` gives the shards once more, each while it can be read, where it may not be all the time. `fits` tells of
     records that were kept whether they can be those of the shards.
 
     `checksums`, of each shard and its index joined, are given for shards that fastimg wrote, whose indexes are trusted;
-    other shards are scanned. `content` None is detected: text if there are .txt members and no images. Raises
-    ShardError.
+    other shards are scanned, with `dots` as `scan` takes it. `content` None is detected: text if there are .txt members
+    and no images. Raises ShardError.
     """
     if not shards:
         return np.zeros(0, RECORD), [], content or "images"
     stamp = bytes.fromhex(fingerprint)
     if checksums is None:  # the notes also depend on the indexes
-        stamp = hashlib.sha256(f"{fingerprint} {[_index_state(shard) for shard in shards]}".encode()).digest()
+        states = [_index_state(shard) for shard in shards]
+        stamp = hashlib.sha256(f"{fingerprint} {states} {_FOREIGN} {dots}".encode()).digest()
     file = place.file(SUFFIX, MAGIC)
     for kind in _KINDS if content is None else (content,):
         for kept in file.kept(_stamp(stamp, kind)):
@@ -67,13 +73,30 @@ def records(
                 return *split, kind
     notes: list[str] = []
     parts = []
+    chosen: Counter[tuple[str, ...]] = Counter()
+    seen: Counter[str] = Counter()
+    apart = 0
     for number, shard in enumerate(present or shards):
-        samples = _own_samples(shard, checksums[number][64:]) if checksums else _foreign_samples(shard, notes)
+        if checksums:
+            samples = _own_samples(shard, checksums[number][64:])
+        else:
+            samples, more = _foreign_samples(shard, notes, dots)
+            apart += more
         if content is None and samples:
-            content = _content(samples, present or shards)
-        parts.append(_shard_records(number, shard, samples, content or "images", ours=bool(checksums)))
+            content = _content(samples, present or shards, dots)
+        parts.append(_shard_records(number, shard, samples, content or "images", chosen, ours=bool(checksums)))
+        if checksums is None:
+            seen.update(m.ext.lower() for sample in samples for m in sample)
     made = np.concatenate(parts)
     content = content or "images"
+    if checksums is None:
+        notes += [apart_note(shards[0].parent, apart)] if apart else []
+        notes += _choice_notes(shards[0].parent, chosen, content)
+        if len(made) and (made["label"] < 0).all():
+            notes.append(
+                f"{shards[0].parent}: no labels, which are taken from .cls members: there are {', '.join(seen)}; "
+                "convert to take others, or the folders in a tar, as labels"
+            )
     body = made.tobytes() + "\n".join(notes).encode("utf-8", "surrogateescape")
     file.keep(_stamp(stamp, content), len(made), body)
     return made, notes, content
@@ -97,7 +120,7 @@ def are_of(
 
 def own_records(number: int, shard: Path, index_sha256: str, content: Content) -> npt.NDArray[np.void]:
     """The records [n] of one shard that fastimg wrote, with its index beside it. Raises ShardError."""
-    return _shard_records(number, shard, _own_samples(shard, index_sha256), content, ours=True)
+    return _shard_records(number, shard, _own_samples(shard, index_sha256), content, Counter(), ours=True)
 
 
 def fingerprint_of(checksums: Sequence[str]) -> str:
@@ -115,13 +138,23 @@ def _stamp(stamp: bytes, content: Content) -> bytes:
     return stamp if content == "images" else hashlib.sha256(stamp + content.encode()).digest()
 
 
-def _content(samples: list[Sample], shards: Iterable[Path]) -> Content:
+def _choice_notes(folder: Path, chosen: Counter[tuple[str, ...]], content: Content) -> Iterable[str]:
+    """Say which of several images samples have: `chosen` counts the extensions, the chosen one first."""
+    for (first, *others), count in chosen.most_common(5):
+        kind = singular(content)
+        yield (
+            f"{folder}: {plural(count, 'sample')} with several {kind}s: .{first} is the {kind}, not "
+            f"{', '.join(f'.{ext}' for ext in others)}; convert to choose another"
+        )
+
+
+def _content(samples: list[Sample], shards: Iterable[Path], dots: KeyDots | None) -> Content:
     """The content of other writers' shards; all shards are read only if the first sample has no image."""
     images = image_extensions()
     if _of(samples[0], images):
         return "images"
     texts = False
-    for samples_of_shard in map(scan, shards):
+    for samples_of_shard in (scan(shard, dots) for shard in shards):
         if any(_of(sample, images) for sample in samples_of_shard):
             return "images"
         texts = texts or any(_of(sample, TEXT_EXTENSIONS) for sample in samples_of_shard)
@@ -130,7 +163,7 @@ def _content(samples: list[Sample], shards: Iterable[Path]) -> Content:
 
 def _of(sample: Sequence[Member], extensions: Set[str]) -> list[Member]:
     """The members that have one of these extensions."""
-    return [m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions]
+    return [m for m in sample if has_extension(m.ext, extensions)]
 
 
 def _split(content: bytearray, count: int) -> tuple[npt.NDArray[np.void], list[str]] | None:
@@ -155,9 +188,9 @@ def _own_samples(shard: Path, index_sha256: str) -> list[Sample]:
     return parse_index(index_path(shard), shard.stat().st_size)
 
 
-def _foreign_samples(shard: Path, notes: list[str]) -> list[Sample]:
-    """The samples found by a scan; adds to `notes` if there is an index that differs."""
-    samples = scan(shard)
+def _foreign_samples(shard: Path, notes: list[str], dots: KeyDots | None) -> TarScan:
+    """What a scan finds; adds to `notes` if there is an index that differs."""
+    samples, apart = scan_counting(shard, dots)
     index = index_path(shard)
     if index.exists():
         try:
@@ -166,7 +199,7 @@ def _foreign_samples(shard: Path, notes: list[str]) -> list[Sample]:
             stated = None
         if stated is None or not _fits(stated, samples):
             notes.append(f"{index} does not fit {shard.name}: the tar was scanned; delete the index, or make it again")
-    return samples
+    return TarScan(samples, apart)
 
 
 def _fits(stated: list[Sample], found: list[Sample]) -> bool:
@@ -178,14 +211,15 @@ def _fits(stated: list[Sample], found: list[Sample]) -> bool:
 
 
 def _shard_records(
-    number: int, shard: Path, samples: list[Sample], content: Content, ours: bool
+    number: int, shard: Path, samples: list[Sample], content: Content, chosen: Counter[tuple[str, ...]], ours: bool
 ) -> npt.NDArray[np.void]:
+    """Records [n] of a shard. Counts in `chosen` what there was to choose the image, or text, from."""
     extensions = image_extensions() if content == "images" else TEXT_EXTENSIONS
     records = np.zeros(len(samples), RECORD)
     with shard.open("rb") as file:
         for record, sample in zip(records, samples, strict=True):
             name = sample[0].name or f"the sample at byte {sample[0].offset}"
-            image = _main(f"{shard}: {name}", sample, extensions, content, ours)
+            image = _main(f"{shard}: {name}", sample, extensions, content, chosen, ours)
             width, height = _size(file, image) if content == "images" else (0, 0)
             record["offset"], record["size"], record["shard"] = image.offset, image.size, number
             record["label"] = next((_label(f"{shard}: {name}", file, m) for m in sample if m.ext.lower() == "cls"), -1)
@@ -193,11 +227,16 @@ def _shard_records(
     return records
 
 
-def _main(name: str, sample: Sample, extensions: Set[str], content: Content, ours: bool) -> Member:
+def _main(
+    name: str, sample: Sample, extensions: Set[str], content: Content, chosen: Counter[tuple[str, ...]], ours: bool
+) -> Member:
     """The member that is the sample's image or text: the first in our shards; in others `jpg`, not `depth.png`."""
     images = _of([member for member in sample if member.ext not in ("cls", "json")], extensions)
     if not ours:
+        every = images
         images = [m for m in images if "." not in m.ext] or images
+        if len(images) == 1 < len(every):
+            chosen[(images[0].ext.lower(), *(m.ext.lower() for m in every if m is not images[0]))] += 1
     if not images or (len(images) > 1 and not ours):
         kind = singular(content)
         what = f"several {kind}s" if images else f"a sample without {'an' if kind == 'image' else 'a'} {kind}"
@@ -205,7 +244,8 @@ def _main(name: str, sample: Sample, extensions: Set[str], content: Content, our
         undecodable = undecodable_extensions() if kind == "image" and not images else {}
         if reason := next((undecodable[ext] for m in sample if (ext := extension_of(f"x.{m.ext}")) in undecodable), ""):
             raise ShardError(f"{name}: {what} that can be decoded ({found}): {reason}")
-        raise ShardError(f"{name}: {what} ({found}); make the shard again with one in each sample")
+        instead = ", or convert with image_member=EXT" if images and kind == "image" else ""
+        raise ShardError(f"{name}: {what} ({found}); make the shard again with one in each sample{instead}")
     return images[0]
 
 

@@ -22,8 +22,8 @@ from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.scratch import Encoded, Scratch
 from fastimg.loaders.wording import plural
 
+from .grouping import KeyDots, split_name
 from .headers import BLOCK, stated_size, states_size
-from .shards import split_name
 
 _NOTE_BYTES = 1 << 20  # of a sample's JSON, read for its path
 
@@ -46,16 +46,19 @@ class TarDataset(WithFields):
         stated: list[str] | None = None,
         contents: Sequence[StatedContent] | None = None,
         counts: Sequence[int] | None = None,
+        dots: KeyDots | None = None,
     ) -> None:
         """`fetched` reads shards that are elsewhere, and come to these paths.
 
         `stated`: of each shard of another writer that is elsewhere, what tells it from others of its name.
-        `contents`, `counts`: what is stated of each shard's content, and of its samples.
+        `contents`, `counts`: what is stated of each shard's content, and of its samples. `dots`: which dot of a name in
+        another writer's shards its extension begins at.
         """
         self.name = name
         self._shards = shards
         self.contents = contents
-        self.fingerprint = _fingerprint(shards, checksums or stated)
+        self._dots: KeyDots = dots or "first"
+        self.fingerprint = _fingerprint(shards, checksums or stated, dots)
         self.shard_files: ShardFiles = fetched or WatchedFiles(shards, "copy it again, or convert again", contents)
         most, lengths = MAX_CLASSES if classes is None else len(classes), self.shard_files.lengths
         self.records, notes, self.content = records(
@@ -66,6 +69,7 @@ class TarDataset(WithFields):
             content,
             self.shard_files.present(),
             lambda kept: are_of(kept, lengths, counts, most),
+            dots,
         )
         self.notes: Sequence[str] = [*place.notes, *notes]
         self.labels = self.records["label"].astype(np.int64)
@@ -214,7 +218,7 @@ class TarDataset(WithFields):
             header = peek(shard, BLOCK, at - BLOCK)
             member = header[:100].split(b"\0")[0].decode("utf-8", "replace")
             size = stated_size(header) if len(header) == BLOCK else -1
-            if not 0 <= size <= _NOTE_BYTES or split_name(member)[0] != split_name(name)[0]:
+            if not 0 <= size <= _NOTE_BYTES or self._key(member) != self._key(name):
                 break
             if member.endswith(".json"):
                 try:
@@ -223,6 +227,9 @@ class TarDataset(WithFields):
                     break
                 return name, note if isinstance(note, dict) else {}
         return name, {}
+
+    def _key(self, member: str) -> str:
+        return split_name(member, self._dots)[0]
 
     def files(self) -> Sequence[Path]:
         """The shards."""
@@ -235,7 +242,7 @@ class TarDataset(WithFields):
             self.blocks.close()
 
 
-def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:
+def _fingerprint(shards: list[Path], checksums: list[str] | None, dots: KeyDots | None) -> str:
     if checksums is None:
         checksums = []
         for shard in shards:
@@ -246,4 +253,4 @@ def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise ShardError(f"{shard}: not a file; rename it, or take it away")
             checksums.append(f"{shard.name} {status.st_size} {status.st_mtime_ns}")
-    return fingerprint_of(checksums)
+    return fingerprint_of([*checksums, dots] if dots == "last" else checksums)

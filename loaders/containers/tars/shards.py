@@ -20,28 +20,10 @@ from fastimg.loaders.containers.quick_sums import QuickSum
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
 
+from .grouping import KeyDots, Member, Sample, grouped, split_name
 from .headers import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, TarMember, entries, member_header
 
 _NUMBER = re.compile("[0-9]{1,18}")
-
-
-class Member(NamedTuple):
-    """One file of a sample: `data = tar[offset : offset + size]`. `name` is empty if it comes from a v1.1 index."""
-
-    ext: str
-    offset: int
-    size: int
-    name: str
-
-
-Sample = tuple[Member, ...]
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """(stem, extension): the extension starts at the first dot after the last slash."""
-    folder, slash, base = name.rpartition("/")
-    stem, _, ext = base.partition(".")
-    return folder + slash + stem, ext
 
 
 class ShardWriter(WholeFile):
@@ -159,15 +141,29 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
     return samples
 
 
-def scan(path: Path) -> list[Sample]:
+class TarScan(NamedTuple):
+    """What is in a tar of another writer. `apart`: how many samples have members that do not follow one another."""
+
+    samples: list[Sample]
+    apart: int
+
+
+def scan(path: Path, dots: KeyDots | None = None) -> list[Sample]:
+    """The samples of `scan_counting`."""
+    return scan_counting(path, dots).samples
+
+
+def scan_counting(path: Path, dots: KeyDots | None = None) -> TarScan:
     """Samples of a tar of any writer, by reading its headers. A hard link is read as the member that it links to.
 
-    Folders, hidden files, and links or devices without an extension are skipped, as in DALI and webdataset. Raises
-    ShardError for anything else that is not plain data, for two members of a sample with the same extension, and for a
-    tar that is damaged, cut short, or followed by another.
+    Folders, hidden files, and links or devices without an extension are skipped, as in DALI and webdataset. Members of
+    one key are a sample wherever they are in the tar. See `grouped` for `dots`. Raises ShardError for anything else
+    that is not plain data, for two members of a sample with the same extension, for names that hardly are keys, and for
+    a tar that is damaged, cut short, or followed by another.
     """
-    samples: list[Sample] = []
+    runs: list[tuple[str, Sample]] = []
     members: list[Member] = []
+    extensions: set[str] = set()  # of them
     stem = ""
     places: dict[str, tuple[int, int]] | None = None  # (offset, size) by name, once there is a hard link
     try:
@@ -176,14 +172,15 @@ def scan(path: Path) -> list[Sample]:
         raise ShardError(f"{path}: {error.strerror}; check the path and its permissions") from error
     try:
         for entry in entries(file):
-            this, ext = split_name(entry.name)
+            this, ext = split_name(entry.name, dots or "first")
             if entry.kind in (FOLDER, VOLUME) or not this or this.endswith("/"):
                 continue
             offset = entry.offset
             size = entry.size
             if entry.kind == HARD_LINK:
                 if places is None:
-                    places = {posixpath.normpath(m.name): m[1:3] for sample in [*samples, members] for m in sample}
+                    known = [*(run for _, run in runs), members]
+                    places = {posixpath.normpath(m.name): m[1:3] for run in known for m in run}
                 if (place := places.get(posixpath.normpath(entry.link))) is None:
                     raise ShardError(f"{path}: {_unusable(entry)}")
                 offset, size = place
@@ -191,13 +188,14 @@ def scan(path: Path) -> list[Sample]:
                 if ext or entry.sparse:
                     raise ShardError(f"{path}: {_unusable(entry)}")
                 continue
-            if this != stem and members:
-                samples.append(tuple(members))
-                members = []
-            stem = this
-            if any(m.ext.lower() == ext.lower() for m in members):
+            if this != stem:
+                if members:
+                    runs.append((stem, tuple(members)))
+                stem, members, extensions = this, [], set()
+            if ext.lower() in extensions:
                 raise ShardError(f"{path}: {entry.name}: the second .{ext} of one sample; keep one of them")
             members.append(Member(ext, offset, size, entry.name))
+            extensions.add(ext.lower())
             if places is not None:
                 places[posixpath.normpath(entry.name)] = offset, size
     except (ValueError, OSError) as error:
@@ -205,8 +203,8 @@ def scan(path: Path) -> list[Sample]:
     finally:
         os.close(file)
     if members:
-        samples.append(tuple(members))
-    return samples
+        runs.append((stem, tuple(members)))
+    return TarScan(*grouped(path, runs, dots))
 
 
 def _unusable(entry: TarMember) -> str:

@@ -166,7 +166,7 @@ def test_classes_has_no_effect_on_other_sources(config, image_folder, tmp_path, 
     convert(config, console)
     (tmp_path / "list.csv").write_text("path,label\nimages/red/000.jpg,x\n")
     for src in (config.dst, tmp_path / "list.csv", Path("sklearn:digits")):
-        with pytest.raises(UsageError, match=f"^--classes leaf has no effect: {src} is not a folder of class folders;"):
+        with pytest.raises(UsageError, match=f"^--classes leaf has no effect: {src} is neither a folder"):
             convert(Convert(src=src, dst=tmp_path / "second", classes="leaf"), console)
     merged = Convert(src=config.dst, dst=image_folder, more=(tmp_path / "m",), merge=True, classes="leaf", workers="2")
     assert convert(merged, console).images == 72

@@ -28,6 +28,8 @@ from fastimg.loaders.folders.folder import SPLIT_FOLDERS
 from fastimg.wording import agreeing, plural
 
 from .betons import BetonSourceReader
+from .foreign_tars import foreign_remarks, labelled_by_folders
+from .tar_rules import USUAL, TarRules
 from .tars import TarReader
 
 
@@ -73,15 +75,16 @@ def read_tars(
     classes: list[str] | None = None,
     named: bool = True,
     content: Content = "images",
+    rules: TarRules = USUAL,
 ) -> Source:
     """List tars by split.
 
-    With `classes`, fastimg wrote the tars and their indexes are used; without, the tars are scanned. Scanned tars hold
-    texts if there are .txt members and no images.
+    With `classes`, fastimg wrote the tars and their indexes are used; without, the tars are scanned, and read by the
+    `rules`. Scanned tars hold texts if there are .txt members and no images.
     """
     _check_splits(src, files)
     shards = stored_shards(src, [tar for tars in files.values() for tar in tars])
-    reader = TarReader(ours=classes is not None, content=content, stored=shards)
+    reader = TarReader(ours=classes is not None, content=content, stored=shards, rules=rules)
     splits: dict[str, Entries] = {}
     texts: dict[str, list[str]] = {}
     for split, tars in files.items():
@@ -91,21 +94,29 @@ def read_tars(
                 splits[split].append(entry._replace(label=len(texts[split]) if text else -1))
                 texts[split] += [text] if text else []
     if classes is None and content == "images" and reader.holds_only_texts:
-        return read_tars(src, files, None, named, "text")
+        return read_tars(src, files, None, named, "text", rules)
     remarks: list[str] = []
+    from_table = False
     if classes is None:
-        names, numbers, remarks = _classes(src, texts)
+        if rules.classes is not None:
+            splits, texts = labelled_by_folders(src, splits, rules.classes)
+        remarks, from_table = foreign_remarks(src, reader, rules, splits, texts)
+        names, numbers, more = _classes(src, texts, as_written=rules.classes is not None)
+        remarks += more
         named = names is not None
         top = max((label for labels in numbers.values() for label in labels), default=-1)
         classes = names if names is not None else [str(label) for label in range(top + 1)]
     else:
         numbers = {split: [int(text) for text in labels] for split, labels in texts.items()}
+    source = "no .cls" if rules.label is None else f"no .{rules.label.ext}"
+    source = "in no folder" if rules.classes is not None else source
     for split, entries in splits.items():
         entries.relabel(np.array(numbers[split], np.int64))
-        if missing := int((entries.labels < 0).sum()):
+        missing = int((entries.labels < 0).sum())
+        if missing and (any(numbers.values()) or reader.ours):
             remarks.append(
                 f"{src}: {missing:,} of {plural(len(entries), 'sample')} of {split} {agreeing(missing, 'has')} "
-                "no label (no .cls)"
+                f"no label ({source})"
             )
     return Source(
         src,
@@ -119,6 +130,7 @@ def read_tars(
         remarks=tuple(remarks),
         files=tuple(tar for tars in files.values() for tar in tars),
         content=content,
+        from_table=from_table,
     )
 
 
@@ -186,17 +198,22 @@ def _check_splits(src: Path, files: Mapping[str, Any]) -> None:
         )
 
 
-def _classes(src: Path, texts: Mapping[str, list[str]]) -> tuple[list[str] | None, dict[str, list[int]], list[str]]:
-    """Class names and labels from the contents of .cls members, and remarks; no names if they are all class indices."""
+def _classes(
+    src: Path, texts: Mapping[str, list[str]], as_written: bool
+) -> tuple[list[str] | None, dict[str, list[int]], list[str]]:
+    """Class names and labels from what states them, and remarks.
+
+    There are no names if all are class indices, unless they are `as_written`.
+    """
     distinct = {text for split in texts.values() for text in split}
-    numbers = whole_numbers(distinct)
-    remarks = [f"{src}: labels {remark}" for remark in naming_remarks(distinct)]
+    numbers = {} if as_written else whole_numbers(distinct)
+    remarks = [f"{src}: labels {remark}" for remark in naming_remarks(distinct, as_written)]
     if numbers or not distinct:
         least, most = min(numbers.values(), default=0), max(numbers.values(), default=0)
         if not -1 <= least <= most < MAX_CLASSES:
             raise ShardError(f"{src}: labels from {least} to {most} are not valid class indices; correct them")
         return None, {split: [numbers[text] for text in split_texts] for split, split_texts in texts.items()}, remarks
-    named = class_names(distinct)
+    named = class_names(distinct, as_written)
     names = sorted(set(named.values()))
     index = {name: label for label, name in enumerate(names)}
     return names, {split: [index[named[text]] for text in split_texts] for split, split_texts in texts.items()}, remarks
