@@ -242,7 +242,7 @@ def derive_again(path: Path, split: str, folder: Path, large: bool) -> None:
     if (path / "dataset.json").exists():
         _open_converted(path, split, None if large else 0, place).close()
     else:
-        _open_foreign(path, _pick(path, foreign_shards(path), split), split, place).close()
+        _open_foreign(path, _pick(path, foreign_shards(path), split), split, anew=place).close()
 
 
 def _open_converted(path: Path, split: str, most: int | None, anew: DerivedPlace | None = None) -> Dataset:
