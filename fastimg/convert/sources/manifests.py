@@ -11,6 +11,7 @@ import os
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -29,20 +30,18 @@ from .columns import (
     PATH_COLUMNS,
     SEPARATED,
     SPLIT_COLUMNS,
-    TEXT_COLUMNS,
     Columns,
     check_apart,
     find_column,
     image_columns,
-    lower,
     on_delimiter,
 )
 from .folders import FilesReader, WrittenPaths, file_size
 from .labels import Labels, is_empty
-from .near_files import NearFiles
-from .one_hot import find_one_hot
+from .recognition.near_files import NearFiles
+from .recognition.one_hot import find_one_hot
 from .samples import Entries, Row, Source, SourceEntry, SourceReader
-from .tables import Rows, later_names, long_fields, readable, table_rows
+from .tables import Rows, later_names, readable, table_rows
 from .targets import TargetCells, check_targets, labels_from
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
@@ -57,31 +56,13 @@ def read_manifest(src: Path, columns: Columns) -> Source:
     if src.suffix.lower() in SEPARATED:
         columns, remarks = image_columns(src, columns)
     with readable(src):
-        return _read(src, _rows(src, columns), columns, remarks)
-
-
-def _rows(src: Path, columns: Columns) -> Rows:
-    return table_rows(src, columns.delimiter or "", header=not columns.no_header)
-
-
-def refuse_ids(src: Path, columns: Columns) -> None:
-    """Raise DataError for a table without a column of paths or texts, one of whose columns has the names of images."""
-    if columns.path is not None or columns.text is not None or columns.no_header or src.suffix.lower() == ".parquet":
-        return
-    with readable(src), long_fields():
-        first = [row for (_, row), _ in zip(table_rows(src, columns.delimiter or "", strict=False), "ab", strict=False)]
-    names = list(first[0]) if first else []
-    if lower(names) & {*PATH_COLUMNS, *TEXT_COLUMNS}:
-        return
-    near = NearFiles(src.parent)
-    for name in names:
-        meant = [near.meant(value) if isinstance(value := row.get(name), str) else None for row in first]
-        if all(meant):
-            raise DataError(
-                f"{src}: no path column ({', '.join(PATH_COLUMNS)}), but {name!r} names images: {first[0][name]!r} is "
-                f"{meant[0]!r}; write that, with folder and extension, into a column `path`, and name the column of "
-                "labels with --label-column"
-            )
+        read_rows = partial(table_rows, src, columns.delimiter or "", header=not columns.no_header)
+        known, _ = first_row(src, read_rows())
+        one_hot = find_one_hot(src, read_rows(), columns, [*known, *later_names(src, known)])
+        if one_hot is None:
+            return _read(src, read_rows, columns, remarks)
+        joined = one_hot.joined
+        return _read(src, lambda: joined(read_rows()), one_hot.asked(columns), [*remarks, one_hot.remark])
 
 
 def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
@@ -92,18 +73,11 @@ def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
     return list(first[1]), _chain(first, rows)
 
 
-def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) -> Source:
-    known, rows = first_row(src, rows)
+def _read(src: Path, read_rows: Callable[[], Rows], columns: Columns, header_remarks: list[str]) -> Source:
+    known, rows = first_row(src, read_rows())
     later = later_names(src, known)
     path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path", later)
     split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split", later)
-    taken_first = (path_column, split_column, columns.text)
-    one_hot = find_one_hot(src, _rows(src, columns), columns, (*known, *later), taken_first)
-    if one_hot is not None:
-        columns, rows = one_hot.asked(columns), one_hot.joined(rows)
-        header_remarks = [*header_remarks, one_hot.remark]
-        known = [*(name for name in known if name not in one_hot.columns), one_hot.name]
-        later = [name for name in later if name not in one_hot.columns]
     label_column = _label_column(src, known, columns, later)
     known += later
     taken = [name for name in (path_column, label_column, split_column) if name is not None]
@@ -121,8 +95,7 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     label_cells = None if label_column is None else Labels(src, label_column, columns, names.get(label_column))
     target_cells = None
     if columns.targets:
-        again = _rows(src, columns)
-        target_cells = TargetCells(src, columns, again if one_hot is None else one_hot.joined(again), names)
+        target_cells = TargetCells(src, columns, read_rows(), names)
     field_cells = FieldCells(src, columns.fields, names) if columns.fields else None
     paths = _Paths(src)
     read_apart = {*taken, *(field.name for field in columns.fields)}

@@ -29,7 +29,8 @@ from .columns import SEPARATED, Columns, with_delimiter
 from .containers.listing import read_betons, read_dataset, read_tars
 from .containers.tar_rules import USUAL, TarRules
 from .folders import read_folder, waiting_mapped
-from .manifests import MANIFESTS, read_manifest, refuse_ids
+from .manifests import MANIFESTS, read_manifest
+from .recognition.near_files import refuse_ids
 from .samples import Source
 from .streams import NAMED, read_named, read_parquets
 from .text_manifests import holds_texts, read_texts

@@ -39,7 +39,7 @@ from .manifests import (
     split_of,
     split_up,
 )
-from .one_hot import find_one_hot
+from .recognition.one_hot import find_one_hot
 from .samples import NO_LABEL, Entries, Row, Source, SourceEntry
 from .spools import Spool, SpoolReader
 from .tables import (
@@ -157,8 +157,7 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         if header:
             known = _columns(src, columns, quoted)
             known += later_names(src, known)
-            given = (columns.text, columns.split)
-            if (one_hot := find_one_hot(src, read_rows(), columns, known, given)) is not None:
+            if (one_hot := find_one_hot(src, read_rows(), columns, known)) is not None:
                 columns = one_hot.asked(columns)
                 remarks = [*remarks, one_hot.remark]
         chosen = _chosen(src, columns, header, quoted, () if one_hot is None else (one_hot.name,))

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from fastimg.convert.sources.columns import Columns
-from fastimg.convert.sources.near_files import NearFiles
+from fastimg.convert.sources.recognition.near_files import NearFiles
 from fastimg.loaders import open_dataset
 from fastimg.loaders.errors import DataError
 
@@ -55,6 +55,8 @@ def test_ids_that_name_images(files):
         read_source(src, Columns())
     with pytest.raises(DataError, match=r"none of its 2 paths leads to a file.*row 2: '1' may be 'a/1.jpg'"):
         read_source(src, Columns(path="id", label="breed"))
+    with pytest.raises(DataError, match=r"no path column .*; it has id, breed"):
+        read_source(write_csv(files, "id,breed,size", "a/1.jpg,pug,1", "b/1.jpg,pug,2"), Columns(label="breed"))
 
 
 @pytest.mark.parametrize("column", ["file_name", "filepath", "image_path"])

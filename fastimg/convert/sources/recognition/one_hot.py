@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fastimg.convert.sources.columns import LABEL_COLUMNS, AskedTarget, Columns
+from fastimg.convert.sources.samples import Row
+from fastimg.convert.sources.tables import Rows
 from fastimg.wording import plural, shortened
-
-from .columns import LABEL_COLUMNS, AskedTarget, Columns
-from .samples import Row
-from .tables import Rows
 
 _CLASS, _LABELS = "label", "labels"  # the column that stands for the others
 _TRUTH = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
@@ -42,14 +41,12 @@ class OneHot(NamedTuple):
         return replace(columns, targets=(AskedTarget(_LABELS, "multilabel"),))
 
 
-def find_one_hot(
-    src: Path, rows: Rows, columns: Columns, names: Iterable[str], taken: Sequence[str | None]
-) -> OneHot | None:
-    """The columns of 0 and 1, of those that are not `taken`; None if labels have a column, or there are fewer than two.
+def find_one_hot(src: Path, rows: Rows, columns: Columns, names: Iterable[str]) -> OneHot | None:
+    """The columns of 0 and 1, of those called `names`; None if labels have a column, or there are fewer than two.
 
     Two columns of 0 and 1 at least are needed: a single one may be anything.
     """
-    candidates = [name for name in names if name not in taken]
+    candidates = list(names)
     usual = {name.strip().lower() for name in candidates} & {*LABEL_COLUMNS, _LABELS}
     if columns.label is not None or columns.targets or columns.fields or usual or len(candidates) < _FEWEST:
         return None

@@ -6,10 +6,36 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fastimg.convert.sources.columns import PATH_COLUMNS, TEXT_COLUMNS, Columns, lower
+from fastimg.convert.sources.tables import long_fields, readable, table_rows
+from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.formats import image_extensions
 
 _FOLDERS = 64  # whose names are kept
 _SUBFOLDERS = 20  # of the root, in which files are looked for that are not where their path says
+
+
+def refuse_ids(src: Path, columns: Columns) -> None:
+    """Raise DataError for a table without a column of paths or texts, one of whose columns has the names of images."""
+    if columns.path is not None or columns.text is not None or columns.no_header or src.suffix.lower() == ".parquet":
+        return
+    with readable(src), long_fields():
+        first = [row for (_, row), _ in zip(table_rows(src, columns.delimiter or "", strict=False), "ab", strict=False)]
+    names = list(first[0]) if first else []
+    if lower(names) & {*PATH_COLUMNS, *TEXT_COLUMNS}:
+        return
+    near = NearFiles(src.parent)
+    for name in names:
+        values = [value if isinstance(value := row.get(name), str) else "" for row in first]
+        meant = [near.meant(value) for value in values]
+        if meant == values:  # it holds paths as they are, and needs only to be named
+            return
+        if all(meant):
+            raise DataError(
+                f"{src}: no path column ({', '.join(PATH_COLUMNS)}), but {name!r} names images: {first[0][name]!r} is "
+                f"{meant[0]!r}; write that, with folder and extension, into a column `path`, and name the column of "
+                "labels with --label-column"
+            )
 
 
 class _Names(NamedTuple):
