@@ -85,11 +85,7 @@ def _read(src: Path, read_rows: Callable[[], Rows], columns: Columns, header_rem
     assert path_column is not None
     check_targets(src, known, columns.targets, [*taken, columns.text])
     check_fields_of(src, known, columns.fields, [*taken, columns.text, *(target.name for target in columns.targets)])
-    if "path" in known and "path" not in taken:
-        raise DataError(
-            f"{src}: the column 'path' beside --path-column {path_column} would hide where an image came from; "
-            "rename it"
-        )
+    _refuse_second_path(src, known, taken, path_column)
     listed = Entries()
     names = schema_names(src, columns, label_column)
     label_cells = None if label_column is None else Labels(src, label_column, columns, names.get(label_column))
@@ -126,9 +122,6 @@ def _read(src: Path, read_rows: Callable[[], Rows], columns: Columns, header_rem
     if label_cells is not None:
         entries, left_out = labelled_splits(src, entries, label_cells)
         remarks = (*remarks, *left_out)
-    used = f"{src}: path from column {path_column!r}{labels_from(label_column, columns)}"
-    used += f", split from {split_column!r}" if split_column is not None else ""
-    used += f", fields from {', '.join(repr(field.name) for field in columns.fields)}" if columns.fields else ""
     reader: SourceReader = FilesReader(src.parent, src, labelled=label_cells is not None)
     schemas: tuple[StoredField, ...] = ()
     if field_cells is not None:
@@ -144,13 +137,29 @@ def _read(src: Path, read_rows: Callable[[], Rows], columns: Columns, header_rem
         (reader,),
         uncounted=(uncounted,),
         remarks=remarks,
-        columns=(used + on_delimiter(src, columns),),
+        columns=(_used(src, columns, path_column, label_column, split_column),),
         from_table=label_cells is not None and label_cells.names is None,
         targets=target_cells.targets if target_cells is not None else (),
         fields=tuple(schema.member for schema in schemas if schema.member),
         stored_fields=schemas,
         respelled=respelled_in(label_cells, target_cells),
     )
+
+
+def _refuse_second_path(src: Path, known: list[str], taken: list[str], path_column: str) -> None:
+    if "path" in known and "path" not in taken:
+        raise DataError(
+            f"{src}: the column 'path' beside --path-column {path_column} would hide where an image came from; "
+            "rename it"
+        )
+
+
+def _used(src: Path, columns: Columns, path: str, label: str | None, split: str | None) -> str:
+    """Which columns were read as what."""
+    used = f"{src}: path from column {path!r}{labels_from(label, columns)}"
+    used += f", split from {split!r}" if split is not None else ""
+    used += f", fields from {', '.join(repr(field.name) for field in columns.fields)}" if columns.fields else ""
+    return used + on_delimiter(src, columns)
 
 
 def schema_names(src: Path, columns: Columns, label: str | None) -> dict[str, tuple[str, ...]]:
