@@ -1,5 +1,7 @@
 """How counts, values and long names are written, everywhere the same."""
 
+import re
+
 _VERBS = {"is": "are", "was": "were", "has": "have"}
 _FLAGS = {
     "use on_error=skip": "use --on-error skip",
@@ -22,6 +24,29 @@ _FLAGS = {
 }
 _SIBILANTS = ("s", "x", "z", "ch", "sh")
 _HARD = ("epoch",)  # its ch is a k
+
+# What moves a terminal's cursor, colours it or turns text around, and bytes of names that are not UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Bytes as Python writes them, base64, and what is longer than a file's name can be. Paths are left whole.
+_CELL = re.compile(
+    r"""b'(?:[^'\\]|\\.){200,}'|b"(?:[^"\\]|\\.){200,}"|(?<![\w/.-])[A-Za-z0-9+/=]{1001,}|[^\s/]{301,}"""
+)
+_MOST = 4000  # characters of a sentence
+
+
+def for_terminal(text: str) -> str:
+    """Text that only prints, wherever its names come from: control characters are written as escapes, such as \\x1b."""
+    return _UNPRINTABLE.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(letter: str) -> str:
+    return f"\\x{ord(letter):02x}" if ord(letter) < 256 else f"\\u{ord(letter):04x}"
+
+
+def without_cells(sentence: str) -> str:
+    """A sentence with the begin and the end of cells of bytes, base64 and other endless words, and not endless."""
+    sentence = _CELL.sub(lambda found: f"{found[0][:60]}…{found[0][-20:]}", sentence)
+    return sentence if len(sentence) <= _MOST else f"{sentence[: _MOST - 1000]} … {sentence[-900:]}"
 
 
 def plural(count: int, noun: str, verb: str = "") -> str:

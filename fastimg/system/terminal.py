@@ -2,16 +2,32 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from fastimg.errors import printable
+from fastimg.wording import for_terminal
 
 _UNWRAPPED = 1_000_000  # columns: wider than any table
+
+
+class _Printing(Console):
+    """A console that prints the characters of names of files, classes and columns, and never obeys them."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """See Console: what is printed as a string, before its width is measured."""
+        return super().render_str(for_terminal(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See Console: all else. rich's own control codes are segments of their own."""
+        for segment in super().render(renderable, options):
+            if segment.control is None and not segment.text.isprintable():
+                segment = segment._replace(text=for_terminal(segment.text))
+            yield segment
 
 
 def console(stderr: bool = False) -> Console:
@@ -22,19 +38,19 @@ def console(stderr: bool = False) -> Console:
     """
     stream = sys.stderr if stderr else sys.stdout
     if stream is not None and stream.isatty():
-        return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+        return _Printing(stderr=stderr, markup=False, highlight=False, emoji=False)
     # Without a height, rich would use 80 columns when TERM is dumb.
-    return Console(stderr=stderr, width=_UNWRAPPED, height=25, markup=False, highlight=False, emoji=False)
+    return _Printing(stderr=stderr, width=_UNWRAPPED, height=25, markup=False, highlight=False, emoji=False)
 
 
 def lines_to(stream: TextIO) -> Console:
     """A console that writes to a stream as `console` does in a pipe."""
-    return Console(file=stream, width=_UNWRAPPED, height=25, markup=False, highlight=False, emoji=False)
+    return _Printing(file=stream, width=_UNWRAPPED, height=25, markup=False, highlight=False, emoji=False)
 
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print a line as is: without wrapping in a pipe, without markup and without automatic colours."""
-    console.print(Text(printable(text), style=style), soft_wrap=True, highlight=False, emoji=False)
+    console.print(Text(for_terminal(text), style=style), soft_wrap=True, highlight=False, emoji=False)
 
 
 @contextlib.contextmanager

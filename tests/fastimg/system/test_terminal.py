@@ -1,5 +1,6 @@
 """Output of commands is complete: pipes do not wrap lines, and terminals truncate nothing."""
 
+import base64
 import io
 import re
 import shutil
@@ -14,6 +15,7 @@ from fastimg.doctor import diagnosis as doctor
 from fastimg.doctor import torch_facts
 from fastimg.system import packages as installed
 from fastimg.system import terminal
+from fastimg.wording import without_cells
 
 MODEL = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "-j", "1")
 BENCH = (*MODEL, "--threads", "1", "-b", "4", "--images", "8", "--repeats", "1", "--stages", "none")
@@ -126,3 +128,32 @@ def test_headings_of_the_demo_keep_their_commands(capsys):
     demo._step(terminal.console(), "next")
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "fastimg train " + "x" * 300 + " " and lines[3] == "next ".ljust(80, "-")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_control_characters_are_printed_and_not_obeyed(is_terminal, monkeypatch):
+    name = "a\x1b[31mb\x07\rc\x9b2J\u202ed\udce9e\x7f"
+    shown = "a\\x1b[31mb\\x07\\x0dc\\x9b2J\\u202ed\\udce9e\\x7f"
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stdout", stream)
+    console = terminal.console()
+    terminal.say(console, name)
+    console.print(f"plain {name}")
+    table = Table("class")
+    table.add_row(name)
+    terminal.print_table(console, table)
+    assert stream.getvalue().count(shown) == 3
+    without_styles = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+    assert not set(without_styles) & set("\x1b\x07\r\x9b\u202e\udce9\x7f")
+
+
+def test_cells_in_errors_are_short_and_paths_are_whole():
+    jpeg = bytes(range(256)) * 24
+    path = "/".join(["folder of images"] * 2 + ["a" * 200] * 4)
+    url = "s3://bucket/" + path
+    for cell in (repr(jpeg), base64.b64encode(jpeg).decode(), "x" * 6000):
+        sentence = without_cells(f"{path}: row 3: {cell} is no image; see {url}")
+        assert sentence.startswith(f"{path}: row 3: {cell[:40]}") and sentence.endswith(f"is no image; see {url}")
+        assert len(sentence) < len(path) + len(url) + 150
+    assert len(without_cells("a word " * 5000)) < 4000
