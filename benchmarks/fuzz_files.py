@@ -5,7 +5,7 @@
 A small dataset of two shards, with targets, fields and large photographs, is converted once. Then each case changes one
 file: bytes anywhere, its length, or fields of its format to extremes, neighbours and each other's values; of derived
 files mostly with the checksum computed again. The file is loaded as opening a dataset does, and what is taken of it is
-compared; in one case of a hundred of derived files, and in all of dataset.json, the dataset is opened and all of it
+compared; in one case of 500 of derived files, and in all of dataset.json, the dataset is opened and all of it
 read:
 
 - with the digests that dataset.json states, everything is as it was, or refused in a sentence: labels, targets, fields,
@@ -15,8 +15,9 @@ read:
 - of dataset.json, config.yaml and metrics.jsonl: refused in a sentence, or of the right types; labels stay. What a
   class is called is what dataset.json says.
 
-Any other exception, a case of more than 20 seconds and memory of more than 1 GiB beyond that at the start end the run,
-and print the case, which `--first N --count 1` repeats. Results are appended to benchmarks/results/fuzz_files.jsonl.
+Any other exception, 50 cases of more than a minute, and memory of more than 1 GiB beyond that at the start end the run.
+The case is printed, or in the file `begun`; `--first N --count 1` repeats it. Results are appended to
+benchmarks/results/fuzz_files.jsonl.
 """
 
 import argparse
@@ -73,11 +74,11 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.checkpoints import run_directory
 
 EXTREMES = (0, 1, 2, -1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**45, 2**63 - 1, 2**63, 2**64 - 1)
-SECONDS = 20
+SECONDS, ARMED = 60, 50  # for so many cases
 MEMORY = 1 << 30
 LARGE = 100 * 100
 SAMPLES = 12
-FULLY = 0.01  # of the cases of derived files: the dataset is opened and all of it read
+FULLY = 0.002  # of the cases of derived files: the dataset is opened and all of it read
 Case = tuple[bytes, bool, bool]  # of a file: its content, whether digests are stated, whether everything is read
 
 
@@ -86,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default="fidx,fcol,ffld,ftil,fdci,dataset,config,metrics")
     parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=1e9, help="for each kind: the rest of its cases is left out")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "fuzz_files.jsonl")
@@ -94,42 +96,49 @@ def main() -> None:
     warnings.simplefilter("ignore")
     shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=shm) as folder:
-        for record in fuzzed(args.kinds.split(","), args.first, args.count, args.seed, args.folder or Path(folder)):
+        for record in fuzzed(args, args.folder or Path(folder)):
             measure.append(args.out, {"benchmark": "fuzz_files", **record, "environment": measure.environment()})
 
 
-def fuzzed(kinds: list[str], first: int, count: int, seed: int, folder: Path) -> "list[dict[str, Any]]":
+def fuzzed(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Run cases `first` to `first + count` of each kind; how they ended."""
     files = Files(folder)
     files.check_unchanged()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
-    records = []
-    for kind in kinds:
-        make, check = files.of(kind)
-        ended: Counter[str] = Counter()
-        began = told = time.monotonic()
-        for number in range(first, first + count):
-            draw = random.Random(f"{kind} {seed} {number}")
-            case = make(draw)
-            faulthandler.dump_traceback_later(SECONDS, exit=True)
-            try:
-                ended[check(case)] += 1
-            except BaseException:
-                print(f"{kind}: case {number} of seed {seed}", file=sys.stderr)
-                raise
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-            if time.monotonic() - told > 20:
-                told = time.monotonic()
-                print(f"{kind}: {number + 1 - first:,} of {count:,}: {dict(ended)}", file=sys.stderr, flush=True)
-        seconds = time.monotonic() - began
-        record = {"kind": kind, "count": count, "first": first, "seed": seed, **dict(sorted(ended.items()))}
-        print(record, f"{count / seconds:.0f}/s", file=sys.stderr, flush=True)
-        records.append({**record, "seconds": round(seconds, 1)})
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    return records
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, before[1]))
+    try:
+        for kind in args.kinds.split(","):
+            yield run_kind(files, kind, args)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def run_kind(files: "Files", kind: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Run the cases of a kind."""
+    make, check = files.of(kind)
+    ended: Counter[str] = Counter()
+    began = told = time.monotonic()
+    number = args.first
+    while number < args.first + args.count and time.monotonic() - began < args.seconds:
+        if number % ARMED == 0 or number == args.first:
+            files.begun.write_text(f"{kind}: a case from {number} on, of seed {args.seed}")
+            faulthandler.dump_traceback_later(SECONDS, exit=True)  # a thread, which not every case can begin
+        try:
+            ended[check(make(random.Random(f"{kind} {args.seed} {number}")))] += 1
+        except BaseException:
+            print(f"{kind}: case {number} of seed {args.seed}", file=sys.stderr)
+            raise
+        number += 1
+        if time.monotonic() - told > 20:
+            told = time.monotonic()
+            print(f"{kind}: {number - args.first:,} of {args.count:,}: {dict(ended)}", file=sys.stderr, flush=True)
+    seconds = time.monotonic() - began
+    count = number - args.first
+    record = {"kind": kind, "count": count, "first": args.first, "seed": args.seed, **dict(sorted(ended.items()))}
+    print(record, f"{count / seconds:.0f}/s", file=sys.stderr, flush=True)
+    return {**record, "seconds": round(seconds, 1)}
 
 
 class Files:
@@ -139,6 +148,7 @@ class Files:
         block_index.MIN_PIXELS = dc_images.MIN_PIXELS = LARGE
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
         self.folder = folder / "data"
+        self.begun = folder / "begun"
         source = folder / "source"
         source.mkdir(parents=True)
         draw = np.random.default_rng(0)
@@ -191,7 +201,7 @@ class Files:
         self.fields = list(stated_fields(description).values())
         self.photographs = datasets._photographs(self.opened)
 
-    def everything(self) -> dict[str, Any]:
+    def everything(self, crops: bool = True) -> dict[str, Any]:
         """Everything that a dataset holds, as values. Raises DataError."""
         dataset: Any = datasets.open_dataset(self.folder)
         try:
@@ -210,7 +220,7 @@ class Files:
                 for name in dataset.fields:
                     value = dataset.read_field(name, index)
                     found["fields"].append(plain(value))
-                found["crops"].append(self.crops(dataset, index))
+                found["crops"].append(self.crops(dataset, index) if crops else [])
             return found
         finally:
             dataset.close()
@@ -388,7 +398,7 @@ class Files:
         (self.folder / "dataset.json").write_bytes(content)
         try:
             datasets.list_splits(self.folder)
-            found = self.everything()
+            found = self.everything(crops=False)
             previewed_field(read_made(self.folder))
         except (DataError, UserError) as error:
             assert str(error)

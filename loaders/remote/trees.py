@@ -165,6 +165,19 @@ def tree_of(path: Path) -> StoredTree | None:
     return next((tree for root, tree in opened if path.is_relative_to(root)), None)
 
 
+def leads_out(folder: Path, path: str) -> bool:
+    """Whether a path from a folder of a tree on leads to files of this machine. Raises DataError if it is absolute."""
+    tree = tree_of(folder)
+    if tree is None or Path(os.path.normpath(folder / path)).is_relative_to(tree.root):
+        return False
+    if os.path.isabs(path):
+        raise DataError(
+            f"{tree.url}: {path[:100]!r}, which is named there, is a path of this machine; name files of the store, by "
+            "their paths from there on"
+        )
+    return True
+
+
 def named_by_urls(sentence: str) -> str:
     """A sentence in which files of trees are called by their URLs."""
     for root, tree in list(_open.items()):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastimg.convert.sources.folders import FilesReader, WrittenPaths, file_size
+from fastimg.convert.sources.folders import FilesReader, WrittenPaths, size_below
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.fields import StoredField
@@ -197,7 +197,7 @@ def _images_beside(file: Path, images: list[Any]) -> Path:
     name = file.stem.removeprefix("instances_")
     around = (file.parent, file.parent.parent)
     for folder in [base / below for base in around for below in (name, f"images/{name}", "images", ".")]:
-        if first and file_size(folder / first) >= 0:
+        if first and size_below(folder, first) >= 0:
             return folder
     raise UsageError(f"{file}: {first!r} is not beside it; name the folder of its images with --images DIR")
 
@@ -252,7 +252,7 @@ def _entries(
         width, height = images[number].get("width"), images[number].get("height")
         stated = {SIZE: [width, height]} if type(width) is int and type(height) is int else {}
         extra = {"image_id": number, GIVEN: given[number] | stated}
-        entries.append(SourceEntry(path, -1, file_size(written.root / path), extra=extra))
+        entries.append(SourceEntry(path, -1, size_below(written.root, path), extra=extra))
     return entries
 
 

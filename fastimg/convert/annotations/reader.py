@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.convert.sources.folders import file_part, file_size
+from fastimg.convert.sources.folders import file_part, size_below
 from fastimg.convert.sources.samples import Original, SamplePart, SourceEntry, SourceReader, WrappingReader
 from fastimg.convert.stored.files import announced_files
 from fastimg.loaders.containers.fields import StoredField, packed_npy
@@ -59,7 +59,7 @@ class AnnotationFrame(NamedTuple):
 
 def file_value(root: Path, path: str) -> Given:
     """The value of a field that is a file: its path below `root`, and its size, -1 if there is none."""
-    return {"path": path, "bytes": file_size(root / path)}
+    return {"path": path, "bytes": size_below(root, path)}
 
 
 class FieldsReader(WrappingReader):

@@ -20,6 +20,7 @@ from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
 from fastimg.loaders.folders.formats import image_extensions
+from fastimg.loaders.remote.trees import leads_out
 from fastimg.wording import plural
 
 from .reader import GIVEN, OUTLINES, RELATIVE, FieldsReader, Given
@@ -132,15 +133,16 @@ def _names(file: Path | None, stated: Mapping[str, Any]) -> tuple[str, ...]:
 def _places_of(file: Path, stated: Mapping[str, Any]) -> dict[str, list[Path]]:
     """The folders, or lists of files, of each split that data.yaml names. Raises DataError."""
     root = file.parent
-    if (root / str(stated.get("path") or ".")).is_dir():
+    out = leads_out(root, str(stated.get("path") or "."))
+    if not out and (root / str(stated.get("path") or ".")).is_dir():
         root = root / str(stated.get("path") or ".")
     places: dict[str, list[Path]] = {}
     for name in ("train", "val", "test"):
         given = stated.get(name)
         for text in given if isinstance(given, list) else [given] if given else []:
             # Roboflow writes ../train/images for what lies beside data.yaml.
-            tried = [root / str(text), file.parent / str(text), file.parent / str(text).removeprefix("../")]
-            found = next((path for path in tried if path.exists()), None)
+            tried = [(root, str(text)), (file.parent, str(text)), (file.parent, str(text).removeprefix("../"))]
+            found = next((at / path for at, path in tried if not leads_out(at, path) and (at / path).exists()), None)
             if found is None:
                 raise DataError(f"{file}: {name}: no such file or folder: {text}; correct the path")
             places.setdefault(name, []).append(found)
@@ -170,7 +172,8 @@ def _images(src: Path, split: str, places: Sequence[Path]) -> list[Path]:
             below = (path for path in place.rglob("*") if path.suffix.lower() in extensions and path.is_file())
             found += [path for path in below if not any(p.startswith(".") for p in path.relative_to(place).parts)]
         else:
-            found += [place.parent / line.strip() for line in _text(place).splitlines() if line.strip()]
+            lines = [line.strip() for line in _text(place).splitlines() if line.strip()]
+            found += [place.parent / line for line in lines if not leads_out(place.parent, line)]
     if not found:
         raise DataError(f"{src}: no images of the split {split} in {', '.join(map(str, places))}; check the path")
     return sorted(set(found))

@@ -12,6 +12,7 @@ from typing import Any
 from fastimg.convert.stored.files import AnnouncedFiles, announced_files
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level, Mapped, list_folder
+from fastimg.loaders.remote.trees import leads_out
 
 from .samples import NO_LABEL, Entries, Original, SamplePart, Source, SourceEntry, note
 
@@ -212,3 +213,11 @@ def file_size(file: Path | str) -> int:
     except (OSError, ValueError):  # ValueError: a null byte in a manifest's path
         return -1
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
+def size_below(root: Path, path: str) -> int:
+    """`file_size` of a path that a file names, from `root` on; -1 if it leads out of a store.
+
+    Raises DataError if it is an absolute one that does.
+    """
+    return -1 if leads_out(root, path) else file_size(root / path)

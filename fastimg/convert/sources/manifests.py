@@ -36,7 +36,7 @@ from .columns import (
     image_columns,
     on_delimiter,
 )
-from .folders import FilesReader, WrittenPaths, file_size
+from .folders import FilesReader, WrittenPaths, size_below
 from .labels import Labels, is_empty
 from .recognition.near_files import NearFiles
 from .recognition.one_hot import find_one_hot
@@ -233,12 +233,12 @@ class _Paths:
         and with its accents composed or not.
         """
         root = self._src.parent
-        size = file_size(root / path)
+        size = size_below(root, path)
         if size < 0:
             others = [path.strip(), path.replace("\\", "/"), path.strip().replace("\\", "/")]
             others += [unicodedata.normalize(form, others[-1]) for form in _FORMS if not path.isascii()]
             for other in dict.fromkeys(others):
-                if other != path and (size := file_size(root / other)) >= 0:
+                if other != path and (size := size_below(root, other)) >= 0:
                     self._respelled += 1
                     self._first_respelled = self._first_respelled or f"row {row}: {path!r} is {other!r}"
                     path = other

@@ -292,6 +292,30 @@ class TestTables:
         assert "no such file" in {reason for _, reason in report.skipped}
         assert report.columns[0].startswith("s3://bucket/t.csv: path from column 'path'")
 
+    @pytest.mark.parametrize("way", ["csv", "coco", "yolo"])
+    def test_what_names_a_path_of_this_machine_is_refused(self, run, bucket, tmp_path, monkeypatch, way):
+        secret = tmp_path / "secret.jpg"
+        secret.write_bytes((next((bucket / "photos/blue").glob("[!.]*.jpg"))).read_bytes())
+        looked = []
+        stat = os.stat
+        monkeypatch.setattr(
+            os, "stat", lambda path, *args, **more: looked.append(str(path)) or stat(path, *args, **more)
+        )
+        url = "s3://bucket/t.csv"
+        if way == "csv":
+            (bucket / "t.csv").write_text(f"path,label\n{secret},red\nphotos/none.jpg,red\n")
+        elif way == "coco":
+            url = "s3://bucket/c.json"
+            listed = {"images": [{"id": 1, "file_name": str(secret)}], "annotations": [], "categories": []}
+            (bucket / "c.json").write_text(json.dumps(listed | {"categories": [{"id": 1, "name": "a"}]}))
+        else:
+            url = "s3://bucket/y"
+            (bucket / "y").mkdir()
+            (bucket / "y/data.yaml").write_text(f"train: {tmp_path}\nnames: [a]\n")
+        with pytest.raises(DataError, match=r"s3://bucket.*: '.*', which is named there, is a path of this machine"):
+            run(url)
+        assert str(secret) not in looked
+
     @pytest.mark.parametrize("lone", [True, False])
     def test_parquet_files(self, run, here, bucket, server, tmp_path, lone):
         pa = pytest.importorskip("pyarrow")
