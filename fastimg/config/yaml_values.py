@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from fastimg.errors import nearest
 from fastimg.wording import shortened
 
-_WHOLE = re.compile(r"[-+]?\d+")
+_WHOLE = re.compile(r"[-+]?\d{1,4000}")  # of more digits Python makes no number
 _WORDS = {"true": True, "false": False}
 _ABOUT: dict[Any, str] = {
     bool: "true or false",
