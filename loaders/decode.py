@@ -24,14 +24,7 @@ from PIL import Image
 
 from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.folders.deep_png import read_deep_png
-from fastimg.loaders.jpeg.decoding.frame import (
-    BASELINE,
-    EXTENDED,
-    PROGRESSIVE,
-    glance,
-    new_header,
-    view_of,
-)
+from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, glance, new_header, view_of
 from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, splice
 from fastimg.loaders.runtime.scratch import Scratch
@@ -283,10 +276,13 @@ def _turbo(data: bytes | memoryview, header: Header, scratch: Scratch | None, ch
     return pixels
 
 
+_LOSSLESS = 0xC3  # SOF3, whose colours libjpeg-turbo does not convert while decoding
+
+
 def _pillow(data: bytes | memoryview, header: Header, channels: int) -> Pixels:
     with image_faults(), open_image(data, max(header.width * header.height, MAX_PIXELS)) as image:
         _check_size(header, *image.size)
-        if channels == 1 and image.format == "JPEG":
+        if channels == 1 and image.format == "JPEG" and glance(view_of(data), new_header())[0] != _LOSSLESS:
             image.draft("L", image.size)  # libjpeg's grayscale output
         image.load()
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # PPM: scaled to 16 bits

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from fastimg.loaders import (
 )
 from fastimg.loaders.backends.selection import open_source
 from fastimg.loaders.crop import fill_of, shape_of
-from fastimg.loaders.decode import decode
+from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.resample import resample
@@ -243,3 +244,38 @@ def test_channels_are_the_decoders(folder):
         Loader(folder, ImageDecoder(CROPS[0]), channels=1, batch_size=4)
     assert replace(ImageDecoder(CROPS[0], channels=1)).sized(8).channels == 1
     assert "decoded on the CPU to gray" in ImageDecoder(CROPS[0], channels=1).describe()
+
+
+def lossless_jpeg(pixels):
+    """Pixels [H, W, C] as a lossless JPEG (SOF3, predictor 1): a code of 4 bits for the size of each difference."""
+
+    def segment(marker, body):
+        return bytes([255, marker]) + struct.pack(">H", len(body) + 2) + body
+
+    height, width, channels = pixels.shape
+    numbers = range(1, channels + 1)
+    frame = struct.pack(">BHHB", 8, height, width, channels) + b"".join(bytes([c, 0x11, 0]) for c in numbers)
+    scan = bytes([channels, *(part for c in numbers for part in (c, 0)), 1, 0, 0])
+    levels = pixels.astype(int)
+    predicted = np.full_like(levels, 128)
+    predicted[1:, 0] = levels[:-1, 0]
+    predicted[:, 1:] = levels[:, :-1]
+    bits = ""
+    for difference in (levels - predicted).ravel().tolist():
+        size = abs(difference).bit_length()
+        code = difference if difference > 0 else difference + (1 << size) - 1
+        bits += f"{size:04b}" + (f"{code:0{size}b}" if size else "")
+    bits += "1" * (-len(bits) % 8)
+    data = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\x00")
+    table = bytes([0, 0, 0, 0, 9, *[0] * 12, *range(9)])
+    adobe = segment(0xEE, b"Adobe\0\x64" + bytes(5))  # RGB
+    return b"\xff\xd8" + adobe + segment(0xC3, frame) + segment(0xC4, table) + segment(0xDA, scan) + data + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("stored", [1, 3])
+def test_a_lossless_jpeg_as_one_channel_and_as_three(stored):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 13, stored), dtype=np.uint8)
+    data = lossless_jpeg(pixels)
+    picture = Image.fromarray(pixels if stored == 3 else pixels[..., 0])
+    assert np.array_equal(decode(data, read_header(data), channels=1)[..., 0], np.asarray(picture.convert("L")))
+    assert np.array_equal(decode(data, read_header(data)), np.asarray(picture.convert("RGB")))
