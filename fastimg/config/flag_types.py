@@ -128,6 +128,8 @@ def parse_workers(text: str, automatic: int) -> int:
     """The number of threads that `--workers` gives, `automatic` for `auto`. Raises UsageError."""
     if text == "auto":
         return automatic
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not text.isascii() or not text.isdigit() or not text.strip("0"):
         raise UsageError(f"--workers {text}: give auto or a number of threads, 1 or more")
+    if len(text.lstrip("0")) > 4:
+        raise UsageError(f"--workers {text}: give auto or a number of threads, 9999 or less")
     return int(text)
