@@ -50,7 +50,11 @@ def losses(tmp_path: Path) -> Callable[[str], list[float]]:
 def test_kept_logits_train_as_the_teacher_does(
     train: Any, losses: Any, cli: Any, tmp_path: Path, trained: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit: two views are two epochs of a teacher that runs. The third epoch shows the first view again."""
+    """Two views are two epochs of a teacher that runs. The third epoch shows the first view again.
+
+    On some processors the last bit of a logit depends on the batch that its image is in; runs from the same logits are
+    equal to the bit.
+    """
     ran = train("kept", "--epochs", "3", "--cache-teacher", "2")
     assert ran.out.count("labelling   24 images with test_resnet, once") == 2
     assert "2 views of each image: 48 made now" in ran.out and "bytes of float32 in" in ran.out
@@ -58,7 +62,7 @@ def test_kept_logits_train_as_the_teacher_does(
     files = (tmp_path / "cache").glob("teachers/*/*.tar")
     assert record["made"] == 48 and record["bytes"] == sum(file.stat().st_size for file in files)
     train("live", "--epochs", "2")
-    assert losses("kept")[:6] == losses("live")
+    assert losses("kept")[:6] == pytest.approx(losses("live"), rel=1e-6)
     monkeypatch.setattr(Labelling, "rows", lambda *_: pytest.fail("the teacher ran"))
     assert "0 made now" in train("short", "--cache-teacher", "2").out
     assert cli("train", trained.images, "--resume", tmp_path / "runs/short", "--epochs", "3").code == 0
