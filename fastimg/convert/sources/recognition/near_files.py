@@ -6,8 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fastimg.convert.sources.columns import PATH_COLUMNS, TEXT_COLUMNS, Columns, lower
-from fastimg.convert.sources.tables import long_fields, readable, table_rows
+from fastimg.convert.sources.columns import PATH_COLUMNS, SEPARATED, TEXT_COLUMNS, Columns, lower
+from fastimg.convert.sources.tables import first_records, own_delimiter, readable
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.formats import image_extensions
 
@@ -17,16 +17,18 @@ _SUBFOLDERS = 20  # of the root, in which files are looked for that are not wher
 
 def refuse_ids(src: Path, columns: Columns) -> None:
     """Raise DataError for a table without a column of paths or texts, one of whose columns has the names of images."""
-    if columns.path is not None or columns.text is not None or columns.no_header or src.suffix.lower() == ".parquet":
+    if columns.path is not None or columns.text is not None or columns.no_header or src.suffix.lower() not in SEPARATED:
         return
-    with readable(src), long_fields():
-        first = [row for (_, row), _ in zip(table_rows(src, columns.delimiter or "", strict=False), "ab", strict=False)]
-    names = list(first[0]) if first else []
+    with readable(src):
+        records = first_records(src, columns.delimiter or own_delimiter(src), 3)
+    if len(records) < 2 or len(set(map(len, records))) > 1:
+        return
+    names, first = records[0], [dict(zip(records[0], record, strict=True)) for record in records[1:]]
     if lower(names) & {*PATH_COLUMNS, *TEXT_COLUMNS}:
         return
     near = NearFiles(src.parent)
     for name in names:
-        values = [value if isinstance(value := row.get(name), str) else "" for row in first]
+        values = [row[name] for row in first]
         meant = [near.meant(value) for value in values]
         if meant == values:  # it holds paths as they are, and needs only to be named
             return
