@@ -19,6 +19,7 @@ from fastimg.config.commands import Convert, Predict, Train
 from fastimg.config.url_arguments import refuse_urls
 from fastimg.signatures import takes_settings_of
 from fastimg.system import terminal
+from fastimg.system.torch_state import as_imported
 
 if TYPE_CHECKING:
     from fastimg.convert.report import Report
@@ -173,7 +174,7 @@ def load(checkpoint: _Path, **settings: Any) -> "Predictor":
     config = Predict(checkpoint=Path(checkpoint), **_given("load", Predict, settings, _LATER))
     config = replace(config, checkpoint=local_model(config.checkpoint, config))
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with _LOADING, torch.random.fork_rng(gpus):
+    with _LOADING, torch.random.fork_rng(gpus), as_imported():
         return Predictor(config)
 
 
@@ -199,14 +200,17 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _library() -> Iterator[None]:
-    """What a caller has set stays: torch's random state, threads and switches, and the filters of warnings."""
+    """What a caller has set stays: torch's random state, threads and switches, and the filters of warnings.
+
+    What the caller has switched on for its own tensors, such as no_grad, has no effect within.
+    """
     import torch
 
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
-        with torch.random.fork_rng(gpus), warnings.catch_warnings():
+        with torch.random.fork_rng(gpus), warnings.catch_warnings(), as_imported():
             # Pillow's of many pixels: max_pixels is checked before anything is decoded.
             warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
             yield

@@ -31,6 +31,7 @@ from .errors import UsageError, UserError, nearest
 from .loaders.remote.urls import BadURLError, without_secrets
 from .system import rank_failures as ending
 from .system import terminal
+from .system.torch_state import as_imported
 from .wording import with_flags, without_cells
 
 _COMMANDS: dict[str, type] = {
@@ -76,7 +77,8 @@ def run(arguments: Sequence[str]) -> int:
     rank = os.environ.get("RANK")
     prefix = "fastimg: error: " if rank in (None, "0") else f"fastimg: rank {rank}: error: "
     try:
-        code = _dispatch(list(arguments), console)
+        with as_imported():
+            code = _dispatch(list(arguments), console)
         sys.stdout.flush()
         return code
     except UserError as error:

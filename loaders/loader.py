@@ -6,7 +6,7 @@ If a worker fails, the consumer gets its error. A consumer may stop early: no th
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -18,6 +18,7 @@ import torch
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.loaders.runtime.inference_mode import outside_inference_mode
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
@@ -166,15 +167,17 @@ class Loader(Epochs):
         self._decoder = decoder  # for the largest images
         self._next = decoder  # for the next iteration
         layout = self._layout(decoder)
-        self._ring = _ring(decoder, layout, self.device)
         pinned = self.device.type == "cuda"
-        self._slots = [Slot(layout, pinned) for _ in range(self.slots)]
+        with torch.inference_mode(False):  # memory that is written into outside of it, too
+            self._ring = _ring(decoder, layout, self.device)
+            self._slots = [Slot(layout, pinned) for _ in range(self.slots)]
         self.slot_bytes = layout.nbytes
         self._tally = Tally(self.workers)
         self._pool: Pool | None = None
         self._stop: Callable[[], object] = lambda: None
 
-    def __iter__(self) -> Iterator[Batch]:
+    @outside_inference_mode
+    def __iter__(self) -> Generator[Batch, None, None]:
         if self._opened is not None and not self._opened.alive:
             raise RuntimeError("the loader was closed, together with the data that it had opened; create a new one")
         plan = self.begin()

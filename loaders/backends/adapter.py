@@ -1,7 +1,7 @@
 """The base of loaders that decode with another library: the order and ids are fastimg's, the pixels the library's."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.epochs.epochs import Epochs
 from fastimg.loaders.epochs.plan import EpochPlan
 from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.loaders.runtime.inference_mode import outside_inference_mode
 
 
 class DecodedBatch(NamedTuple):
@@ -53,7 +54,8 @@ class LoaderAdapter(Epochs, ABC):
         self._plan: EpochPlan | None = None
         self._decoded: Generator[DecodedBatch, None, None] | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
+    @outside_inference_mode
+    def __iter__(self) -> Generator[Batch, None, None]:
         self._end()
         self.crop = self._next
         plan = self._plan = self.begin()

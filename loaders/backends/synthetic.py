@@ -31,7 +31,8 @@ class SyntheticLoader(LoaderAdapter):
         self.workers = self.slot_bytes = 0  # none on the host
         generator = torch.Generator(device).manual_seed(config.seed)
         shape = (config.batch_size, *shape_of(crop), channels)
-        self._pixels = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
+        with torch.inference_mode(False):  # it outlives the block in which the loader is made
+            self._pixels = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
 
     def describe(self) -> str:
         """See `BatchSource`."""

@@ -3,10 +3,12 @@
 The boxes are the native loader's. Pixels differ only where Pillow's libjpeg differs from the native one.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import signal
 import warnings
+import weakref
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
@@ -35,6 +37,20 @@ from .adapter import DecodedBatch, LoaderAdapter
 _AHEAD = 2  # batches that each process prepares at least; DataLoader's default
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+
+
+_alive: "weakref.WeakSet[TorchLoader]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the processes of loaders that are still there when the interpreter ends, such as globals.
+
+    Registered after torch's and multiprocessing's own functions, this runs before them: torch would no longer tell its
+    workers to end, and multiprocessing sends each one SIGTERM, which they leave to the parent, and then waits for them.
+    """
+    for loader in list(_alive):
+        loader._stop()
 
 
 class _Request(NamedTuple):
@@ -71,6 +87,7 @@ class TorchLoader(LoaderAdapter):
         self._rows = _Rows(dataset, ImageDecoder(crop, max_pixels, channels=channels), config.seed)
         self._requests = _Requests(dataset)
         self._torch: DataLoader[_Answer] | None = None
+        _alive.add(self)
 
     def describe(self) -> str:
         """See `BatchSource`."""

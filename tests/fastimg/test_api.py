@@ -7,11 +7,13 @@ import pickle
 import pydoc
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -145,6 +147,57 @@ def test_a_run_is_that_of_the_command(trained, tmp_path, capsys, monkeypatch):
     assert weights.keys() == expected.keys() and all((weights[name] == expected[name]).all() for name in weights)
     settings = [yaml_file.read(run / "config.yaml", Train) for run in (result.run, trained.run)]
     assert settings[0] | {"output": None} == settings[1] | {"output": None}
+
+
+@contextmanager
+def default_float64():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def autocast():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+        assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("switched_on", [torch.no_grad, torch.inference_mode, default_float64, autocast])
+def test_what_the_caller_has_switched_on_in_torch_changes_nothing(switched_on, trained, tmp_path, capsys):
+    """Trained, predicted, evaluated, embedded and exported are the same values; afterwards it is as before."""
+    options = {**FAST, "epochs": 2, "lr": 3e-3, "no_aug": True, "output": tmp_path, "name": "run"}
+    image = trained.images / "val/red/0.jpg"
+    commands = [
+        ["eval", trained.run, trained.images, "--no-amp", "--json", "--plot", tmp_path / "plot.png"],
+        ["embed", trained.images, tmp_path / "embedded", "--weights", trained.run, "--format", "npy", "--split", "val"],
+        ["export", trained.run, "-o", tmp_path / "m.pt2"],
+    ]
+
+    def values():
+        answers = [*fastimg.predict(trained.run, image), *fastimg.load(trained.run).predict(image)]
+        done = []
+        for command in commands:
+            capsys.readouterr()
+            assert fastimg.cli.run([str(argument) for argument in command]) == 0, capsys.readouterr().err
+            done.append(capsys.readouterr().out)
+        embedded = [np.load(file).tolist() for file in sorted((tmp_path / "embedded").rglob("*.npy"))]
+        return [answer.probabilities for answer in answers], done[0], embedded
+
+    expected = values()
+    shutil.rmtree(tmp_path / "embedded")
+    (tmp_path / "m.pt2").unlink()
+    with switched_on():
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        result = fastimg.train(trained.images, **options)
+        found = values()
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == modes
+    weights, others = load_file(result.checkpoint), load_file(trained.run / "best/model.safetensors")
+    assert all((weights[name] == others[name]).all() for name in others)
+    assert found == expected
 
 
 def test_progress_prints_what_the_command_prints(trained, capsys):

@@ -1,8 +1,8 @@
 """A model that stays in memory, for programs that answer one request after the other: `fastimg.load`."""
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
@@ -27,6 +27,7 @@ from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks, choose_device
 from fastimg.predict.answers import Answer
 from fastimg.predict.inference import Inference, restore
+from fastimg.system.torch_state import as_imported
 from fastimg.wording import plural, shortened
 
 from .files import find_files, path_of
@@ -146,9 +147,11 @@ class Predictor:
         limit, workers = self._config.max_pixels, min(self._workers, len(dataset))
         return self._engine.loader(dataset, self._batch_size, workers, limit, "skip", texts=beside)
 
-    def _here(self) -> AbstractContextManager[object]:
-        """Within it the model's GPU is this thread's own, which kernels and streams are made on."""
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        """Within it the model's GPU is this thread's own, which kernels and streams are made on; see `as_imported`."""
+        with as_imported(), torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            yield
 
     def _datasets(
         self, sources: Source | Iterable[Source], texts: tuple[str, ...]

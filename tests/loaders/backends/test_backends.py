@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import types
 import typing
@@ -274,6 +275,37 @@ def test_torchs_processes_heed_a_second_sigterm_alone(files, open_loader, monkey
         assert workers[1].is_alive()
     assert multiprocessing.active_children() == []
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == held
+
+
+@pytest.mark.parametrize("ended", ["", "raise SystemExit(3)"])
+def test_a_loader_that_is_left_in_a_global_lets_the_interpreter_end(image_folder, python, ended):
+    script = f"""
+from fastimg.loaders import LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.backends.selection import open_source
+data, config = open_dataset({str(image_folder)!r}), LoaderConfig(batch_size=4, workers=2)
+loader = open_source("torch", data, RandomResizedCrop(size=16), config)
+batches = iter(loader)
+next(batches)
+{ended}
+"""
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (3 if ended else 0, "")
+
+
+@pytest.mark.parametrize("backend", ["native", *OURS])
+def test_batches_that_are_made_in_inference_mode_may_be_trained_on(files, backend, open_loader):
+    """And read by a loader that was made there; the consumer stays in its mode."""
+    with torch.inference_mode():
+        loader = open_loader(backend, files)
+        batches = iter(loader)
+        first = next(batches)
+        assert torch.is_inference_mode_enabled()
+    weights = torch.ones(3, requires_grad=True)
+    for batch in (first, next(batches)):
+        (batch.inputs.float().mean((2, 3)) * weights * batch.weight[:, None]).sum().backward()
+        assert not any(tensor.is_inference() for tensor in (batch.inputs, batch.targets, batch.ids, batch.weight))
+    assert weights.grad.any()
+    loader.close()
 
 
 def test_synthetic_reads_nothing(files, open_loader, read_pixels):
