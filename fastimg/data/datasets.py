@@ -84,14 +84,14 @@ def find_dataset() -> tuple[Path, str]:
     return folder, f"no DATA given: training on scikit-learn's 1,797 handwritten digits (as images in {folder})"
 
 
-def filled_splits(path: Path, classes: Level | None = None) -> dict[str, int]:
+def filled_splits(path: Path, classes: Level | None = None, evaluates: bool = False) -> dict[str, int]:
     """The splits of `list_splits` that have samples: earlier versions could append one without."""
-    return {name: count for name, count in list_splits(path, classes).items() if count}
+    return {name: count for name, count in list_splits(path, classes, evaluates).items() if count}
 
 
-def open_filled(path: Path, split: str, classes: Level | None = None) -> Dataset:
+def open_filled(path: Path, split: str, classes: Level | None = None, evaluates: bool = False) -> Dataset:
     """Open a split to train on or to evaluate. Raises DataError if it has no samples."""
-    dataset = open_dataset(path, split, classes)
+    dataset = open_dataset(path, split, classes, evaluates=evaluates)
     if len(dataset):
         return dataset
     dataset.close()

@@ -156,7 +156,7 @@ def select(
     """
     if split is not None:
         return _judged(data, split, history, classes, whole=True)
-    names = filled_splits(data, classes) or list_splits(data, classes)
+    names = filled_splits(data, classes, evaluates=True) or list_splits(data, classes, evaluates=True)
     if held_out and history and history[0].fold is not None and history[0].split in names:
         return _judged(data, history[0].split, history, classes)
     ordered: list[str] = [name for name in ("val", "test", "train") if name in names]
@@ -173,7 +173,7 @@ def _judged(
     data: Path, split: str, history: Sequence[TrainedOn] | None, classes: Level | None, whole: bool = False
 ) -> Selection:
     """The part of a split to evaluate: the part that was held out, unless the `whole` split is asked for."""
-    dataset = open_filled(data, split, classes)
+    dataset = open_filled(data, split, classes, evaluates=True)
     selection = Selection(dataset=dataset, split=split, origin=split)
     unit = samples_of(dataset.content)
     if history is None:
@@ -241,12 +241,12 @@ def _may_be(trained: Identity, data: Path, dataset: Dataset, classes: Level | No
         return False
     if trained.counts == _counts_digest(dataset.labels):
         return True
-    splits = list_splits(data, classes)
+    splits = list_splits(data, classes, evaluates=True)
     if len(splits) == 1 or sum(splits.values()) != trained.samples:
         return False
     labels = []
     for split in splits:
-        with closing(open_dataset(data, split, classes)) as each:
+        with closing(open_dataset(data, split, classes, evaluates=True)) as each:
             labels.append(each.labels)
     return trained.counts == _counts_digest(np.concatenate(labels))
 
@@ -258,9 +258,9 @@ def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn], classes:
             return _difference(each, dataset)
         if each.data != _path_digest(data):
             continue
-        if each.split not in list_splits(data, classes):
+        if each.split not in list_splits(data, classes, evaluates=True):
             return f"the data has changed since the checkpoint was trained on it (its {each.split} split is gone)"
-        with closing(open_dataset(data, each.split, classes)) as trained:
+        with closing(open_dataset(data, each.split, classes, evaluates=True)) as trained:
             if not each.identity.fits(trained):
                 return _difference(each, trained)
     return None

@@ -215,7 +215,7 @@ def _evaluate(config: Eval, together: RunsTogether, ranks: Ranks, err: Console) 
     own = select(config.data, config.split, history, config.classes, held_out=True)
     score = _predicted(config, engine, own, together, ranks, tell, first=True)
     folds = history and history[0].fold is not None and config.split is None
-    if folds and own.split != _TEST and _TEST in filled_splits(config.data, config.classes):
+    if folds and own.split != _TEST and _TEST in filled_splits(config.data, config.classes, evaluates=True):
         _predicted(config, engine, select(config.data, _TEST, history, config.classes), together, ranks, tell)
     say(err, f"evaluated   {config.checkpoint}: {score.part}")
     return score

@@ -1,9 +1,11 @@
 """What `fastimg eval` evaluates: the part of a dataset, its loader, and what every result states about them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from fastimg.config.commands import Eval
@@ -11,7 +13,7 @@ from fastimg.config.intent import BATCH
 from fastimg.data.datasets import check_labels, check_readable, chosen_backend, worker_count
 from fastimg.data.decoder_compilation import Say
 from fastimg.data.provenance import Selection
-from fastimg.errors import UsageError, UserError
+from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import BatchSource, Dataset
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.remote.stores import url_of
@@ -23,6 +25,8 @@ from fastimg.train.tasks.restored import restored
 from fastimg.wording import plural
 
 from .inference import Inference, check_content, texts_beside
+
+_NAMED = 5  # classes in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +72,10 @@ def opened(
     check_content(engine, dataset, config.data)
     tasks = _tasks(engine, dataset)
     if tasks is None:
-        _check_classes(engine.card.classes, dataset, config)
-        check_labels(config.data, selection.split, dataset, len(engine.card.classes), "name another split with --split")
+        classes = engine.card.classes
+        _number_classes(classes, dataset, config, say)
+        check_labels(config.data, selection.split, dataset, len(classes), "name another split with --split")
+        _tell_absent(classes, selection, config, say)
     backend = chosen_backend(config.loader)
     check_readable(backend, config.data, dataset)
     if backend != "native" and engine.model.text is not None:
@@ -107,18 +113,45 @@ def _tasks(engine: Inference, dataset: Dataset) -> Tasks | None:
     return None if alone and first is not None and first.present.all() else tasks
 
 
-def _check_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
-    """Raises UserError unless the data has the checkpoint's `classes`."""
+def _number_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval, say: Say) -> None:
+    """Give the samples the numbers that the checkpoint has for their classes, found by name: it may know more of them.
+
+    Raises UserError for samples of classes that it does not know.
+    """
     if dataset.classes == classes:
         return
-    extra = sorted(set(dataset.classes) - set(classes))
-    missing = sorted(set(classes) - set(dataset.classes))
-    parts = [
-        f"{what} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-        for what, names in (("it also has", extra), ("it lacks", missing))
-        if names
-    ]
-    raise UserError(
-        f"{config.data}: its classes differ from those of {config.checkpoint} "
-        f"({'; '.join(parts) or 'their order is another'}); evaluate on data with the classes the model was trained on"
-    )
+    if not set(dataset.classes) & set(classes):
+        raise UserError(
+            f"{config.data}: its classes differ from those of {config.checkpoint}: none of {_listed(dataset.classes)} "
+            f"is among {_listed(classes)}; evaluate on data with the classes the model was trained on"
+        )
+    places = {name: place for place, name in enumerate(classes)}
+    counts = np.bincount(dataset.labels[dataset.labels >= 0], minlength=len(dataset.classes)).tolist()
+    unknown = {name: count for name, count in zip(dataset.classes, counts, strict=True) if name not in places}
+    if any(unknown.values()):
+        named = _listed([f"{name} ({count:,})" for name, count in unknown.items() if count])
+        raise UserError(
+            f"{config.data}: its classes differ from those of {config.checkpoint}: it has samples of classes that the "
+            f"model was not trained on: {named}; evaluate on data without them"
+        )
+    if unknown:
+        say(f"{config.data}: left out, without samples and unknown to the model: {_listed(list(unknown))}")
+    numbers = np.array([places.get(name, -1) for name in dataset.classes] + [-1], np.int64)  # the last: no label
+    dataset.labels = numbers[dataset.labels]
+    dataset.classes = classes
+
+
+def _tell_absent(classes: tuple[str, ...], selection: Selection, config: Eval, say: Say) -> None:
+    """Name the classes of which there is nothing to evaluate."""
+    labels = selection.dataset.labels
+    present = np.bincount(labels if selection.indices is None else labels[selection.indices], minlength=len(classes))
+    absent = [name for name, count in zip(classes, present.tolist(), strict=True) if not count]
+    if absent:
+        say(
+            f"{config.data}: no samples of {len(absent):,} of the {len(classes):,} classes ({_listed(absent)}); "
+            "averages are over the others"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(printable, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")

@@ -189,7 +189,8 @@ def _print(result: Evaluation, out: Console) -> None:
     for column in ("precision", "recall", "images"):
         table.add_column(column, justify="right")
     for score in result.classes[:100]:
-        table.add_row(Text(score.name), f"{score.precision:.2%}", f"{score.recall:.2%}", str(score.images))
+        recall = f"{score.recall:.2%}" if score.images else "-"
+        table.add_row(Text(score.name), f"{score.precision:.2%}", recall, str(score.images))
     if len(result.classes) > 100:
         table.add_row(f"... {len(result.classes) - 100} more, see --json", "", "", "")
     print_table(out, table, f"{result.data} ({result.part}), {plural(result.images, 'image')}")

@@ -103,6 +103,7 @@ def open_dataset(
     split: str = "train",
     classes: Level | None = None,
     *,
+    evaluates: bool = False,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
     storage_options: Mapping[str, str] | None = None,
@@ -110,7 +111,8 @@ def open_dataset(
 ) -> Dataset:
     """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
 
-    `classes` says which folders name the classes of a class folder; see `folder.list_folder`.
+    `classes` says which folders name the classes of a class folder; see `folder.list_folder`. One that a model is
+    evaluated on (`evaluates`) may have empty class folders, and no training split.
     `path` may be the URL of a folder that `fastimg convert` has written, of tars, or of a class folder: s3, gs, az,
     http, https or file. Tars are named by braces, as in s3://bucket/train-{0000..0099}.tar, or are all those of a
     folder; of a class folder, groups of files are what is called shards here. Shards are kept in
@@ -140,7 +142,7 @@ def open_dataset(
     if betons := foreign_betons(path):
         refuse_class_folder(path, list(betons.values()))
         return BetonDataset(_pick(path, betons, split))
-    listing = list_files(path, classes)
+    listing = list_files(path, classes, evaluates)
     return open_listed(path, listing, split, _pick(path, listing.files, split))
 
 
@@ -160,8 +162,8 @@ def _local(
     return Path(path)
 
 
-def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int]:
-    """Split names and their numbers of samples; -1 if counting would require opening the split."""
+def list_splits(path: str | Path, classes: Level | None = None, evaluates: bool = False) -> dict[str, int]:
+    """Split names and their numbers of samples; -1 if counting would require opening the split. See `open_dataset`."""
     path = _local(path)
     if is_beton(path):
         return {"train": -1}
@@ -171,7 +173,7 @@ def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int
     _refuse_unfinished(path)
     if others := foreign_shards(path) or foreign_betons(path):
         return dict.fromkeys(others, -1)
-    return {name: len(files) for name, files in list_files(path, classes).files.items()}
+    return {name: len(files) for name, files in list_files(path, classes, evaluates).files.items()}
 
 
 def is_plain_folder(path: Path) -> bool:

@@ -62,7 +62,12 @@ class Listing:
 
 
 def list_folder(
-    root: Path, classes: Level | None = None, mapped: Mapped = map, arrays: bool = False, trains: bool = True
+    root: Path,
+    classes: Level | None = None,
+    mapped: Mapped = map,
+    arrays: bool = False,
+    trains: bool = True,
+    empty: bool = False,
 ) -> Listing:
     """Read the layout of a class folder. Classes are folder names in sorted order, the same in every split.
 
@@ -71,6 +76,7 @@ def list_folder(
     `mapped` calls a function for each of several folders, as `map` does; with threads, or on several machines.
     `arrays`: list .npy and TIFF files in place of images and texts.
     `trains`: there has to be a training split, which has every class. Otherwise other splits may add some, or be alone.
+    `empty`: class folders may be empty.
     Splits may also be inside the class folders, in all of them (`cat/train`). A folder without splits is one split,
     `train`. It is a dataset of texts if class folders contain .txt files and no images. Raises DataError if there are
     no classes, a class is empty, a class is missing in the training split, two folders are the same split, or there are
@@ -78,11 +84,11 @@ def list_folder(
     """
     splits, notes = _split_folders(root, classes, trains)
     try:
-        return _list(root, splits, "images", classes, notes, mapped, arrays, trains)
+        return _list(root, splits, "images", classes, notes, mapped, arrays, trains, empty)
     except DataError:
         if arrays or not _holds_only_texts(splits):
             raise
-    return _list(root, splits, "text", classes, notes, mapped, trains=trains)
+    return _list(root, splits, "text", classes, notes, mapped, trains=trains, empty=empty)
 
 
 def _holds_only_texts(splits: dict[str, Path]) -> bool:
@@ -227,6 +233,7 @@ def _list(
     mapped: Mapped,
     arrays: bool = False,
     trains: bool = True,
+    empty: bool = False,
 ) -> Listing:
     what = ".npy or TIFF files" if arrays else "images" if content == "images" else ".txt files"
     naming = ["train"] if trains else sorted(splits)  # the splits whose folders are the classes
@@ -264,7 +271,7 @@ def _list(
     else:
         inner = []
         _refuse_splits_in_splits(splits, root, listed)
-    for each, paths, others in trained:
+    for each, paths, others in () if empty and any(listed.values()) else trained:
         _refuse_empty(each, root, paths, others, level, what)
     classes = tuple(top) if level != "leaf" else tuple(sorted({name for split in naming for _, name in listed[split]}))
     if level == "leaf":

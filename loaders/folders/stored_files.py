@@ -78,10 +78,13 @@ def folder_of(path: Path) -> Path:
     return path if grouped is None else grouped.root
 
 
-def list_files(path: Path, classes: Level | None) -> Listing:
-    """The layout of a class folder, here or in an object store; see `list_folder`."""
+def list_files(path: Path, classes: Level | None, evaluates: bool = False) -> Listing:
+    """The layout of a class folder, here or in an object store; see `list_folder`.
+
+    `evaluates`: nothing is trained on it, so there may be no training split, and empty class folders.
+    """
     try:
-        return list_folder(folder_of(path), classes)
+        return list_folder(folder_of(path), classes, trains=not evaluates, empty=evaluates)
     except DataError as error:
         raise DataError(with_urls(str(error))) from error
 

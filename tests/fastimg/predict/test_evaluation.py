@@ -121,6 +121,39 @@ def test_omissions_of_the_picture_are_reported(trained, plot, cli, monkeypatch):
     assert f"{plot}: the picture shows the 2 most confused of 3 classes; --json has all of them\n" in ran.err
 
 
+def test_a_folder_with_some_of_the_classes_is_evaluated_on_these(trained, plot, tmp_path, cli):
+    """Without a class folder, with an empty one, and as the only split: labels are found by name."""
+    whole = json.loads(cli("eval", trained.run, trained.images, "--plot", plot, "--json").out)
+    recall = {each["name"]: each["recall"] for each in whole["classes"]}
+    shutil.copytree(trained.images / "val", tmp_path / "some")
+    shutil.rmtree(tmp_path / "some/blue")
+    shutil.copytree(tmp_path / "some", tmp_path / "empty")
+    for name in ("blue", "unheard"):
+        (tmp_path / "empty" / name).mkdir()
+    shutil.copytree(tmp_path / "some", tmp_path / "alone/val")
+    for folder in ("some", "empty", "alone"):
+        ran = cli("eval", trained.run, tmp_path / folder, "--plot", plot, "--json")
+        assert ran.code == 0, ran.err
+        told = json.loads(ran.out)
+        assert f"{tmp_path / folder}: no samples of 1 of the 3 classes (blue); averages are over the others" in ran.err
+        assert ("without samples and unknown to the model: unheard" in ran.err) == (folder == "empty")
+        assert {each["name"]: each["images"] for each in told["classes"]} == {"blue": 0, "green": 4, "red": 4}
+        assert told["balanced_accuracy"] == pytest.approx((recall["green"] + recall["red"]) / 2)
+        assert told["confusion"][1:] == whole["confusion"][1:] and sum(told["confusion"][0]) == 0
+    shutil.copytree(trained.run, tmp_path / "again", symlinks=True)
+    both = cli("eval", trained.run, tmp_path / "again", tmp_path / "empty", "--json")
+    assert both.code == 0 and "no samples of 1 of the 3 classes (blue)" in both.err, both.err
+    assert json.loads(both.out)["ensemble"]["top1"] == pytest.approx(told["top1"])
+    table = cli("eval", trained.run, tmp_path / "some", "--plot", plot)
+    assert [line for line in table.out.splitlines() if "blue" in line and " - " in line]
+
+
+def test_the_training_split_may_have_none_of_a_class_only_where_nothing_is_trained(trained, tmp_path, fast, cli):
+    shutil.copytree(trained.images, tmp_path / "data")
+    (tmp_path / "data/train/unheard").mkdir()
+    assert "the class is empty" in cli("train", tmp_path / "data", *fast).err
+
+
 def test_words(trained, plot, cli):
     ran = cli("eval", trained.run, trained.images, "--plot", plot)
     assert ran.code == 0 and ran.err == ""
