@@ -43,12 +43,12 @@ from fastimg.wording import plural
 
 from . import pairs, patience
 from .assembly import Blueprint, OpenBlueprint, assemble
-from .checkpoints import changed_data, changed_settings, extension
+from .checkpoints import changed_data
 from .checkpoints import run_directory as rundir
 from .checkpoints.run_places import chosen_by_first, folder_of_runs
 from .checkpoints.stored_models import names_models, versions, with_local_models
+from .choices import changed_settings, extension, refusals, step_rates
 from .choices import machine_profile as machine
-from .choices import refusals, step_rates
 from .choices import resolution as effective
 from .normalisation import normalised
 from .opening import build_model, check_content, open_data, whiten, with_channels

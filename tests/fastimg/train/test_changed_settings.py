@@ -6,13 +6,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from fastimg.config import resuming
 from fastimg.config.commands import Train
+from fastimg.config.rule_tables import resuming
 from fastimg.config.yaml_file import load
 from fastimg.errors import UsageError
 from fastimg.models.ranks import Ranks
-from fastimg.train.checkpoints.changed_settings import check, keep
 from fastimg.train.checkpoints.run_directory import begin
+from fastimg.train.choices.changed_settings import check, keep
 from fastimg.train.choices.resumption import without_exchange
 
 BEGUN = Train(patience=2, workers="4", sched="cosine", strategy="ddp")

@@ -28,7 +28,7 @@ from fastimg.train import step as training_step
 from fastimg.train.checkpoints import changed_data
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
-from fastimg.train.checkpoints.extension import extended
+from fastimg.train.choices.extension import extended
 from fastimg.train.choices.resolution import schedule
 
 SHARES = ("wait_share", "copy_share", "compute_share", "loader_busy_share", "loader_read_share")

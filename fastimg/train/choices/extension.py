@@ -6,11 +6,10 @@ from typing import Any
 from fastimg.config.commands import Train
 from fastimg.config.yaml_file import load
 from fastimg.errors import UsageError
+from fastimg.train.checkpoints.run_directory import CONFIG
 from fastimg.train.choices.resolution import schedule
 from fastimg.train.run import Setup
 from fastimg.wording import plural
-
-from .run_directory import CONFIG
 
 
 def extended(setup: Setup, training: dict[str, Any]) -> str | None:

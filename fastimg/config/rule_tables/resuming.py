@@ -25,5 +25,5 @@ MAY_CHANGE = frozenset(
 # Images per step: what the ranks make of them together is compared (`run_directory.batch_of_before`).
 OF_A_STEP = frozenset({"batch_size", "grad_accum_steps"})
 
-# A run may be made longer (`checkpoints.extension`).
+# A run may be made longer (`choices.extension`).
 LENGTH = frozenset({"epochs", "duration"})

@@ -1,22 +1,21 @@
 """Settings of a run that is resumed which are not those that it had: refused, or said and kept.
 
-Which are which is in `config.resuming`.
+Which are which is in `config.rule_tables.resuming`.
 """
 
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fastimg.config import resuming
 from fastimg.config.commands import Train
+from fastimg.config.rule_tables import resuming
 from fastimg.config.rules import flag
 from fastimg.config.yaml_file import dump, load
 from fastimg.errors import UsageError, printable
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.remote.stores import shown
+from fastimg.train.checkpoints.run_directory import CONFIG
 from fastimg.train.patience import DEFAULT_METRIC
-
-from .run_directory import CONFIG
 
 _KEPT = resuming.MAY_CHANGE | resuming.LENGTH
 _NAMES = tuple(field.name for field in fields(Train))
