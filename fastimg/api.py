@@ -17,9 +17,9 @@ from rich.console import Console
 from fastimg.config import yaml_file
 from fastimg.config.commands import Convert, Predict, Train
 from fastimg.config.url_arguments import refuse_urls
-from fastimg.models.torch_state import as_imported
 from fastimg.signatures import takes_settings_of
 from fastimg.system import terminal
+from fastimg.torch_state import as_imported
 
 if TYPE_CHECKING:
     from fastimg.convert.report import Report

@@ -29,7 +29,6 @@ from .config.rules import Excludes, Range, refuse
 from .config.url_arguments import refuse_urls
 from .errors import UsageError, UserError, nearest
 from .loaders.remote.urls import BadURLError, without_secrets
-from .models.torch_state import as_imported
 from .system import rank_failures as ending
 from .system import terminal
 from .wording import with_flags, without_cells

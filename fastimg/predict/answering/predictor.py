@@ -25,9 +25,9 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, Dataset, FilesDataset
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks, choose_device
-from fastimg.models.torch_state import as_imported
 from fastimg.predict.answers import Answer
 from fastimg.predict.inference import Inference, restore
+from fastimg.torch_state import as_imported
 from fastimg.wording import plural, shortened
 
 from .files import find_files, path_of
