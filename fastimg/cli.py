@@ -31,6 +31,7 @@ from .errors import UsageError, UserError, nearest
 from .loaders.remote.urls import BadURLError, without_secrets
 from .system import rank_failures as ending
 from .system import terminal
+from .torch_state import as_imported
 from .wording import with_flags, without_cells
 
 _COMMANDS: dict[str, type] = {
