@@ -111,7 +111,7 @@ def _exactly(value: Any, hint: Any) -> tuple[bool, Any]:
 
     try:
         return True, msgspec.convert(value, hint, strict=True)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: half a surrogate pair
         return False, None
 
 

@@ -262,7 +262,8 @@ def _already(folder: Path, job: ConversionJob, console: Console) -> dict[str, An
     else:
         _open_once(folder, description["splits"])
         if journal_options(folder) is not None:  # otherwise nothing can be left over
-            _write(folder, with_digests(folder, description))
+            written: dict[str, Any] = json.loads((folder / "dataset.json").read_bytes())
+            _write(folder, with_digests(folder, written))
             _tidy(folder, description)
             (folder / "convert.json").unlink()
     say(console, f"{where}: already complete; nothing to do")
