@@ -136,15 +136,18 @@ class CropQueue:
         jobs = self._jobs[: self._count]
         bicubic = crop.interpolation == "bicubic"
         headers, regions = self._headers, self._regions
-        if self._kinds & 1 << TILED:
-            while needed := _crop_tiled(headers, jobs, regions, bicubic, scaling, scratch.work(0), out):
-                scratch.work(needed)
-        if self._kinds & 1 << UNTILED:
-            while needed := _crop_untiled(headers, jobs, regions, self._streams, bicubic, scratch.work(0), out):
-                scratch.work(needed)
-        if self._kinds & 1 << SCANS:
-            while needed := _crop_progressive(headers, jobs, regions, bicubic, scratch.work(0), out):
-                scratch.work(needed)
+        try:
+            if self._kinds & 1 << TILED:
+                while needed := _crop_tiled(headers, jobs, regions, bicubic, scaling, scratch.work(0), out):
+                    scratch.work(needed)
+            if self._kinds & 1 << UNTILED:
+                while needed := _crop_untiled(headers, jobs, regions, self._streams, bicubic, scratch.work(0), out):
+                    scratch.work(needed)
+            if self._kinds & 1 << SCANS:
+                while needed := _crop_progressive(headers, jobs, regions, bicubic, scratch.work(0), out):
+                    scratch.work(needed)
+        except MemoryError:  # of one of them; those that wait are decoded one by one, which names it
+            jobs["status"][jobs["status"] == 0] = OTHER
         statuses = jobs["status"].tolist()
         undecoded = []
         if OTHER in statuses:

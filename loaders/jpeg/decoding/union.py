@@ -168,15 +168,18 @@ class UnionQueue:
             return []
         images = self._images[: self._count]
         known = self._headers, images, self._crops, self._regions, self._unions
-        if self._kinds & 1 << TILED:
-            while needed := _crop_images(*known, self._channels, scaling, scratch.work(0)):
-                scratch.work(needed)
-        if self._kinds & 1 << UNTILED:
-            while needed := _crop_untiled(*known, self._streams, self._channels, scratch.work(0)):
-                scratch.work(needed)
-        if self._kinds & 1 << SCANS:
-            while needed := _crop_progressive(*known, self._channels, scratch.work(0)):
-                scratch.work(needed)
+        try:
+            if self._kinds & 1 << TILED:
+                while needed := _crop_images(*known, self._channels, scaling, scratch.work(0)):
+                    scratch.work(needed)
+            if self._kinds & 1 << UNTILED:
+                while needed := _crop_untiled(*known, self._streams, self._channels, scratch.work(0)):
+                    scratch.work(needed)
+            if self._kinds & 1 << SCANS:
+                while needed := _crop_progressive(*known, self._channels, scratch.work(0)):
+                    scratch.work(needed)
+        except MemoryError:  # of one of them; those that wait are decoded one by one, which names it
+            images["status"][images["status"] == 0] = OTHER
         statuses = images["status"].tolist()
         undecoded = [self._job(number) for number, status in enumerate(statuses) if status == OTHER]
         self._forget()

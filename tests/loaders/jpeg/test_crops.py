@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
+from fastimg.loaders import CenterCrop, ImageDecoder, Loader, RandomResizedCrop, View, ViewDecoder
 from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode_box, read_header
+from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.loaders.jpeg.decoding import crops as compiling
 from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
 from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
@@ -25,6 +26,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 SAMPLINGS = ("444", "422", "420", "Gray")
 LIMIT = MAX_PIXELS
+CENTRE = CenterCrop(size=32, resize=40)
 
 
 @dataclass(frozen=True)
@@ -266,6 +268,35 @@ def test_the_decoder_of_a_loader_uses_it(monkeypatch):
                 patch.setattr("fastimg.loaders.decoders.images.read_header", None)  # the other path begins with it
                 ours.fill_row(jpeg, draws, {"inputs": rows[0]}, scratch)
             assert np.array_equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("scarce", ["decoding", "reading"])
+@pytest.mark.parametrize("decoder", [ImageDecoder(CENTRE), ViewDecoder([View(crop=CENTRE, n=2)])])
+def test_without_memory_for_a_group_its_images_are_decoded_one_by_one(decoder, scarce, tmp_path, monkeypatch):
+    for number in range(3):
+        jpeg = tile(encoded(200 + number, 150, "420")).jpeg
+        tmp_path.joinpath("c").mkdir(exist_ok=True)
+        (tmp_path / "c" / f"{number}.jpg").write_bytes(jpeg)
+
+    def lacking(*_):
+        raise MemoryError
+
+    def rows():
+        with Loader(tmp_path, decoder, batch_size=3, order="sequential", workers=1) as loader:
+            (batch,) = loader
+            return loader.unreadable, [batch.inputs.tolist(), *(field.tolist() for field in batch.fields.values())]
+
+    unreadable, pixels = rows()
+    with monkeypatch.context() as patch:
+        if scarce == "reading":
+            patch.setattr(FilesDataset, "read_group", lacking)
+        else:
+            patch.setattr(Scratch, "work", lambda self, nbytes: lacking() if nbytes else np.empty(0, np.uint8))
+        assert rows() == (unreadable, pixels) and not unreadable
+        patch.setattr(Scratch, "pixels", lacking)
+        # no decoder has the room that it needs: every image is named
+        if scarce == "decoding":
+            assert rows()[0] == dict.fromkeys(range(3), "it needs more memory than there is")
 
 
 @pytest.mark.parametrize("bicubic", [False, True])
