@@ -4,6 +4,7 @@ Their signatures and descriptions are those of the commands' dataclasses. Nothin
 """
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +18,11 @@ from rich.console import Console
 from fastimg.config import yaml_file
 from fastimg.config.commands import Convert, Predict, Train
 from fastimg.config.url_arguments import refuse_urls
+from fastimg.errors import UserError
 from fastimg.signatures import takes_settings_of
 from fastimg.system import terminal
 from fastimg.torch_state import as_imported
+from fastimg.wording import brief, for_terminal
 
 if TYPE_CHECKING:
     from fastimg.convert.report import Report
@@ -32,9 +35,22 @@ _PAIRS = ("model_kwargs", "opt_kwargs")  # settings that may be dictionaries
 _ON_A_COMMAND_LINE = ("more", "json", "csv")  # where else a function takes a list, or returns a value
 
 
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Errors as the command line prints them: names are printable, and cells of tables are short."""
+    try:
+        yield
+    except Exception as error:
+        loaders = sys.modules.get("fastimg.loaders.errors")  # it brings torch
+        if isinstance(error, UserError) or (loaders is not None and isinstance(error, loaders.DataError)):
+            error.args = (for_terminal(brief(str(error))),)
+        raise
+
+
 @takes_settings_of(
     Train, ["data"], accepts={"compile": bool | str | None, **dict.fromkeys(_PAIRS, Mapping[str, Any] | Sequence[str])}
 )
+@_readable_errors()
 def train(data: _Path | None = None, *, progress: bool = False, **settings: Any) -> "Result":
     """Train a classifier, as `fastimg train` does.
 
@@ -73,6 +89,7 @@ def train(data: _Path | None = None, *, progress: bool = False, **settings: Any)
 
 
 @takes_settings_of(Convert, ["src", "dst"], without=_ON_A_COMMAND_LINE, accepts={"src": _Path | Sequence[_Path]})
+@_readable_errors()
 def convert(src: _Path | Sequence[_Path], dst: _Path, *, progress: bool = False, **settings: Any) -> "Report":
     """Turn images or texts into shards, as `fastimg convert` does.
 
@@ -106,6 +123,7 @@ def convert(src: _Path | Sequence[_Path], dst: _Path, *, progress: bool = False,
 @takes_settings_of(
     Predict, ["checkpoint", "sources"], without=_ON_A_COMMAND_LINE, accepts={"sources": _Path | Sequence[_Path]}
 )
+@_readable_errors()
 def predict(
     checkpoint: _Path, sources: _Path | Sequence[_Path] = (), *, progress: bool = False, **settings: Any
 ) -> "list[Answer]":
@@ -144,6 +162,7 @@ _LATER = (*_ON_A_COMMAND_LINE, "sources", "text", "topk", "threshold")  # what a
 
 
 @takes_settings_of(Predict, ["checkpoint"], without=_LATER)
+@_readable_errors()
 def load(checkpoint: _Path, **settings: Any) -> "Predictor":
     """Load a checkpoint's model once, for a program that predicts again and again.
 

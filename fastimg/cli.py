@@ -32,7 +32,7 @@ from .loaders.remote.urls import BadURLError, without_secrets
 from .system import rank_failures as ending
 from .system import terminal
 from .torch_state import as_imported
-from .wording import with_flags, without_cells
+from .wording import brief, with_flags
 
 _COMMANDS: dict[str, type] = {
     "demo": config.Demo,
@@ -121,7 +121,7 @@ def _discard_output() -> None:
 
 def _sentence(error: Exception) -> str:
     """What an error says, with flags instead of the loaders' settings, and URLs instead of folders of the cache."""
-    sentence = without_cells(without_secrets(with_flags(str(error))))
+    sentence = brief(without_secrets(with_flags(str(error))))
     origins = sys.modules.get("fastimg.loaders.remote.origins")
     sentence = sentence if origins is None else str(origins.named_by_origins(sentence))
     mirrors = sys.modules.get("fastimg.loaders.remote.mirrors")

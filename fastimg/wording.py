@@ -28,10 +28,9 @@ _HARD = ("epoch",)  # its ch is a k
 # What moves a terminal's cursor, colours it or turns text around, and bytes of names that are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # Bytes as Python writes them, base64, and what is longer than a file's name can be. Paths are left whole.
-_CELL = re.compile(
-    r"""b'(?:[^'\\]|\\.){200,}'|b"(?:[^"\\]|\\.){200,}"|(?<![\w/.-])[A-Za-z0-9+/=]{1001,}|[^\s/]{301,}"""
-)
-_MOST = 4000  # characters of a sentence
+_BYTES = re.compile(r"""b'(?:[^'\\]|\\.){200,}'|b"(?:[^"\\]|\\.){200,}\"""")
+_WORD = re.compile(r"(?<![\w/.-])[A-Za-z0-9+/=]{1001,}|[^\s/]{301,}")
+_MOST = 4000  # characters of an error
 
 
 def for_terminal(text: str) -> str:
@@ -44,8 +43,15 @@ def _escaped(letter: str) -> str:
 
 
 def without_cells(sentence: str) -> str:
-    """A sentence with the begin and the end of cells of bytes, base64 and other endless words, and not endless."""
-    sentence = _CELL.sub(lambda found: f"{found[0][:60]}…{found[0][-20:]}", sentence)
+    """A sentence with the begin and the end of cells of bytes, base64 and other endless words."""
+    for cell in (_BYTES, _WORD):  # bytes first: as a word, those in a list would end at the first blank in them
+        sentence = cell.sub(lambda found: f"{found[0][:60]}…{found[0][-20:]}", sentence)
+    return sentence
+
+
+def brief(sentence: str) -> str:
+    """What an error says, without cells, and not endless."""
+    sentence = without_cells(sentence)
     return sentence if len(sentence) <= _MOST else f"{sentence[: _MOST - 1000]} … {sentence[-900:]}"
 
 

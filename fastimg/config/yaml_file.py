@@ -52,10 +52,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Loader.yaml_implicit_resolvers = {}
+# Of more digits than that Python makes no number: such a text is refused by the name of its key.
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(?:0|[1-9]\d*)", list("-+0123456789")),
+    ("int", r"[-+]?(?:0|[1-9]\d{0,3999})", list("-+0123456789")),
     ("merge", r"<<", ["<"]),
     ("float", r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)|\.nan", list("-+.0123456789")),
 ):

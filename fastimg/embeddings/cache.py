@@ -151,7 +151,12 @@ class Keeper:
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], object]]:
         """A progress bar; yields the function that advances it."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         quiet = not (self.ranks.first and self.console.is_terminal)
         with Progress(*columns, console=self.console, transient=True, disable=quiet) as bar:
             task = bar.add_task(what, total=total)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 
 from fastimg.convert.text_preparation import text_fault
@@ -84,7 +85,7 @@ def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded:
         quiet = not err.is_terminal
         for chunk, result in zip(
             chunks,
-            track(seen, f"reading {split}", len(chunks), console=err, transient=True, disable=quiet),
+            track(seen, escape(f"reading {split}"), len(chunks), console=err, transient=True, disable=quiet),
             strict=True,
         ):
             facts.records[chunk.start : chunk.stop] = result.records

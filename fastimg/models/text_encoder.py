@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,18 +172,25 @@ def _sentence_transformer(name: str) -> dict[str, Any]:
     """What a sentence-transformers folder states besides the encoder: pooling, length, and whether it normalises."""
     from transformers.utils.hub import cached_file
 
-    def read(file: str) -> Any:
+    def read(file: str, kind: type[Any]) -> Any:
         path = cached_file(
             name, file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
         )
-        return json.loads(Path(path).read_text(encoding="utf-8")) if path else None
+        content: Any = None
+        with suppress(ValueError, RecursionError):
+            content = json.loads(Path(path).read_text(encoding="utf-8")) if path else kind()
+        if not isinstance(content, kind):
+            raise ValueError(f"its {file} is not what sentence-transformers writes")
+        return content
 
-    modules = read("modules.json")
+    modules = read("modules.json", list)
     if not modules:
         return {}
+    if not all(isinstance(module, dict) and {"type", "path"} <= module.keys() for module in modules):
+        raise ValueError("its modules.json names modules without a type and a path")
     settings: dict[str, Any] = {}
     types = {str(module["type"]).rpartition(".")[2]: module["path"] for module in modules}
-    if "Pooling" in types and (pooling := read(f"{types['Pooling']}/config.json")):
+    if "Pooling" in types and (pooling := read(f"{types['Pooling']}/config.json", dict)):
         for kind, key in (
             ("mean", "pooling_mode_mean_tokens"),
             ("cls", "pooling_mode_cls_token"),
@@ -192,8 +199,8 @@ def _sentence_transformer(name: str) -> dict[str, Any]:
             if pooling.get(key) or pooling.get("pooling_mode") == kind:
                 settings["pooling"] = kind
     settings["normalize"] = "Normalize" in types
-    length = (read("sentence_bert_config.json") or {}).get("max_seq_length")
-    return {**settings, "length": length} if isinstance(length, int) else settings
+    length = read("sentence_bert_config.json", dict).get("max_seq_length")
+    return {**settings, "length": length} if type(length) is int and length > 0 else settings
 
 
 @contextmanager

@@ -52,9 +52,9 @@ class Display:
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
-                TextColumn("epoch {task.fields[epoch]}"),
+                TextColumn("epoch {task.fields[epoch]}", markup=False),
                 BarColumn(bar_width=20),
-                TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
+                TextColumn("{task.completed}/{task.total}  {task.fields[text]}", markup=False),
                 console=console,
                 transient=True,
             )

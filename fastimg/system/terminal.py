@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from fastimg.wording import for_terminal
+from fastimg.wording import for_terminal, without_cells
 
 _UNWRAPPED = 1_000_000  # columns: wider than any table
 
@@ -49,7 +49,11 @@ def lines_to(stream: TextIO) -> Console:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print a line as is: without wrapping in a pipe, without markup and without automatic colours."""
+    """Print a line as is, but for cells: without wrapping in a pipe, without markup and without automatic colours."""
+    _print_line(console, without_cells(text), style)
+
+
+def _print_line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(for_terminal(text), style=style), soft_wrap=True, highlight=False, emoji=False)
 
 
@@ -72,4 +76,4 @@ def print_table(console: Console, table: Table, title: str = "") -> None:
     with console.capture() as printed:
         console.print(table, highlight=False, markup=False, emoji=False)
     for line in printed.get().splitlines():
-        say(console, line.rstrip())
+        _print_line(console, line.rstrip())

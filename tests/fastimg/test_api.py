@@ -1,6 +1,7 @@
 """The commands as functions: the same settings, runs and errors, and no side effects unfit for a library."""
 
 import ast
+import base64
 import dataclasses
 import inspect
 import pickle
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -276,6 +279,19 @@ def test_convert_and_predict_return_values(trained, tmp_path, capsys):
     assert missing.classes == [] and missing.error
     assert fastimg.predict(str(trained.run), str(files[0]), topk=2) == [first]
     assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
+
+
+def test_errors_are_printable_and_quote_no_whole_cells(tmp_path, cli):
+    jpeg = bytes(range(256)) * 24
+    for name, image, label in (("bytes", [[jpeg]], ["a"]), ("text", [base64.b64encode(jpeg).decode()], ["a"])):
+        table = tmp_path / f"{name}\x1b[31m.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"image": image, "label": label}), table)
+        with pytest.raises((DataError, UserError)) as raised:
+            fastimg.convert(table, tmp_path / "D")
+        ran = cli("convert", table, tmp_path / "D")
+        assert ran.code in (1, 2) and ran.err == f"fastimg: error: {raised.value}\n"
+        assert f"{name}\\x1b[31m.parquet: " in ran.err and len(ran.err) < len(str(table)) + 500
+        assert ran.err.rstrip("\n").isprintable()
 
 
 def test_convert_and_predict_refuse(trained, tmp_path):

@@ -207,7 +207,13 @@ def _begin_journal(job: ConversionJob, resumed: bool) -> Journal:
 def _write_shards(job: ConversionJob, journal: Journal, console: Console) -> tuple[dict[str, Any], int]:
     """Write all shards. Returns what dataset.json will be, and how many images were read."""
     todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
-    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleSpeed(), TimeRemainingColumn())
+    bar = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        SampleSpeed(),
+        TimeRemainingColumn(),
+    )
     write = write_on_cluster if job.ray else write_here
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         schema = write(job, todo, journal, progress, console)

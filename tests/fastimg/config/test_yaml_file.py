@@ -335,7 +335,7 @@ MERGED = [line.replace("[", "{<<: [").replace("]", "]}") for line in NINE_TIMES]
         ("epochs: " + 3000 * "[", "more than 100 levels"),
         ("epochs: " + 3000 * "{a: ", "more than 100 levels"),
         ("a: &a [*a]", r"\*a stands for itself"),
-        ("epochs: " + 5000 * "9", "4300 digits"),
+        ("epochs: " + 5000 * "9", "epochs: expected a whole number, not the text '9+…$"),
         ("epochs: " + 90 * "[" + 90 * "]", r"epochs: expected a whole number, not \[+\]*…$"),
     ],
 )

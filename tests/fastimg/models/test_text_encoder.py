@@ -395,6 +395,22 @@ def test_embeddings_of_texts_have_length_1_if_the_model_normalises(sentence, ber
     assert lengths[0].shape == (20,) and np.abs(lengths[0] - 1).max() < 1e-6 < np.abs(lengths[1] - 1).min()
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("modules.json", "[" * 100_000),
+        ("modules.json", '{"0": {}}'),
+        ("modules.json", "[1]"),
+        ("1_Pooling/config.json", "[]"),
+        ("sentence_bert_config.json", "7"),
+    ],
+)
+def test_settings_of_sentence_transformers_that_are_none_are_named(file, content, sentence):
+    (sentence / file).write_text(content)
+    with pytest.raises(UserError, match=rf"--arch hf:.*: cannot be loaded \(its {file} .*\); give the folder"):
+        build(f"hf:{sentence}", 2)
+
+
 def test_pooling_of_sentence_transformers(sentence, bert):
     folder = sentence
     settings = build(f"hf:{folder}", 2).text.settings

@@ -5,6 +5,8 @@ import io
 import re
 import shutil
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,9 +15,11 @@ from rich.table import Table
 from fastimg.bench import rig
 from fastimg.doctor import diagnosis as doctor
 from fastimg.doctor import torch_facts
+from fastimg.embeddings.cache import Keeper
 from fastimg.system import packages as installed
 from fastimg.system import terminal
-from fastimg.wording import without_cells
+from fastimg.system.progress import Display
+from fastimg.wording import brief
 
 MODEL = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "-j", "1")
 BENCH = (*MODEL, "--threads", "1", "-b", "4", "--images", "8", "--repeats", "1", "--stages", "none")
@@ -152,8 +156,28 @@ def test_cells_in_errors_are_short_and_paths_are_whole():
     jpeg = bytes(range(256)) * 24
     path = "/".join(["folder of images"] * 2 + ["a" * 200] * 4)
     url = "s3://bucket/" + path
-    for cell in (repr(jpeg), base64.b64encode(jpeg).decode(), "x" * 6000):
-        sentence = without_cells(f"{path}: row 3: {cell} is no image; see {url}")
+    for cell in (repr(jpeg), repr([jpeg]), base64.b64encode(jpeg).decode(), "x" * 6000):
+        sentence = brief(f"{path}: row 3: {cell} is no image; see {url}")
         assert sentence.startswith(f"{path}: row 3: {cell[:40]}") and sentence.endswith(f"is no image; see {url}")
-        assert len(sentence) < len(path) + len(url) + 150
-    assert len(without_cells("a word " * 5000)) < 4000
+        assert len(sentence) < len(path) + len(url) + 160
+    assert len(brief("a word " * 5000)) < 4000
+
+
+def test_square_brackets_in_names_are_printed_on_a_terminal(monkeypatch):
+    """In lines, tables and bars: rich's markup is nowhere obeyed."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", "200")
+    name = "[red]x[/red] [/] :smile:"
+    console = terminal.console()
+    terminal.say(console, name)
+    console.print(name)
+    table = Table("class", name)
+    table.add_row(name, name)
+    terminal.print_table(console, table, name)
+    with Display(console, 3, 9) as display:
+        display._progress.update(display._task, text=name)
+    with Keeper(Path(), SimpleNamespace(first=True), 1, console).progress(name, 3) as advance:
+        advance(1)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert shown.count(name) >= 8 and shown.count("x") == shown.count("[red]x[/red]")
