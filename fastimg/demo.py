@@ -1,5 +1,6 @@
 """`fastimg demo`: convert, train, evaluate and predict on embedded data, showing the command for each step."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from .loaders.opening import open_image
 ARCH, SIZE, VAL_FRACTION, SHOWN, GOAL = "test_resnet", 32, 0.2, 12, 0.97
 BATCH = 64  # on every device: the rate is for it
 _MARK = ".fastimg-demo"
+_WRITTEN = ("images", "shards", "runs/digits", "predictions.png")  # in its folder
 _RULE = 80  # columns of a heading
 
 
@@ -96,14 +98,14 @@ def demo(config: Demo, console: Console) -> int:
 
 
 def _begin(folder: Path) -> None:
-    """Make the demo's folder, or empty that of an earlier demo."""
+    """Make the demo's folder, or delete what an earlier demo wrote into it."""
     if folder.exists() and not (folder.is_dir() and ((folder / _MARK).exists() or not any(folder.iterdir()))):
         raise UsageError(f"--output {folder}: holds files that are not from a demo; give another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _MARK).touch()  # first, and kept: what is interrupted here is a demo's still
-        for path in folder.iterdir():
-            if path.name != _MARK:
+        for name in _WRITTEN:
+            if os.path.lexists(path := folder / name):
                 _delete(path)
     except OSError as error:
         raise UserError(f"--output {folder}: {error.strerror}; choose a folder that can be created") from error

@@ -37,9 +37,9 @@ def reason_of(error: BaseException) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 
 
-def nearest(word: str, known: Iterable[str], n: int = 3) -> str:
+def nearest(word: str, known: Iterable[str], n: int = 3, cutoff: float = 0.5) -> str:
     """`; did you mean a, b or c?` for the names most like `word`; empty if none is."""
-    names = difflib.get_close_matches(word, list(known), n=n, cutoff=0.5)
+    names = difflib.get_close_matches(word, list(known), n=n, cutoff=cutoff)
     if not names:
         return ""
     return "; did you mean " + (" or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]) + "?"

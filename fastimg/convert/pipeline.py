@@ -146,7 +146,15 @@ def _converted(
             begun=base.begun() if base else None,
         )
         if replaced:
-            plan = apart(plan, replaced.shard_files)
+            usual, plan = plan, apart(plan, replaced.shard_files)
+            beton = request.treatment.container == "beton"
+            if {f"{shard.split}.beton" if beton else f"{shard.name}.tar" for shard in usual} & replaced.shard_files:
+                say(
+                    console,
+                    "note        the dataset that is there stays until the new one is complete, so the new shards get "
+                    f"other names: {'numbered .beton files' if beton else f'tars from {plan[0].number:05d} on'}; "
+                    "--delete-first keeps the usual names",
+                )
         if request.shuffles(source):
             for reader in source.readers:
                 if isinstance(reader, TarReader):

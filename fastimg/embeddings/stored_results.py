@@ -47,22 +47,24 @@ class StoredResults:
             self.close()
             raise
 
-    def begin(self, mark: str, last: str) -> None:
-        """Show in the store that what is there is not complete: the file `mark` is there, and `last` is not."""
+    def begin(self, mark: str) -> None:
+        """Show in the store, by the file `mark`, that something is being replaced there."""
         self._store.put(mark, (self.folder / mark).read_bytes())
-        if last in self._there:
-            self._store.delete([last])
 
     def finish(self, mark: str, last: str) -> None:
-        """Upload what is new, delete what is gone, then write `last`, and delete `mark`. Raises UserError."""
+        """Upload what is new, then write `last`, and delete what is gone, with `mark`. Raises UserError.
+
+        What is there stays readable until then, unless a file that is new has the name of one of its own.
+        """
         here = {file.name: file for file in sorted(self.folder.iterdir())}
+        new = [name for name, file in here.items() if name != last and self._there.get(name) != _state(file)]
         try:
-            for name, file in here.items():
-                if name != last and self._there.get(name) != _state(file):
-                    self._store.send(name, file)
-            self._store.delete(sorted(self._there.keys() - here.keys() - {mark}))
+            if last in self._there and any(name in self._there for name in new):
+                self._store.delete([last])
+            for name in new:
+                self._store.send(name, here[name])
             self._store.put(last, here[last].read_bytes())
-            self._store.delete([mark])
+            self._store.delete([*sorted(self._there.keys() - here.keys() - {mark}), mark])
         except DataError as error:
             raise UserError(
                 f"{error}; run the same again: what was computed is kept, and is not computed anew"

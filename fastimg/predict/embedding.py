@@ -403,7 +403,7 @@ def _filled(
             result["knn"] = _knn(config.knn, all_vectors)
         replace_file(folder / _BEGUN, begun)
         if stored:
-            stored.begin(_BEGUN, DESCRIPTION)
+            stored.begin(_BEGUN)
         _clear(folder, made, kept)
         for file in sorted(staged.iterdir()):
             file.replace(folder / file.name)

@@ -1,9 +1,12 @@
 """`fastimg export`: a checkpoint as a single file for other programs, with a check of its outputs."""
 
+import contextlib
 import importlib.util
 import json
 import os
-from collections.abc import Collection
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,7 @@ class Exported:
     beside: list[str]  # files that belong to it
     check: Agreement | None
     targets: list[dict[str, Any]] | None = None  # of several, in the order of the outputs
+    stays: bool = False  # whether the file that was there stays, as the new one does not agree
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; without `targets` where a class is all there is."""
@@ -115,16 +119,44 @@ def _exported(config: Export, output: Path | None, out: Console, delivery: FileD
         data = local_folder(config.check_data, config)
         open_data(data, model)[0].close()  # fails before the export, not after it
         config = replace(config, check_data=data)
-    _write(config, file, source, model, subject)
-    agreement = _check(config, file, subject) if config.check else None
-    result = _result(config, file, source, card, subject, agreement)
+    with _checked_first(file, config.check) as written:
+        _write(config, written, source, model, subject)
+        agreement = _check(config, written, subject) if config.check else None
+        result = _result(config, written, source, card, subject, agreement)
+        differs = agreement is not None and not agreement.agrees
+        if written != file:
+            beside = [file.with_name(name) for name in subject.files]
+            result = replace(result, file=str(file), beside=list(map(str, beside)), stays=differs)
+            for path in () if differs else (*beside, file):
+                written.with_name(path.name).replace(path)
     if delivery is not None:
-        result = replace(result, file=delivery.url, beside=delivery.deliver(list(subject.files)))
+        stays = differs and delivery.replaces
+        beside_there = [] if stays else delivery.deliver(list(subject.files))
+        result = replace(result, file=delivery.url, beside=beside_there, stays=stays)
     if config.json:
         print(printable(json.dumps(result.as_dict(), ensure_ascii=False)))
     else:
         _print(result, subject, out)
-    return 1 if agreement is not None and not agreement.agrees else 0
+    return 1 if differs else 0
+
+
+@contextlib.contextmanager
+def _checked_first(file: Path, check: bool) -> Iterator[Path]:
+    """Where to write `file` until it is checked: in a folder beside it if there is a file that it replaces."""
+    if not (check and os.path.lexists(file)):
+        yield file
+        return
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".export-", dir=file.parent))
+    except OSError as error:
+        raise UserError(f"{file}: {not_written(error, 'choose an --output that can be written')}") from error
+    try:
+        yield folder / file.name
+    except UserError as error:
+        error.args = (str(error).replace(str(folder), str(file.parent)), *error.args[1:])
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_packages(config: Export) -> None:
@@ -252,7 +284,9 @@ def _result(
 def _print(result: Exported, subject: Subject, out: Console) -> None:
     classes = len(result.classes)
     rows = {
-        "file": f"{result.file}, {result.bytes / 1e6:,.1f} MB",
+        "file": f"{result.file}, {result.bytes / 1e6:,.1f} MB"
+        if not result.stays
+        else f"{result.file}: stays as it was, as the new one does not agree with the checkpoint",
         "of": f"{result.checkpoint} ({result.arch}, {plural(classes, 'class')})",
     }
     if result.inputs:

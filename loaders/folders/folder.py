@@ -171,6 +171,11 @@ def _splits_below(paths: Iterable[str], top: int) -> dict[str, list[str]]:
     return {}
 
 
+def _holds_out(name: str) -> bool:
+    """Whether a folder is named as a split that is not to be trained on."""
+    return SPLIT_FOLDERS.get(name.lower(), "train") != "train"
+
+
 def _refuse_splits_in_splits(splits: dict[str, Path], root: Path, listed: dict[str, list[tuple[str, str]]]) -> None:
     """Raise DataError for a split folder that has splits below it."""
     for split, folder in splits.items():
@@ -189,9 +194,15 @@ def _split_inside_classes(
     Without splits below, all are `train`. Raises DataError where the splits are elsewhere below.
     """
     inside = _splits_below((path for path, _ in pairs), 1)
-    if not inside:
-        return {"train": pairs}, []
     folders = sorted({os.path.dirname(path) for path, _ in pairs})
+    if not inside:
+        lone = [folder for folder in folders if folder.count(os.sep) == 1 and _holds_out(os.path.basename(folder))]
+        if len(lone) > 1 and level != "top":
+            raise DataError(
+                f"{root}: {_some([f'{folder}/' for folder in lone])} look like splits inside class folders, where "
+                "there is no train/; move the other images into one, or use classes=top if they are no splits"
+            )
+        return {"train": pairs}, []
     names = sorted({name for below in inside.values() for name in below})
     of_splits = {os.path.join(above, name) for above, below in inside.items() for name in below}
     common = os.path.commonpath([*inside])

@@ -47,6 +47,12 @@ def test_an_earlier_demo_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (folder / "shards/dataset.json").write_text("{}")
     assert cli.run(["demo", "--output", str(folder)]) == 1
     assert sorted(folder.iterdir()) == begun
+    for mine in ("mine.txt", "runs/other/a", "runs/digits/best/b"):
+        (folder / mine).parent.mkdir(parents=True, exist_ok=True)
+        (folder / mine).touch()
+    assert cli.run(["demo", "--output", str(folder)]) == 1
+    assert (folder / "mine.txt").exists() and (folder / "runs/other/a").exists()  # only a demo's own is deleted
+    assert not (folder / "runs/digits").exists()
 
 
 def test_a_folder_by_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ are not stored, which is said.
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -57,14 +58,14 @@ def is_coco(src: Path) -> bool:
     return bool(_instances(src) or _beside(src) or _lone(src))
 
 
-def read_coco_folder(src: Path, images: Path | None, masks: bool = False) -> Source:
-    """List the images of a folder that `is_coco`. Raises DataError.
+def read_coco_folder(src: Path, images: Path | None, masks: bool = False, trains: bool = True) -> Source:
+    """List the images of a folder that `is_coco`; see `read_coco`. Raises DataError.
 
     Its files are `annotations/instances_train2017.json` and the like, with images in `train2017/`; or
     `train/_annotations.coco.json`, beside the images; or one file in the folder itself.
     """
     if not (found := _instances(src) or _beside(src)) and (lone := _lone(src)):
-        return _read(src, {"train": lone}, images, masks)
+        return _read(src, {_split_of(lone, trains): lone}, images, masks)
     files: dict[str, Path] = {}
     for name, file in found:
         split = SPLIT_FOLDERS.get(name.rstrip("0123456789").lower())
@@ -75,9 +76,19 @@ def read_coco_folder(src: Path, images: Path | None, masks: bool = False) -> Sou
     return _read(src, files, images, masks)
 
 
-def read_coco(src: Path, images: Path | None, masks: bool = False) -> Source:
-    """List the images of one file; `masks`: with a mask of the segmentations of each. Raises DataError."""
-    return _read(src, {"train": src}, images, masks)
+def read_coco(src: Path, images: Path | None, masks: bool = False, trains: bool = True) -> Source:
+    """List the images of one file; `masks`: with a mask of the segmentations of each. Raises DataError.
+
+    They are to train on if the source `trains`; else the file's name may say which split they are.
+    """
+    return _read(src, {_split_of(src, trains): src}, images, masks)
+
+
+def _split_of(file: Path, trains: bool) -> str:
+    """The split in the name of a file, as in `instances_val2017.json`; `train` if it `trains`, or names none."""
+    words = re.split(r"[^a-z]+", file.stem.lower())
+    named = {SPLIT_FOLDERS[word] for word in words if word in SPLIT_FOLDERS}
+    return "train" if trains or len(named) != 1 else named.pop()
 
 
 def _instances(src: Path) -> list[tuple[str, Path]]:

@@ -31,11 +31,11 @@ def is_voc(src: Path) -> bool:
     return (src / _IMAGES).is_dir() and (src / _ANNOTATIONS).is_dir()
 
 
-def read_voc(src: Path) -> Source:
-    """List the images, boxes and masks of a folder. Raises DataError."""
+def read_voc(src: Path, trains: bool = True) -> Source:
+    """List the images, boxes and masks of a folder. Raises DataError, also if it `trains` and lists none."""
     images = _images(src / _IMAGES)
     found: dict[str, list[tuple[str, Given, list[str]]]] = {}
-    for split, stems in _splits(src, images).items():
+    for split, stems in _splits(src, images, trains).items():
         found[split] = []
         for stem in stems:
             if stem not in images:
@@ -44,6 +44,7 @@ def read_voc(src: Path) -> Source:
     names = sorted({name for samples in found.values() for _, _, labels in samples for name in labels})
     index = {name: place for place, name in enumerate(names)}
     masked = (src / _MASKS).is_dir()
+    unlisted = not (src / _LISTS).is_dir()
     splits: dict[str, Entries] = {}
     for split, samples in found.items():
         splits[split] = Entries()
@@ -64,6 +65,7 @@ def read_voc(src: Path) -> Source:
         (FieldsReader(FilesReader(src), src, schemas),),
         uncounted=(f"{src.name} holds images with annotations; other files beside them are not counted",),
         fields=tuple(schema.member for schema in schemas),
+        remarks=(f"{src}: no lists of splits ({_LISTS}/), so all images are train",) if unlisted else (),
         columns=(f"{src.name}: boxes of {plural(len(names), 'class')} from VOC's annotations",),
         stored_fields=schemas,
     )
@@ -91,8 +93,9 @@ def voc_fields(classes: tuple[str, ...], masked: bool) -> tuple[StoredField, ...
     return (*boxes, StoredField(name="mask", kind="image", dtype="uint8", geometry="mask")) if masked else boxes
 
 
-def _splits(src: Path, images: dict[str, Path]) -> dict[str, list[str]]:
+def _splits(src: Path, images: dict[str, Path], trains: bool) -> dict[str, list[str]]:
     """The stems of each split: of the lists in ImageSets/Main or Segmentation, or all as `train`. Raises DataError."""
+    others: dict[str, list[str]] = {}  # the first lists without one to train on
     for folder in (src / _LISTS / name for name in ("Main", "Segmentation")):
         lists = {split: folder / f"{split}.txt" for split in ("train", "val", "test")}
         if not lists["train"].is_file() and (folder / "trainval.txt").is_file():
@@ -101,11 +104,17 @@ def _splits(src: Path, images: dict[str, Path]) -> dict[str, list[str]]:
         splits = {split: stems for split, stems in splits.items() if stems}
         if "test" in splits and _lacks(src, splits["test"]):  # VOC's own archive has no annotations of its test images
             del splits["test"]
-        if splits.get("train"):
+        if "train" in splits:
             return splits
+        others = others or splits
     if not images:
         raise DataError(f"{src}: no images in {_IMAGES}; check the path")
-    return {"train": list(images)}
+    if others and trains:
+        raise DataError(
+            f"{src / _LISTS}: has lists of {' and '.join(others)}, but none to train on; add Main/train.txt, or remove "
+            "the lists to train on all images"
+        )
+    return others or {"train": list(images)}
 
 
 def _lacks(src: Path, stems: list[str]) -> bool:

@@ -204,7 +204,7 @@ def find_column(
                     return column
     if what == "split":
         return None
-    hint = next((hint for name in usual if (hint := nearest(name, names, n=1))), "")
+    hint = next((hint for name in usual if (hint := nearest(name, names, 1, cutoff=0.6))), "")
     other = ", or a column of texts with --text-column" if what == "path" else ""
     raise DataError(
         f"{src}: no {what} column ({', '.join(usual)}); it has {', '.join(names)}{hint or ';'} "

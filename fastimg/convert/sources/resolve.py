@@ -71,7 +71,7 @@ def read_source(
         return _read_arrays(src, columns, columns.image_field, classes, mapped)
     if (annotated := annotations_in(src)) is not None:
         _refuse_columns(columns, f"{src} holds {annotated} annotations and has no columns")
-        return _read_annotations(src, annotated, images, masks)
+        return _read_annotations(src, annotated, images, masks, columns.trains)
     if is_hub(src) and not os.path.exists(src):
         _refuse_separation(columns, src)
         _refuse_fields(columns, f"{src} comes from the Hub without fields; download it and give the folder")
@@ -118,12 +118,13 @@ def read_source(
     return read_manifest(src, columns)
 
 
-def _read_annotations(src: Path, kind: Annotations, images: Path | None, masks: bool) -> Source:
+def _read_annotations(src: Path, kind: Annotations, images: Path | None, masks: bool, trains: bool) -> Source:
     match kind:
         case "COCO":
-            return read_coco_folder(src, images, masks) if src.is_dir() else read_coco(src, images, masks)
+            read = read_coco_folder if src.is_dir() else read_coco
+            return read(src, images, masks, trains)
         case "VOC":
-            return read_voc(src)
+            return read_voc(src, trains)
         case "YOLO":
             return read_yolo(src, masks)
         case "mask":

@@ -276,7 +276,7 @@ class TargetCells:
                     f"{where}: the values {fault}; make a class of each with --target {asked.name}:class, or leave it "
                     "out"
                 )
-        self._remarks.append(f"{where}: {self._said(asked, kind, why, names, tally)}")
+        self._remarks.append(f"{where}: {self._said(asked, kind, '' if existing else why, names, tally)}")
         return Target(name=asked.name, kind=kind, classes=names)
 
     def _refuse_lists(
@@ -312,7 +312,7 @@ class TargetCells:
         missing = tally.missing + (tally.nans if tally.numbers else 0)
         of = {"class": "class", "multilabel": "label"}
         parts = [kind if kind == "number" else f"{kind}, {plural(len(names), of[kind])}"]
-        if asked.kind is None:
+        if asked.kind is None and why:
             other = "class" if kind != "class" else "number" if tally.numbers else "multilabel"
             overruled = "" if tally.lists else f"; --target {asked.name}:{other} overrules this"
             parts.append(f"guessed: {why}{overruled}")

@@ -28,7 +28,8 @@ class FileDelivery:
             raise UsageError(f"--output {url}: give a URL that ends in a name with {suffix}, as in {url}/model{suffix}")
         self.url = url
         self._store = WritableFolder(folder, options)
-        if not overwrite and self._has(name):
+        self.replaces = self._has(name)
+        if self.replaces and not overwrite:
             raise UserError(f"{url}: exists already; give another --output, or replace it with --overwrite")
         self.file = new_staging(cache_dir or cache_folder(), "export") / name
 

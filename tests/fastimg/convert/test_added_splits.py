@@ -12,6 +12,7 @@ from fastimg.convert.pipeline import convert
 from fastimg.loaders.errors import DataError
 
 from .conversions import samples
+from .field_samples import of
 
 
 @pytest.fixture
@@ -110,3 +111,31 @@ def test_a_new_dataset_needs_a_training_split(write, tmp_path, console):
     root = write({"c/images/val/1.jpg": None, "c/labels/val/1.txt": "0 0.5 0.5 0.1 0.1"})
     with pytest.raises(DataError, match=r"c: has val, and no training split \(train\); add one, or add this to"):
         convert(Convert(src=root / "c", dst=tmp_path / "out"), console)
+
+
+@pytest.mark.parametrize("name", ["instances_val2017.json", "my_valid.json"])
+def test_one_file_of_coco_named_as_a_split(write, tmp_path, console, name):
+    def file(number):
+        image = {"id": number, "file_name": f"{number}.jpg", "width": 40, "height": 32}
+        box = {"id": 1, "image_id": number, "category_id": 1, "bbox": [0, 0, 4, 4], "iscrowd": 0, "area": 16}
+        return json.dumps({"images": [image], "annotations": [box], "categories": [{"id": 1, "name": "cat"}]})
+
+    root = write({"1.jpg": None, "2.jpg": None, "first.json": file(1), name: file(2)})
+    config = Convert(src=root / "first.json", dst=tmp_path / "out", workers="1")
+    convert(config, console)
+    convert(replace(config, src=root / name, append=True), console)
+    assert list(of(config.dst)) == ["1.jpg"] and list(of(config.dst, "val")) == ["2.jpg"]
+
+
+def test_voc_with_a_list_of_val_alone(write, tmp_path, console):
+    xml = "<annotation></annotation>"
+    voc = {"JPEGImages/a.jpg": None, "JPEGImages/b.jpg": None, "Annotations/a.xml": xml, "Annotations/b.xml": xml}
+    root = write({**{f"first/{name}": content for name, content in voc.items()}})
+    later = write({f"later/{name}": content for name, content in {**voc, "ImageSets/Main/val.txt": "b\n"}.items()})
+    config = Convert(src=root / "first", dst=tmp_path / "out", workers="1")
+    report = convert(config, console)
+    assert report.splits == {"train": 2}
+    with pytest.raises(DataError, match=r"ImageSets: has lists of val, but none to train on; add Main/train.txt"):
+        convert(replace(config, src=later / "later", dst=tmp_path / "other"), console)
+    convert(replace(config, src=later / "later", append=True), console)
+    assert list(of(config.dst, "val")) == ["JPEGImages/b.jpg"]

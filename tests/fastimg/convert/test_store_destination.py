@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import shutil
 import subprocess
@@ -227,10 +228,14 @@ class TestReplacing:
         run(flags)
         return replace(flags, overwrite=True, seed=5)
 
-    def test_by_another_one(self, old, run, server, tmp_path):
+    def test_by_another_one(self, old, run, server, tmp_path, container):
         expected = here(replace(old, overwrite=False), tmp_path / "here")
         first = {name for name in contents(server.folder / "D") if name.endswith((".tar", ".beton"))}
-        run(old)
+        say = Console(file=io.StringIO(), width=1000)
+        convert(old, say)
+        assert f"the new shards get other names: {'numbered .beton' if container == 'beton' else 'tars from 00'}" in (
+            say.file.getvalue()
+        )
         there = contents(server.folder / "D")
         second = {name for name in there if name.endswith((".tar", ".beton"))}
         assert len(second) == len(first) and not first & second and "convert.json" not in there

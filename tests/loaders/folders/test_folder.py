@@ -455,6 +455,10 @@ def test_splits_inside_class_folders(tmp_path):
         list_folder(touch(root, "bird/test/5.jpg"))
     with pytest.raises(DataError, match="its class folders hold test/ and val/ but no train/; add it"):
         list_folder(touch(tmp_path / "other", "cat/val/1.jpg", "dog/test/2.jpg"))
+    root = touch(tmp_path / "one", "cat/1.jpg", "cat/val/2.jpg", "dog/3.jpg", "dog/val/4.jpg")
+    with pytest.raises(DataError, match="cat/val/, dog/val/ look like splits inside class folders, where there is no"):
+        list_folder(root)
+    assert list_folder(root, "top").classes == ("cat", "dog")
 
 
 def test_folders_that_are_splits_under_other_names(tmp_path):

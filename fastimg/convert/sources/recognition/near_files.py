@@ -30,8 +30,11 @@ def refuse_ids(src: Path, columns: Columns) -> None:
     for name in names:
         values = [row[name] for row in first]
         meant = [near.meant(value) for value in values]
-        if meant == values:  # it holds paths as they are, and needs only to be named
-            return
+        if meant == values:
+            raise DataError(
+                f"{src}: no path column ({', '.join(PATH_COLUMNS)}), but {name!r} holds paths of images, such as "
+                f"{values[0]!r}; name it with --path-column, and the column of labels with --label-column"
+            )
         if all(meant):
             raise DataError(
                 f"{src}: no path column ({', '.join(PATH_COLUMNS)}), but {name!r} names images: {first[0][name]!r} is "

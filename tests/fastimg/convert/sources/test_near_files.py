@@ -55,7 +55,7 @@ def test_ids_that_name_images(files):
         read_source(src, Columns())
     with pytest.raises(DataError, match=r"none of its 2 paths leads to a file.*row 2: '1' may be 'a/1.jpg'"):
         read_source(src, Columns(path="id", label="breed"))
-    with pytest.raises(DataError, match=r"no path column .*; it has id, breed"):
+    with pytest.raises(DataError, match=r"no path column .* but 'id' holds paths of images, such as 'a/1.jpg'"):
         read_source(write_csv(files, "id,breed,size", "a/1.jpg,pug,1", "b/1.jpg,pug,2"), Columns(label="breed"))
 
 

@@ -47,6 +47,14 @@ def test_several_1_in_a_row_are_several_labels(files):
     )
 
 
+@pytest.mark.parametrize("cell", ["", "2", "x"])
+def test_a_few_cells_that_are_neither_are_refused(files, cell):
+    rows = [f"b/1.jpg,{number % 2},{(number + 1) % 2},{number + 5}" for number in range(12)]
+    src = write_csv(files, "path,cat,dog,width", *rows, f"a/2.jpg,{cell},1,7")
+    with pytest.raises(DataError, match=f"row 14: 'cat' is '{cell}', where other rows have 0 or 1"):
+        read_source(src, Columns())
+
+
 @pytest.mark.parametrize(
     "lines",
     [

@@ -123,6 +123,32 @@ def test_a_file_that_disagrees(trained, tmp_path, monkeypatch, cli):
     assert ran.code == 1 and "does NOT agree with predict on 36 images" in ran.out and "Traceback" not in ran.err
 
 
+def test_what_is_there_stays_unless_the_new_file_agrees(trained, tmp_path, monkeypatch, cli):
+    flags = ("--format", "safetensors", "-o", tmp_path / "run.safetensors", "--check", "--overwrite")
+    (tmp_path / "run.safetensors").write_bytes(b"precious")
+    load = load_model
+
+    def unreadable(file, *rest):
+        if ".export-" in str(file):
+            raise ValueError("no weights")
+        return load(file, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fastimg.train.checkpoints.format.load_model", unreadable)
+        ran = cli("export", trained.run, *flags)
+        assert ran.code == 1 and f"{tmp_path}/run.safetensors: was written but cannot be loaded" in ran.err
+    with monkeypatch.context() as patch:
+        forward = subject.Pixels.forward
+        patch.setattr(subject.Pixels, "forward", lambda self, images: forward(self, images) * 1.5)
+        ran = cli("export", trained.run, *flags)
+        assert ran.code == 1 and "does NOT agree" in ran.out and "stays as it was" in ran.out
+        assert json.loads(cli("export", trained.run, *flags, "--json").out)["stays"]
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("run.safetensors", b"precious")]
+    ran = cli("export", trained.run, *flags)
+    assert ran.code == 0 and "agrees with predict" in ran.out and "run.safetensors, " in ran.out
+    assert [file.name for file in tmp_path.iterdir()] == ["run.safetensors"] and load(tmp_path / "run.safetensors")
+
+
 @pytest.mark.parametrize("content", [b"", b"no image"])
 def test_check_data_without_an_image(content, trained, written, monkeypatch, tmp_path, honest, cli):
     monkeypatch.setattr(graph, "open_pt2", lambda file, what: honest)

@@ -137,7 +137,7 @@ def test_a_full_disk_keeps_the_old_file(kind, trained, tmp_path, monkeypatch, cl
     file.write_text("precious")
     monkeypatch.setattr(os, "fsync", full)
     ran = cli("export", trained.run, "--format", kind, "-o", file, "--overwrite")
-    assert ran.code == 1 and "No space left" in ran.err and str(file) in ran.err
+    assert ran.code == 1 and "no space left on the disk" in ran.err and str(file) in ran.err
     assert file.read_text() == "precious" and list(tmp_path.iterdir()) == [file]
 
 
