@@ -13,7 +13,10 @@ def archive_hint(path: Path) -> str:
         found = [file for file in (path, *(path.with_name(path.name + end) for end in ARCHIVES)) if _is_archive(file)]
     if not found:
         return ""
-    return f"{found[0]} is an archive: unpack it, and give the folder that was in it"
+    remedy = "unpack it, and give the folder that was in it"
+    if found[0].name.lower().endswith(".tar.gz"):
+        remedy += f"; if it holds samples as WebDataset's tars do, `gunzip {found[0].name}` makes a tar that is read"
+    return f"{found[0]} is an archive: {remedy}"
 
 
 def _is_archive(file: Path) -> bool:

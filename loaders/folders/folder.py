@@ -254,6 +254,11 @@ def _list(
         folder = splits[naming[0]]
         if hint := archive_hint(folder):
             raise DataError(f"{folder}: has no class folders; {hint}")
+        if tars := sorted(entry.name for entry in scan(folder) if entry.name.lower().endswith(".tar")):
+            raise DataError(
+                f"{folder}: has no class folders, but {tars[0]}; put the tars of all splits into one folder, named by "
+                "their split, as in train-00000.tar and val-00000.tar, and give that"
+            )
         tables = [file for each in dict.fromkeys((folder, root)) for file in _tables(each)]
         lists = f"; if {tables[0]} lists the images, convert that in place of the folder" if tables else ""
         raise DataError(
@@ -275,7 +280,9 @@ def _list(
             ignored.update(others)
             listed[split] += [(path, name if level != "leaf" else _innermost(path)) for path in paths]
         if split != "train" and not listed[split]:
-            raise DataError(f"{folder}: the split is empty; add {what} or remove the folder")
+            raise DataError(
+                f"{folder}: the split has no {what} in class folders; add them, or move the folder elsewhere"
+            )
     if splits.get("train") == root:
         listed, inner = _split_inside_classes(root, listed["train"], level, trains)
         notes = [*notes, *inner]

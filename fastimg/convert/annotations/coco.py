@@ -17,7 +17,7 @@ from typing import Any
 
 from fastimg.convert.sources.folders import FilesReader, WrittenPaths, size_below
 from fastimg.convert.sources.samples import Entries, Source, SourceEntry
-from fastimg.errors import UsageError
+from fastimg.errors import UsageError, reason_of
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
@@ -32,6 +32,10 @@ _POINTS = ("keypoints", "keypoint_flags")
 _BESIDE = "_annotations.coco.json"  # in the folder of each split's images, as Roboflow writes it
 _KEYS = (b'"images"', b'"annotations"', b'"categories"')
 _CHUNK = 1 << 24
+_GIVE = (
+    "give COCO's file, with images, annotations and categories, or list other images in csv or jsonl, a row for each, "
+    "with the columns path and label"
+)
 
 
 def coco_fields(classes: Iterable[str], points: int = 0, masks: bool = False) -> tuple[StoredField, ...]:
@@ -162,12 +166,11 @@ def _read(src: Path, files: Mapping[str, Path], images: Path | None, masks: bool
 def _load(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-        if not all(isinstance(content[key], list) for key in ("images", "annotations", "categories")):
-            raise TypeError("images, annotations and categories must be lists")
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{file}: not COCO's annotations ({error!r}); give a file with images, annotations and categories"
-        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: not JSON that can be read ({reason_of(error)}); {_GIVE}") from error
+    lists = content if isinstance(content, dict) else {}
+    if lacking := [key for key in ("images", "annotations", "categories") if not isinstance(lists.get(key), list)]:
+        raise DataError(f"{file}: not COCO's annotations: it has no list {lacking[0]!r}; {_GIVE}")
     loaded: dict[str, Any] = content
     return loaded
 

@@ -41,6 +41,9 @@ _WHOLE = re.compile(r"([+-]?[0-9]{1,4000})(?:\.0*)?")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.,][0-9]*)?|[.,][0-9]+)(?:[eE][+-]?[0-9]+)?")
 _SEPARATED = re.compile(r"[^\s|;,](?:\s*[|;]\s*|,)[^\s|;,]")  # names may contain a comma with a space
 _SPACED_NUMBERS = re.compile(r"[0-9]+(?: +[0-9]+)+")
+_MISSING = frozenset(
+    ("nan", "none", "null", "na", "n/a", "?")
+)  # a class of this name may be a gap, as pandas writes it
 _MIN_RECURRING_SHARE = 0.9  # of what would be lists; the rest may be misspelt
 
 
@@ -220,6 +223,16 @@ def class_remarks(source: Source) -> list[str]:
             f"{source.src}: there is only one class, {source.classes[0]!r}; `train` refuses such a dataset, which has "
             "nothing to tell apart"
         )
+    numbers = [name for name in source.classes if _WHOLE.fullmatch(name)]
+    others = [name for name in source.classes if name not in numbers]
+    doubtful = [name for name in others if name.lower() in _MISSING] if len(numbers) + 1 == len(source.classes) else []
+    doubtful += ["-1"] if "-1" in numbers and not others and min(map(_whole, numbers)) == -1 else []
+    for name in doubtful if source.named else ():
+        remarks.append(
+            f"{source.src}: {name!r} is a class, beside {plural(len(source.classes) - 1, 'class')} that are numbers; "
+            "if it says that a label is missing, leave that cell empty, or drop the row"
+        )
+    remarks += _untrained(source)
     alike: dict[str, list[str]] = {}
     for name in source.classes:
         alike.setdefault(" ".join(unicodedata.normalize("NFKC", name).split()).casefold(), []).append(name)
@@ -231,6 +244,27 @@ def class_remarks(source: Source) -> list[str]:
             f"{source.src}: classes that differ only in upper and lower case, spaces or Unicode forms stay apart: "
             f"{shown}; write them alike if they are the same"
         )
+    return remarks
+
+
+def _whole(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _untrained(source: Source) -> list[str]:
+    """Say which classes only other splits than the training one have, of sources that may have such: shards."""
+    if source.kind not in ("tar", "beton") or "train" not in source.splits:  # other sources are refused, or say it
+        return []
+    trained = source.splits["train"].labels
+    remarks = []
+    for split, entries in source.splits.items():
+        lacking = np.setdiff1d(entries.labels[entries.labels >= 0], trained)
+        if len(lacking):
+            names = ", ".join(repr(source.classes[label]) for label in lacking[:5].tolist())
+            remarks.append(
+                f"{source.src}: {split} has {plural(len(lacking), 'class')} that no sample of train has ({names}"
+                f"{', ...' if len(lacking) > 5 else ''})"
+            )
     return remarks
 
 

@@ -117,6 +117,12 @@ def _read(src: Path, read_rows: Callable[[], Rows], columns: Columns, header_rem
         listed.append(SourceEntry(path, label, size, number, extra, NO_IMAGE if absent else 0))
     classes, judged = classes_of(listed, labels, label_cells, target_cells)
     remarks = (*header_remarks, *judged, *paths.remarks(listed, classes))
+    if split_column is None and SPLIT_FOLDERS.get(src.parent.name.lower(), "train") != "train":
+        remarks = (
+            *remarks,
+            f"{src}: its rows are training samples, although it is in {src.parent.name}/; a column "
+            "'split' says which rows are of another split",
+        )
     by_place = attrgetter("path", "row")
     entries = split_up(src, listed, splits, split_column, classes, by_place, trains=columns.trains)
     if label_cells is not None:

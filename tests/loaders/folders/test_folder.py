@@ -56,11 +56,12 @@ def test_splits_share_the_classes_of_training(tmp_path, name):
     ("names", "message"),
     [
         (["x.jpg"], "has no class folders; put the images"),
+        (["train/0.tar", "val/0.tar"], "train: has no class folders, but 0.tar; put the tars of all splits into one"),
         (["a/1.md"], r"a: the class is empty \(other files: 1 without an image's extension \(.md\)\); add images"),
         (["a/1.txt", "b/1.jpg"], r"a: the class is empty \(other files: .*\); add images"),
         (["a/1.txt", "b/1.md"], r"b: the class is empty \(other files: 1 not a .txt file \(.md\)\); add .txt files"),
         (["train/a/1.jpg", "val/b/1.jpg"], "val/b: the training split has no class 'b'"),
-        (["train/a/1.jpg", "val/a/1.txt"], "val: the split is empty"),
+        (["train/a/1.jpg", "val/a/1.txt"], "val: the split has no images in class folders; add"),
         (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "val/ and valid/ are both names of the split val; keep"),
         (
             ["train/a/1.jpg", "Training/a/1.jpg"],

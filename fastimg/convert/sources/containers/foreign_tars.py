@@ -111,7 +111,7 @@ def _choices(src: Path, reader: TarReader) -> Iterator[str]:
     kind = "image" if reader.content == "images" else "text"
     for (first, *others), count in reader.chosen.most_common(_SHOWN):
         takes = "--image-member takes another" if kind == "image" else "the others are kept beside it"
-        if "." in first:
+        if "." in first and not reader.members_seen().get("cls", 0):  # which would be left without its image
             takes += f", and --key-dots last makes each {kind} a sample"
         yield (
             f"{src}: {plural(count, 'sample')} with several {kind}s: .{first} is the {kind}, not {_dotted(others)}; "

@@ -108,14 +108,15 @@ def read_tars(
         classes = names if names is not None else [str(label) for label in range(top + 1)]
     else:
         numbers = {split: [int(text) for text in labels] for split, labels in texts.items()}
-    source = "no .cls" if rules.label is None else f"no .{rules.label.ext}"
+    source = "none in a .cls" if rules.label is None else f"none in a .{rules.label.ext}"
     source = "in no folder" if rules.classes is not None else source
     for split, entries in splits.items():
         entries.relabel(np.array(numbers[split], np.int64))
-        missing = int((entries.labels < 0).sum())
+        sound = entries.sizes >= 0  # the others are skipped
+        missing = int((sound & (entries.labels < 0)).sum())
         if missing and (any(numbers.values()) or reader.ours):
             remarks.append(
-                f"{src}: {missing:,} of {plural(len(entries), 'sample')} of {split} {agreeing(missing, 'has')} "
+                f"{src}: {missing:,} of {plural(int(sound.sum()), 'sample')} of {split} {agreeing(missing, 'has')} "
                 f"no label ({source})"
             )
     return Source(

@@ -180,7 +180,8 @@ def test_the_folder_of_cocos_images_may_be_given(write: Any, tmp_path: Path) -> 
         (changed("categories", 1, id=9), "two categories have the id 9"),
         (changed("categories", 1, name="dog"), "two categories are called 'dog'"),
         ({"info": {}}, "not COCO's annotations"),
-        ("[", "not COCO's annotations"),
+        ("[", "not JSON that can be read"),
+        ([{"path": "a.jpg", "label": "x"}], "not COCO.s annotations: it has no list .images.; give .* csv or jsonl"),
     ],
 )
 def test_what_coco_lacks_or_has_twice_is_named(content: Any, reason: str, write: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from fastimg.convert.sources.columns import AskedTarget, Columns
 from fastimg.convert.sources.combined import Side, onto
+from fastimg.convert.sources.labels import class_remarks
 from fastimg.convert.sources.samples import Source
 from fastimg.loaders.containers.targets import Target
 from fastimg.loaders.errors import DataError
@@ -185,3 +186,27 @@ def test_classes_are_joined_without_comparing_each_with_each():
 
 def targets_of(kinds, classes):
     return tuple(Target(name=kind, kind=kind, classes=classes) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("labels", "doubtful"),
+    [
+        (["0.0", "1.0", "nan", "1.0"], "'nan'"),
+        (["0", "1", "-1", "1"], "'-1'"),
+        (["cat", "dog", "nan"], None),
+        (["-2", "-1", "0"], None),
+        (["0", "1", "x"], None),
+    ],
+)
+def test_a_class_that_may_stand_for_a_missing_label_is_named(files, labels, doubtful):
+    remarks = class_remarks(read_source(labelled(files, labels), Columns()))
+    assert [f"{doubtful} is a class, beside 2 classes that are numbers" in remark for remark in remarks] == (
+        [True] if doubtful else []
+    )
+
+
+def test_a_table_in_the_folder_of_another_split_is_named(files):
+    (files / "test/a").mkdir(parents=True)
+    (files / "a/1.jpg").rename(files / "test/a/1.jpg")
+    source = read_source(labelled(files / "test", ["cat", "dog"]), Columns())
+    assert any("its rows are training samples, although it is in test/" in remark for remark in source.remarks)

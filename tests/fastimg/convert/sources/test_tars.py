@@ -192,6 +192,7 @@ class TestImages:
         src = write_tar(tmp_path / "in/a.tar", members)
         told = said(src, tmp_path / "out")
         assert "4 samples with several images: .depth.png is the image, not .image.jpg; --image-member takes" in told
+        assert "--key-dots" not in told  # the .cls would be left without an image
         assert all({"depth.png", "image.jpg"} <= found.keys() for found in members_of(tmp_path / "out").values())
         with pytest.raises(DataError, match=r"several images \(depth.png, image.jpg\); make .* with image_member=EXT"):
             open_dataset(src.parent)
@@ -224,6 +225,13 @@ class TestImages:
 
 
 class TestLabels:
+    def test_a_class_that_only_another_split_has_is_named(self, tmp_path, image):
+        for split, first in (("train", 0), ("val", 1)):
+            members = [x for i in range(3) for x in ((f"{i}.jpg", image(i)), (f"{i}.cls", str(first + i).encode()))]
+            write_tar(tmp_path / f"in/{split}-0.tar", members)
+        told = said(tmp_path / "in", tmp_path / "out")
+        assert "val has 1 class that no sample of train has ('3')" in told
+
     """Labels from members other than .cls, and from folders."""
 
     @pytest.mark.parametrize(
