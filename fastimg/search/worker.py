@@ -184,8 +184,11 @@ def run_trial(
     began = time.perf_counter()
     settings = dict(job.settings)
     folder, name = Path(settings["output"]), settings["name"]
-    if settings.get("resume") == "auto" and not (folder / name / "config.yaml").exists():
-        del settings["resume"]  # a run is not to state that it goes on with itself
+    if settings.get("resume") == "auto":
+        if (folder / name / "config.yaml").exists():
+            _name_damaged_lines(folder / name)
+        else:
+            del settings["resume"]  # a run is not to state that it goes on with itself
     validations: dict[int, Mapping[str, float]] = {}
     unpromising = False
 
@@ -295,6 +298,14 @@ def _reason(error: Exception) -> str:
         return "out of memory"
     traceback.print_exception(error)
     return f"internal error: {traceback.format_exception_only(error)[-1].strip()}"
+
+
+def _name_damaged_lines(run: Path) -> None:
+    """Say on stderr which lines of a run's metrics.jsonl are left out: training, which prints nothing, removes them."""
+    from fastimg.train.checkpoints.run_directory import read_log
+
+    with contextlib.suppress(OSError):  # which is the trial's reason
+        read_log(run, lambda words: print(words, file=sys.stderr))
 
 
 def _validations(run: Path) -> Iterator[tuple[int, Mapping[str, float]]]:

@@ -31,6 +31,7 @@ from fastimg.config.commands import Convert, Predict, Train
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError
 from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.torch_state import as_imported
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {"train": Train, "convert": Convert, "predict": Predict, "load": Predict}
@@ -201,6 +202,16 @@ def test_what_the_caller_has_switched_on_in_torch_changes_nothing(switched_on, t
     weights, others = load_file(result.checkpoint), load_file(trained.run / "best/model.safetensors")
     assert all((weights[name] == others[name]).all() for name in others)
     assert found == expected
+
+
+def test_a_default_device_of_the_caller_changes_nothing():
+    torch.set_default_device("meta")
+    try:
+        with as_imported():
+            assert torch.zeros(1).device.type == "cpu"
+        assert torch.zeros(1).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
 
 
 def test_progress_prints_what_the_command_prints(trained, capsys):

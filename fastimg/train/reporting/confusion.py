@@ -64,6 +64,7 @@ def most_confused(matrix: Counts, count: int) -> Counts:
 def plot_confusion(matrix: Counts, classes: Sequence[str], title: str, file: Path) -> list[str]:
     """Rows are true classes, columns predicted ones; colour and numbers are shares of the row, in percent.
 
+    Rows of classes without samples are grey.
     Up to `NAMED` classes are named at the axes, and up to `WHOLE` are drawn, else the most confused ones. The worst
     pairs are listed beside them. Returns remarks for the user: what is shown, and what no font has.
     """
@@ -74,7 +75,10 @@ def plot_confusion(matrix: Counts, classes: Sequence[str], title: str, file: Pat
         left = f"the {NAMED} most confused of {plural(len(classes), 'class')}"
         remarks.append(f"the picture shows {left}; --json has all of them")
         title += f"\n{left}; shares are of all images of the true class"
-    share = (matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))[np.ix_(drawn, drawn)]
+    totals = matrix.sum(axis=1, keepdims=True)
+    share = np.where(totals > 0, matrix / np.maximum(totals, 1), np.nan)[np.ix_(drawn, drawn)]
+    if np.isnan(share).any():
+        title += "\ngrey: classes without samples"
     counts = matrix[np.ix_(drawn, drawn)]
     n = len(drawn)
     cell = max(0.5 if n <= _COUNTED else 0.36, 2.4 / n) if n <= NAMED else max(0.025, 7.5 / n)  # inches
@@ -93,7 +97,7 @@ def plot_confusion(matrix: Counts, classes: Sequence[str], title: str, file: Pat
     figure = blank(margin + side + 0.9 + beside, max(margin + side + 0.6, _LINE * (len(rows) + 5)))
     axis, beside_it = figure.subplots(1, 2, width_ratios=[margin + side + 0.9, beside])
     image = axis.imshow(share, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    axis.set(xlabel="predicted", ylabel="true")
+    axis.set(xlabel="predicted", ylabel="true", facecolor="lightgrey")  # NaN is not drawn
     figure.suptitle("\n".join(map(letters.text, title.splitlines())), parse_math=False)
     if n <= NAMED:
         axis.set_xticks(range(n), labels=labels, rotation=90, parse_math=False, fontsize=size)

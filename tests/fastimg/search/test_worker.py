@@ -58,6 +58,17 @@ def test_a_trial_that_ends_well(tmp_path):
     ]
 
 
+def test_damaged_lines_of_a_run_that_goes_on_are_named(tmp_path, capsys):
+    run = tmp_path / "runs/0003"
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    (run / "metrics.jsonl").write_text('{"kind": "val", "step": 1, "epoch": 1, "loss": 0.5, "top1": 0.9}\n{"kind\n')
+    ended = Result(run=run, signal=0, best=None, epochs=1)
+    record = run_trial(job(tmp_path), "top1", lambda _: False, lambda config, watch: ended)
+    assert f"{run}/metrics.jsonl: 1 damaged line is left out (line 2: not JSON)" in capsys.readouterr().err
+    assert record.values == (0.9,)
+
+
 @pytest.mark.parametrize(
     ("train", "reason"),
     [

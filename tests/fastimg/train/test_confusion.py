@@ -57,7 +57,8 @@ def test_it_is_written_for_any_names(n, draw, tmp_path):
 def test_few_classes_have_shares_and_counts(draw):
     figure, said = draw([[6, 2], [0, 0]], ["a", "b"])
     assert said == [] and [text.get_text() for text in figure.axes[0].texts] == ["75%\n6", "25%\n2"]
-    assert figure.axes[0].images[0].get_array().tolist() == [[0.75, 0.25], [0.0, 0.0]]
+    assert figure.axes[0].images[0].get_array().tolist() == [[0.75, 0.25], [None, None]]  # not drawn
+    assert figure.get_suptitle().endswith("\ngrey: classes without samples")
     assert listed(figure) == [("2", "25%", "a", "→", "b")]
 
 
