@@ -29,7 +29,6 @@ from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import Selection, select
 from fastimg.data.read_back import read_back
 from fastimg.errors import UsageError, UserError, printable
-from fastimg.loaders import Dataset
 from fastimg.loaders.containers.targets import LABEL, Target, TargetColumn
 from fastimg.loaders.remote.stores import shown as path_shown
 from fastimg.models.ranks import Ranks, start
@@ -231,10 +230,10 @@ def _predicted(
     first: bool = False,
 ) -> RunScore:
     """What a run predicts of a selection, the first or the second one of it: its score; its outputs are added."""
-    with closing(selection.dataset) as dataset:
+    with closing(selection.dataset):
         found, loader = opened(config, engine, selection, ranks, tell)
         with closing(loader):
-            tasks, columns = _scored_targets(config, engine, dataset, found)
+            tasks, columns = _scored_targets(config, engine, selection, found, tell)
             if first:
                 together.expect(config, engine, tasks)
             ids, outputs = [np.zeros(0, np.int64)], list[Doubles]()
@@ -258,13 +257,13 @@ def _predicted(
 
 
 def _scored_targets(
-    config: Eval, engine: inference.Inference, dataset: Dataset, tasks: Tasks | None
+    config: Eval, engine: inference.Inference, selection: Selection, tasks: Tasks | None, tell: Say
 ) -> tuple[Tasks, list[TargetColumn]]:
     """The tasks of a run and their columns; without `tasks` the checkpoint's classes, which are the data's labels."""
     if tasks is not None:
-        return tasks, columns_of(config, tasks, dataset)
+        return tasks, columns_of(config, tasks, selection, tell)
     target = Target(name=LABEL, kind="class", classes=engine.card.classes)
-    column = TargetColumn.of_classes(dataset.labels, target.classes)
+    column = TargetColumn.of_classes(selection.dataset.labels, target.classes)
     return Tasks.one_class(ClassTask(target=target, outputs=len(target.classes))), [column]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
 from fastimg.config.commands import Eval
@@ -16,6 +17,7 @@ from fastimg.data.provenance import Selection
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import BatchSource, Dataset
 from fastimg.loaders.containers.content import singular
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks
 from fastimg.system.terminal import say
@@ -114,41 +116,74 @@ def _tasks(engine: Inference, dataset: Dataset) -> Tasks | None:
 
 
 def _number_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval, say: Say) -> None:
-    """Give the samples the numbers that the checkpoint has for their classes, found by name: it may know more of them.
-
-    Raises UserError for samples of classes that it does not know.
-    """
+    """Give the samples the numbers that the checkpoint has for their classes; see `_numbers`."""
     if dataset.classes == classes:
         return
-    if not set(dataset.classes) & set(classes):
+    dataset.labels = _numbers(classes, dataset.classes, dataset.labels, str(config.data), config, say)[dataset.labels]
+    dataset.classes = classes
+
+
+def renumbered(column: TargetColumn, classes: tuple[str, ...], config: Eval, say: Say) -> TargetColumn:
+    """A target of classes or labels with the numbers that the checkpoint has for them; see `_numbers`."""
+    if column.target.classes == classes:
+        return column
+    target = replace(column.target, classes=classes)
+    if not column.present.any():
+        return replace(column, target=target)
+    subject = f"{config.data}: target {printable(column.target.name)}"
+    values = _numbers(classes, column.target.classes, column.values, subject, config, say)[column.values]
+    if column.ends is not None:  # ascending within a sample, as they were
+        samples = np.repeat(np.arange(len(column)), np.diff(column.ends, prepend=0))
+        values = values[np.lexsort((values, samples))].astype(column.values.dtype)
+    return replace(column, target=target, values=values)
+
+
+def _numbers(
+    classes: tuple[str, ...], own: Sequence[str], values: npt.NDArray[Any], subject: str, config: Eval, say: Say
+) -> npt.NDArray[np.int64]:
+    """The number that the checkpoint has for each of the data's `own` classes, found by name: it may know more of them.
+
+    At the end stands -1, for -1: no class. Raises UserError for samples of classes that it does not know.
+    """
+    if not set(own) & set(classes):
         raise UserError(
-            f"{config.data}: its classes differ from those of {config.checkpoint}: none of {_listed(dataset.classes)} "
+            f"{subject}: its classes differ from those of {config.checkpoint}: none of {_listed(own)} "
             f"is among {_listed(classes)}; evaluate on data with the classes the model was trained on"
         )
     places = {name: place for place, name in enumerate(classes)}
-    counts = np.bincount(dataset.labels[dataset.labels >= 0], minlength=len(dataset.classes)).tolist()
-    unknown = {name: count for name, count in zip(dataset.classes, counts, strict=True) if name not in places}
+    counts = np.bincount(values[values >= 0], minlength=len(own)).tolist()
+    unknown = {name: count for name, count in zip(own, counts, strict=True) if name not in places}
     if any(unknown.values()):
         named = _listed([f"{name} ({count:,})" for name, count in unknown.items() if count])
         raise UserError(
-            f"{config.data}: its classes differ from those of {config.checkpoint}: it has samples of classes that the "
+            f"{subject}: its classes differ from those of {config.checkpoint}: it has samples of classes that the "
             f"model was not trained on: {named}; evaluate on data without them"
         )
     if unknown:
-        say(f"{config.data}: left out, without samples and unknown to the model: {_listed(list(unknown))}")
-    numbers = np.array([places.get(name, -1) for name in dataset.classes] + [-1], np.int64)  # the last: no label
-    dataset.labels = numbers[dataset.labels]
-    dataset.classes = classes
+        say(f"{subject}: left out, without samples and unknown to the model: {_listed(list(unknown))}")
+    return np.array([places.get(name, -1) for name in own] + [-1], np.int64)
+
+
+def tell_absent_of(column: TargetColumn, selection: Selection, config: Eval, say: Say) -> None:
+    """Name the classes or labels of a target of which there is nothing to evaluate."""
+    chosen = column if selection.indices is None else column.select(selection.indices)
+    subject = f"{config.data}: target {printable(column.target.name)}"
+    if chosen.present.any():  # else no sample has the target, which its row says
+        _tell(chosen.target.classes, chosen.values, subject, say)
 
 
 def _tell_absent(classes: tuple[str, ...], selection: Selection, config: Eval, say: Say) -> None:
     """Name the classes of which there is nothing to evaluate."""
     labels = selection.dataset.labels
-    present = np.bincount(labels if selection.indices is None else labels[selection.indices], minlength=len(classes))
-    absent = [name for name, count in zip(classes, present.tolist(), strict=True) if not count]
+    _tell(classes, labels if selection.indices is None else labels[selection.indices], str(config.data), say)
+
+
+def _tell(classes: tuple[str, ...], values: npt.NDArray[Any], subject: str, say: Say) -> None:
+    present = np.bincount(values[values >= 0], minlength=len(classes)).tolist()
+    absent = [name for name, count in zip(classes, present, strict=True) if not count]
     if absent:
         say(
-            f"{config.data}: no samples of {len(absent):,} of the {len(classes):,} classes ({_listed(absent)}); "
+            f"{subject}: no samples of {len(absent):,} of the {len(classes):,} classes ({_listed(absent)}); "
             "averages are over the others"
         )
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.config.commands import Eval
+from fastimg.data.decoder_compilation import Say
 from fastimg.data.provenance import Selection
 from fastimg.errors import UserError, printable
-from fastimg.loaders import BatchSource, Dataset
+from fastimg.loaders import BatchSource
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.models.ranks import Ranks
 from fastimg.system.terminal import print_table, say
@@ -25,7 +27,7 @@ from fastimg.train.tasks.score import AnyScore, TargetScores, shown
 from fastimg.wording import plural
 
 from . import inference
-from .evaluated_part import EvaluatedPart, report_unreadable
+from .evaluated_part import EvaluatedPart, renumbered, report_unreadable, tell_absent_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ def evaluate_targets(
 
     told: number of images -> the fields of `EvaluatedPart`.
     """
-    columns = columns_of(config, tasks, selection.dataset)
+    columns = columns_of(config, tasks, selection, partial(say, err))
     lookup = TargetLookup([task.column(column) for task, column in zip(tasks.all, columns, strict=True)])
     meter = Meter(tasks, engine.device, whole=True)
     batches = engine.logits(loader)
@@ -96,9 +98,9 @@ def _by_name(tasks: Tasks, score: AnyScore) -> dict[str, dict[str, float]]:
     return found
 
 
-def columns_of(config: Eval, tasks: Tasks, dataset: Dataset) -> list[TargetColumn]:
-    """The columns of a model's targets. Raises UserError for data that does not have them."""
-    columns = {column.target.name: column for column in dataset.targets}
+def columns_of(config: Eval, tasks: Tasks, selection: Selection, say: Say) -> list[TargetColumn]:
+    """The columns of a model's targets, with its numbers of classes. Raises UserError for data that lacks them."""
+    columns = {column.target.name: column for column in selection.dataset.targets}
     found = []
     for task in tasks.all:
         name = printable(task.target.name)
@@ -107,11 +109,14 @@ def columns_of(config: Eval, tasks: Tasks, dataset: Dataset) -> list[TargetColum
             raise UserError(
                 f"{config.data}: has no target {name}, which {config.checkpoint} predicts; evaluate on data that has it"
             )
-        if (column.target.kind, column.target.classes) != (task.target.kind, task.target.classes):
+        if column.target.kind != task.target.kind:
             raise UserError(
-                f"{config.data}: its target {name} has another kind, or other classes, than that of "
-                f"{config.checkpoint}; evaluate on data with the targets that the model was trained on"
+                f"{config.data}: its target {name} has another kind than that of {config.checkpoint}; evaluate on data "
+                "with the targets that the model was trained on"
             )
+        if task.target.kind != "number":
+            column = renumbered(column, task.target.classes, config, say)
+            tell_absent_of(column, selection, config, say)
         found.append(column)
     return found
 

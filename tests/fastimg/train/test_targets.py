@@ -333,6 +333,37 @@ def test_eval_tells_what_the_last_validation_told(
     assert ran.code == 1 and "has no target colour, which" in ran.err
 
 
+def test_targets_with_some_of_the_classes_are_evaluated_by_name(
+    learned: Path, trained: Any, declared: Any, cli: Any
+) -> None:
+    """In another order, beside a class without samples: the scores are those of the same samples with all classes."""
+
+    def of(names: tuple[str, ...], labels: tuple[str, ...]) -> Callable[[FilesDataset], tuple[TargetColumn, ...]]:
+        def make(dataset: FilesDataset) -> tuple[TargetColumn, ...]:
+            colours = np.array([-1, names.index("green"), names.index("red")])[dataset.labels]
+            warm = [labels.index("warm, hot")]
+            tags = [[[], None, warm][label] for label in dataset.labels.tolist()]
+            wave = columns(dataset)[2]
+            return TargetColumn.of_classes(colours, names, "colour"), TargetColumn.of_labels(tags, labels, "tags"), wave
+
+        return make
+
+    flags = (learned, trained.images, "--split", "val", "--workers", "1", "--no-amp", "--json")
+    declared(of(("blue", "green", "red"), TAGS))
+    whole = cli("eval", *flags)
+    assert "target colour: no samples of 1 of the 3 classes (blue); averages are over the others" in whole.err
+    assert "target tags: no samples of 2 of the 3 classes (cold, odd)" in whole.err
+    declared(of(("red", "unheard", "green"), ("warm, hot", "cold")))
+    ran = cli("eval", *flags)
+    assert ran.code == 0, ran.err
+    assert "target colour: left out, without samples and unknown to the model: unheard" in ran.err
+    assert json.loads(ran.out) == json.loads(whole.out)
+    others = ("blue", "green", "pink")
+    declared(lambda data: (TargetColumn.of_classes(data.labels, others, "colour"), *columns(data)[1:]))
+    ran = cli("eval", *flags)
+    assert ran.code == 1 and "classes that the model was not trained on: pink (4)" in ran.err
+
+
 def test_runs_over_folds_are_scored_by_target(
     train: Any, trained: Any, cli: Any, tmp_path: Path, learned: Path
 ) -> None:
