@@ -1,6 +1,7 @@
 """Values of a YAML file as a field's type: what is in quotes is taken as a flag would be."""
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -104,15 +105,23 @@ def _exactly(value: Any, hint: Any) -> tuple[bool, Any]:
     if hint is float:
         return _as_float(value) if isinstance(value, int | float) else (False, None)
     if hint is str:
-        return isinstance(value, str | int | float), str(value)
+        return _is_text(value), str(value)
     if hint is Path:
-        return isinstance(value, str | int | float), Path(str(value))
+        return _is_text(value), Path(str(value))
     import msgspec
 
     try:
         return True, msgspec.convert(value, hint, strict=True)
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: half a surrogate pair
         return False, None
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text, or a number in its place; half a surrogate pair, as "\\ud800", stands for nothing."""
+    try:
+        return isinstance(value, str | int | float) and os.fsencode(str(value)) is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _unquoted(value: Any, hint: Any) -> tuple[bool, Any]:

@@ -361,6 +361,23 @@ def test_numbers_that_nothing_holds_are_refused_by_their_keys(tmp_path, text, wh
         read_text(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('data: "\\ud800"', "data: expected a path"),
+        ('output: "\\udfff/x"', "output: expected a path"),
+        ('name: "\\ud800"', "name: expected text"),
+        ('workers: "\\ud800"', "workers: expected"),
+        ('amp: "\\ud800"', "amp: expected true or false"),
+        ('interpolation: "\\ud800"', "interpolation: expected one of"),
+        ('"\\ud800": 3', "unknown key"),
+    ],
+)
+def test_half_a_surrogate_pair_is_no_text(tmp_path, text, why):
+    with pytest.raises(UsageError, match=f"config.yaml: {why}"):
+        read_text(tmp_path, text)
+
+
 def test_merge_keys_are_below_a_mappings_own(tmp_path):
     common = "{epochs: 3, batch_size: 8}"
     assert read_text(tmp_path, f"<<: {common}\nepochs: 4").epochs == 4
