@@ -6,6 +6,7 @@ whatever its size. It does not find damage elsewhere, which the sums of whole fi
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,21 @@ class StatedContent(NamedTuple):
 def identity_of(file: int) -> str:
     """The identity of an open file, in hexadecimal digits. Raises OSError."""
     size = os.fstat(file).st_size
-    found = hashlib.sha256(size.to_bytes(8, "little"))
+    return identity_of_places(size, (os.pread(file, stop - start, start) for start, stop in places_of(size)))
+
+
+def places_of(size: int) -> list[tuple[int, int]]:
+    """The places of a file of `size` bytes, each from its first byte to before the second number."""
     last = max(size - _BYTES, 0)
-    for place in dict.fromkeys(last * number // (_COUNT - 1) for number in range(_COUNT)):
-        found.update(os.pread(file, _BYTES, place))
+    starts = dict.fromkeys(last * number // (_COUNT - 1) for number in range(_COUNT))
+    return [(start, min(start + _BYTES, size)) for start in starts]
+
+
+def identity_of_places(size: int, contents: Iterable[bytes | memoryview]) -> str:
+    """The identity of a file of `size` bytes by what its places hold, in their order."""
+    found = hashlib.sha256(size.to_bytes(8, "little"))
+    for content in contents:
+        found.update(content)
     return found.hexdigest()
 
 

@@ -10,15 +10,18 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.loaders.containers.description import QUICK_SUM
+from fastimg.loaders.containers.description import stated_contents
+from fastimg.loaders.containers.identities import identity_of_places, places_of
 from fastimg.loaders.errors import DataError, ShardError, UnavailableError, not_written
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.wording import plural
@@ -56,6 +59,7 @@ class Mirror:
         self._remote = RemoteFolder(folder, options)
         self._fetching = Fetching(self._remote)
         self._tags: dict[str, str] = {}  # of shards that are read by ranges
+        self._first_uses: dict[str, threading.Lock] = {}  # of these: the first thread asks for the tag
         content = self._description() if pattern is None else None
         self.tars = stored_tars(self._remote, pattern) if content is None else None
         self.grouped: GroupedFiles | None = None
@@ -249,7 +253,8 @@ class Mirror:
     def read_bound(self, wanted: WantedFile, view: memoryview, offset: int) -> None:
         """Fill `view` from the store: without a checksum, but bound to the tag that the shard had at its first use.
 
-        A file of a group is read whole, as it was listed. Raises DataError.
+        Then a few places of it show that it is the one that dataset.json states. A file of a group is read whole, as it
+        was listed. Raises DataError.
         """
         began = time.perf_counter()
         if self.grouped is not None:
@@ -257,16 +262,35 @@ class Mirror:
             self.cache.count_range(len(view), time.perf_counter() - began)
             return
         if wanted.name not in self._tags:
-            found = self._remote.look(wanted.name, RANGE_ATTEMPTS)
-            if found.size != wanted.size or wanted.tag not in ("", found.tag):
-                raise ShardError(
-                    f"{self.address(wanted.name)}: {found.size} bytes where {wanted.size} are stated: it was replaced; "
-                    "upload it again, with dataset.json"
-                )
-            self._tags[wanted.name] = found.tag
+            with self._first_uses.setdefault(wanted.name, threading.Lock()):
+                if wanted.name not in self._tags:
+                    self._tags[wanted.name] = self._tag_of(wanted)
         stop = offset + len(view)
         view[:] = self._remote.read_range(wanted.name, offset, stop, self._tags[wanted.name])
         self.cache.count_range(len(view), time.perf_counter() - began)
+
+    def _tag_of(self, wanted: WantedFile) -> str:
+        """The tag of a shard that is not fetched. Raises DataError, also if it is another one than is stated."""
+        found = self._remote.look(wanted.name, RANGE_ATTEMPTS)
+        if found.size != wanted.size or wanted.tag not in ("", found.tag):
+            raise ShardError(
+                f"{self.address(wanted.name)}: {found.size} bytes where {wanted.size} are stated: it was replaced; "
+                "upload it again, with dataset.json"
+            )
+        # What differs is asked for again: it may have been damaged on the way.
+        if wanted.identity and wanted.identity not in (self._identity(wanted, found.tag) for _ in range(2)):
+            raise ShardError(
+                f"{self.address(wanted.name)}: another content than dataset.json states, though of the same size: it "
+                "was exchanged for another shard, or altered; upload it again, with dataset.json"
+            )
+        return found.tag
+
+    def _identity(self, wanted: WantedFile, tag: str) -> str:
+        """The identity of a shard in the store, whose places are requested side by side. Raises DataError."""
+        places = places_of(wanted.size)
+        with ThreadPoolExecutor(len(places), "fastimg-identity") as pool:
+            found = pool.map(lambda place: self._remote.read_range(wanted.name, place[0], place[1], tag), places)
+            return identity_of_places(wanted.size, found)
 
     def bring_index(self, wanted: WantedFile) -> None:
         """Have the index of a shard, which stays. Raises DataError."""
@@ -325,7 +349,8 @@ def _as_stored(each: StoredObject) -> WantedFile:
 def wanted_shards(shards: Sequence[Mapping[str, Any]]) -> list[WantedFile]:
     """The shards of a split as dataset.json states them."""
     return [
-        WantedFile(shard["name"], shard["bytes"], shard["sha256"], quick=shard.get(QUICK_SUM, "")) for shard in shards
+        WantedFile(shard["name"], shard["bytes"], shard["sha256"], quick=content.quick, identity=content.identity)
+        for shard, content in zip(shards, stated_contents(shards), strict=True)
     ]
 
 

@@ -20,7 +20,8 @@ from fastimg.loaders.runtime.file_locks import same_file, try_lock, unlock
 class WantedFile(NamedTuple):
     """A file as dataset.json states it; of other writers as the store does: `tag`, and `sha256` of what it states.
 
-    `quick` is its quick sum, by which it is verified if it is stated, or else by `sha256`.
+    `quick` is its quick sum, by which it is verified if it is stated, or else by `sha256`; `identity` that of a few
+    places of it, if it is stated, by which a shard is known that is not read as a whole.
     """
 
     name: str
@@ -28,6 +29,7 @@ class WantedFile(NamedTuple):
     sha256: str
     tag: str = ""
     quick: str = ""
+    identity: str = ""
 
 
 def stamp(wanted: WantedFile) -> int:

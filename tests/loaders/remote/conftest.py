@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fastimg.loaders.containers import quick_sums
-from fastimg.loaders.containers.description import FORMAT, FORMAT_VERSION, QUICK_SUM, SHARD_KEYS
+from fastimg.loaders.containers.description import FORMAT, FORMAT_VERSION, IDENTITY, QUICK_SUM, SHARD_KEYS
 from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.remote import stores
 
@@ -48,7 +48,7 @@ def write_shards(folder: Path, images: list[bytes], split: str = "train") -> Non
                 note = json.dumps({"path": f"{i}.jpg"}).encode()
                 shard.add(f"{i:09d}", {"jpg": images[i], "cls": str(i % 2).encode(), "json": note})
         written: dict[str, Any] = vars(shard) | {"name": name, "samples": shard.count}
-        described.append({key: written[key] for key in (*SHARD_KEYS, QUICK_SUM)})
+        described.append({key: written[key] for key in (*SHARD_KEYS, QUICK_SUM, IDENTITY)})
     description = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
