@@ -165,10 +165,16 @@ def tree_of(path: Path) -> StoredTree | None:
     return next((tree for root, tree in opened if path.is_relative_to(root)), None)
 
 
-def leads_out(folder: Path, path: str) -> bool:
-    """Whether a path from a folder of a tree on leads to files of this machine. Raises DataError if it is absolute."""
+def is_outside(folder: Path, path: str) -> bool:
+    """Whether a path from a folder of a tree on leads to files of this machine; never from any other folder."""
     tree = tree_of(folder)
-    if tree is None or Path(os.path.normpath(folder / path)).is_relative_to(tree.root):
+    return tree is not None and not Path(os.path.normpath(folder / path)).is_relative_to(tree.root)
+
+
+def leads_out(folder: Path, path: str) -> bool:
+    """`is_outside`. Raises DataError if the path is absolute, too, of which no other one can be meant."""
+    tree = tree_of(folder)
+    if tree is None or not is_outside(folder, path):
         return False
     if os.path.isabs(path):
         raise DataError(

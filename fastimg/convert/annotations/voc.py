@@ -17,6 +17,7 @@ from fastimg.convert.sources.samples import Entries, Source, SourceEntry
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.formats import image_extensions
+from fastimg.loaders.remote.trees import leads_out
 from fastimg.wording import plural
 
 from .reader import GIVEN, SIZE, FieldsReader, Given, file_value
@@ -118,7 +119,8 @@ def _splits(src: Path, images: dict[str, Path], trains: bool) -> dict[str, list[
 
 
 def _lacks(src: Path, stems: list[str]) -> bool:
-    return not any((src / _ANNOTATIONS / f"{stem}.xml").is_file() for stem in stems)
+    folder = src / _ANNOTATIONS
+    return not any(not leads_out(folder, stem) and (folder / f"{stem}.xml").is_file() for stem in stems)
 
 
 def _stems(file: Path, images: dict[str, Path]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from fastimg.errors import UsageError, nearest
 from fastimg.loaders.containers.targets import Target, TargetKind
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.formats import image_extensions
+from fastimg.loaders.remote.trees import is_outside
 from fastimg.wording import shortened
 
 from .folders import file_size
@@ -127,7 +128,7 @@ def image_at(src: Path, records: list[list[str]]) -> int | None:
     for column, field in enumerate(records[0] if records else ()):
         if os.path.splitext(field.strip())[1].lower() in extensions:
             paths = (record[column].strip().replace("\\", "/") for record in records if column < len(record))
-            if any(file_size(src.parent / path) >= 0 for path in paths):
+            if any(not is_outside(src.parent, path) and file_size(src.parent / path) >= 0 for path in paths):
                 return column
     return None
 

@@ -12,7 +12,7 @@ from typing import Any
 from fastimg.convert.stored.files import AnnouncedFiles, announced_files
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level, Mapped, list_folder
-from fastimg.loaders.remote.trees import leads_out
+from fastimg.loaders.remote.trees import is_outside, leads_out
 
 from .samples import NO_LABEL, Entries, Original, SamplePart, Source, SourceEntry, note
 
@@ -77,6 +77,8 @@ class FilesReader:
             return "8 GiB or more, which is too large for a tar shard"
         if entry.size >= 0:
             return None
+        if is_outside(self._root, entry.path):
+            return "no such file"
         try:
             regular = stat.S_ISREG(os.stat(self._root / entry.path).st_mode)
         except OSError as error:
@@ -176,6 +178,8 @@ class WrittenPaths:
         return self._kept(path, self._folder_below) if os.path.isabs(path) else self.plain(path)
 
     def _kept(self, path: str, find: Callable[[str], str | None]) -> str:
+        if is_outside(self.root, path):
+            return path
         folder, name = os.path.split(path)
         if name in ("", os.curdir, os.pardir):
             folder, name = path, ""

@@ -23,6 +23,7 @@ from fastimg.convert.annotations.reader import FieldsReader
 from fastimg.loaders.containers.fields import StoredField
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
+from fastimg.loaders.remote.trees import tree_of
 from fastimg.wording import plural
 
 from .columns import (
@@ -269,7 +270,7 @@ class _Paths:
         remarks = []
         if self._missing == len(listed):
             absent = self._first_missing[0][1]
-            in_cwd = os.path.exists(absent)
+            in_cwd = tree_of(src.parent) is None and os.path.exists(absent)
             hint = "; they exist relative to the current directory, so move the manifest there" if in_cwd else ""
             raise DataError(
                 f"{src}: none of its {len(listed):,} paths leads to a file, such as {absent!r}; paths are absolute or "

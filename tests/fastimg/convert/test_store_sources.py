@@ -292,7 +292,7 @@ class TestTables:
         assert "no such file" in {reason for _, reason in report.skipped}
         assert report.columns[0].startswith("s3://bucket/t.csv: path from column 'path'")
 
-    @pytest.mark.parametrize("way", ["csv", "coco", "yolo"])
+    @pytest.mark.parametrize("way", ["csv", "coco", "yolo", "voc"])
     def test_what_names_a_path_of_this_machine_is_refused(self, run, bucket, tmp_path, monkeypatch, way):
         secret = tmp_path / "secret.jpg"
         secret.write_bytes((next((bucket / "photos/blue").glob("[!.]*.jpg"))).read_bytes())
@@ -308,13 +308,49 @@ class TestTables:
             url = "s3://bucket/c.json"
             listed = {"images": [{"id": 1, "file_name": str(secret)}], "annotations": [], "categories": []}
             (bucket / "c.json").write_text(json.dumps(listed | {"categories": [{"id": 1, "name": "a"}]}))
+        elif way == "voc":
+            url = "s3://bucket/v"
+            for name in ("JPEGImages", "Annotations", "ImageSets/Main"):
+                (bucket / "v" / name).mkdir(parents=True)
+            (bucket / "v/JPEGImages/a.jpg").write_bytes(secret.read_bytes())
+            (bucket / "v/Annotations/a.xml").write_text("<annotation></annotation>")
+            (bucket / "v/ImageSets/Main/train.txt").write_text("a\n")
+            (bucket / "v/ImageSets/Main/test.txt").write_text(f"{tmp_path}/../{tmp_path.name}/secret\n")
         else:
             url = "s3://bucket/y"
             (bucket / "y").mkdir()
             (bucket / "y/data.yaml").write_text(f"train: {tmp_path}\nnames: [a]\n")
         with pytest.raises(DataError, match=r"s3://bucket.*: '.*', which is named there, is a path of this machine"):
             run(url)
-        assert str(secret) not in looked
+        assert not [path for path in looked if "secret" in path]
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            "{secret}.jpg,red\nphotos/none.jpg,red\n",
+            "id,breed\n{secret},dog\n{secret},dog\n",
+            "path,label\n{up}{secret}.jpg,red\n",
+            "path,label\n{up}{secret}.jpg,red\nphotos/blue/a.jpg,red\n",
+        ],
+        ids=["no header", "ids", "climbing", "one climbs"],
+    )
+    def test_nothing_is_looked_for_outside_of_the_store(self, run, bucket, tmp_path, monkeypatch, rows):
+        (tmp_path / "secrets").mkdir()
+        (tmp_path / "secrets/secret.jpg").write_bytes(next((bucket / "photos/blue").glob("[!.]*.jpg")).read_bytes())
+        (bucket / "photos/blue/a.jpg").write_bytes((tmp_path / "secrets/secret.jpg").read_bytes())
+        looked = []
+        for name in ("stat", "scandir"):
+            call = getattr(os, name)
+            monkeypatch.setattr(
+                os, name, lambda path, *args, call=call, **more: looked.append(str(path)) or call(path, *args, **more)
+            )
+        (bucket / "t.csv").write_text(rows.format(secret=tmp_path / "secrets/secret", up="../" * 30))
+        if "blue" in rows:
+            assert [reason for _, reason in run("s3://bucket/t.csv").skipped] == ["no such file"]
+        else:
+            with pytest.raises((DataError, UsageError)):
+                run("s3://bucket/t.csv")
+        assert not [path for path in looked if "secrets/secret" in path or path.endswith("secrets")]
 
     @pytest.mark.parametrize("lone", [True, False])
     def test_parquet_files(self, run, here, bucket, server, tmp_path, lone):

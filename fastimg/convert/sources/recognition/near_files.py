@@ -10,6 +10,7 @@ from fastimg.convert.sources.columns import PATH_COLUMNS, SEPARATED, TEXT_COLUMN
 from fastimg.convert.sources.tables import first_records, own_delimiter, readable
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.formats import image_extensions
+from fastimg.loaders.remote.trees import is_outside
 
 _FOLDERS = 64  # whose names are kept
 _SUBFOLDERS = 20  # of the root, in which files are looked for that are not where their path says
@@ -61,7 +62,7 @@ class NearFiles:
     def meant(self, path: str) -> str | None:
         """The path, from the root on or absolute as `path` is, of a file that is almost called so; None without one."""
         *folders, name = path.strip().replace("\\", "/").split("/")
-        if not name:
+        if not name or is_outside(Path(self._root), "/".join([*folders, ""])):
             return None
         here = os.sep if path.startswith("/") else ""
         for folder in filter(None, folders):
