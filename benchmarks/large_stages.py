@@ -42,6 +42,9 @@ class Counted:
         self.nbytes = self.index_nbytes = self.dc_nbytes = 0
         self.blocks = None if way == "whole" else CountedIndex(self, dataset.blocks, way == "kept")
 
+    def __len__(self) -> int:
+        return len(self.dataset)
+
     def read(self, *args: Any) -> Any:
         """A sample."""
         data = self.dataset.read(*args)
