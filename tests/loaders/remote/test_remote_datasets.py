@@ -203,7 +203,7 @@ class TestChecksums:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(fetching.os, "pwritev", full)
-        with pytest.raises(DataError, match=r"train-00000.tar: No space left on device; free some of the disk"):
+        with pytest.raises(DataError, match=r"train-00000.tar: no space left on the disk; free some space"):
             dataset.read(0, Scratch())
 
 
