@@ -134,7 +134,10 @@ def read_parquets(
             if columns.trains:
                 _check_trained(splits, classes, readers)
         if layout.label is None and not target_cells:
-            remarks = [f"{src}: no label column ({', '.join(LABELS)}); if it has one, name it with --label-column"]
+            remarks = [
+                f"{src}: no label column ({', '.join(LABELS)}); if it has one, name it with --label-column; if each "
+                "class has a column of 0 and 1, each can be a target: --target NAME:class"
+            ]
         splits = dict(sorted(splits.items()))
         named = layout.label is not None or target_cells is not None
         targets = target_cells.targets if target_cells else ()

@@ -18,7 +18,15 @@ import numpy.typing as npt
 from fastimg.loaders.containers.betons.dataset import MAX_CLASSES
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content, singular
 from fastimg.loaders.containers.extents import are_inside
-from fastimg.loaders.containers.tars.grouping import KeyDots, Member, Sample, apart_note, has_extension
+from fastimg.loaders.containers.tars.grouping import (
+    KeyDots,
+    Member,
+    Sample,
+    apart_note,
+    folder_of,
+    has_extension,
+    split_folders,
+)
 from fastimg.loaders.containers.tars.headers import BLOCK
 from fastimg.loaders.containers.tars.shards import TarScan, index_path, parse_index, scan, scan_counting
 from fastimg.loaders.errors import ImageError, ShardError
@@ -75,6 +83,7 @@ def records(
     parts = []
     chosen: Counter[tuple[str, ...]] = Counter()
     seen: Counter[str] = Counter()
+    folders: set[str] = set()
     apart = 0
     for number, shard in enumerate(present or shards):
         if checksums:
@@ -87,11 +96,17 @@ def records(
         parts.append(_shard_records(number, shard, samples, content or "images", chosen, ours=bool(checksums)))
         if checksums is None:
             seen.update(m.ext.lower() for sample in samples for m in sample)
+            folders.update(folder_of(sample[0].name) for sample in samples)
     made = np.concatenate(parts)
     content = content or "images"
     if checksums is None:
         notes += [apart_note(shards[0].parent, apart)] if apart else []
         notes += _choice_notes(shards[0].parent, chosen, content)
+        if named := split_folders(folders):
+            notes.append(
+                f"{shards[0].parent}: its tars have the folders {', '.join(named)}, which are not taken as splits: the "
+                "name of a tar is, so samples of several splits are in one; make a tar of each split"
+            )
         if len(made) and (made["label"] < 0).all():
             notes.append(
                 f"{shards[0].parent}: no labels, which are taken from .cls members: there are {', '.join(seen)}; "

@@ -5,12 +5,13 @@ The key is the name up to the first dot after the last slash, as in DALI and web
 """
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS
 from fastimg.loaders.errors import ShardError
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS
 from fastimg.loaders.folders.formats import image_extensions
 from fastimg.loaders.wording import plural
 
@@ -69,6 +70,17 @@ def apart_note(where: object, apart: int) -> str:
     )
 
 
+def folder_of(name: str) -> str:
+    """The folder of a name or key; empty if it is in none."""
+    return name.rpartition("/")[0]
+
+
+def split_folders(folders: Iterable[str]) -> list[str]:
+    """What folders of tars are called that are named as splits; nothing if they name fewer than two."""
+    found = {name for folder in set(folders) for name in folder.split("/") if name.lower() in SPLIT_FOLDERS}
+    return sorted(found) if len({SPLIT_FOLDERS[name.lower()] for name in found}) > 1 else []
+
+
 def _joined(path: Path, runs: Sequence[tuple[str, Sample]]) -> tuple[list[Sample], int]:
     places: dict[str, list[int]] = {}
     for place, (stem, _) in enumerate(runs):
@@ -99,6 +111,8 @@ def _joined(path: Path, runs: Sequence[tuple[str, Sample]]) -> tuple[list[Sample
 
 def _misread(samples: Sequence[Sample]) -> str:
     """Why names up to the first dot are hardly the keys of these samples; empty if they may be."""
+    if not any("." in ext for ext in {member.ext for sample in samples for member in sample}):
+        return ""
     images = image_extensions()
     kinds = images if any(has_extension(m.ext, images) for sample in samples for m in sample) else TEXT_EXTENSIONS
     several = []  # samples with several images, one of them at least behind a further dot
@@ -109,10 +123,12 @@ def _misread(samples: Sequence[Sample]) -> str:
                 several.append((sample, found))
     if not several:
         return ""
-    dotted = {m.ext.lower() for _, found in several for m in found if "." in m.ext}
+    views = [frozenset(m.ext.lower() for m in found if "." in m.ext) for _, found in several]
+    dotted = frozenset().union(*views)
+    most = _KINDS if len(views) > 1 and len(set(views)) == 1 else min(len(views), _KINDS)  # the same ones recur
     numbered = any(set(ext.rpartition(".")[0]) <= _DIGITS for ext in dotted)
     labelled = any(_labelled_apart(sample, found) for sample, found in several)
-    if not numbered and not labelled and len(dotted) <= max(2, min(len(several), _KINDS)):
+    if not numbered and not labelled and len(dotted) <= max(2, most):
         return ""
     first, second = several[0][1][:2]
     count = sum(len(found) for _, found in several)

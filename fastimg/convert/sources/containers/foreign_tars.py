@@ -8,9 +8,9 @@ from fastimg.convert.sources.labels import FLAG, look_like_lists, look_unique
 from fastimg.convert.sources.samples import Entries
 from fastimg.errors import UsageError, nearest, printable
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS
-from fastimg.loaders.containers.tars.grouping import apart_note
+from fastimg.loaders.containers.tars.grouping import apart_note, folder_of, split_folders
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level
+from fastimg.loaders.folders.folder import Level
 from fastimg.wording import plural, shortened
 
 from .tar_rules import USUAL_LABELS, FolderLevels, TarRules, folders_of, usualness
@@ -24,10 +24,19 @@ Texts = dict[str, list[str]]  # by split: the labels of the samples that have on
 def labelled_by_folders(src: Path, splits: Mapping[str, Entries], level: Level) -> tuple[dict[str, Entries], Texts]:
     """The entries, each with the number of its label in the texts, by the folders in their keys, which may name splits.
 
-    Raises DataError where a folder says another split than the tar's name.
+    Raises DataError where a folder says another split than the tar's name, and where some samples alone are in folders
+    of splits, which would be mixed, or taken as classes.
     """
     keys = [entry.path for entries in splits.values() for entry in entries if entry.size >= 0]
     levels = FolderLevels.of(keys, level)
+    if levels.split is None and (parts := split_folders(map(folder_of, keys))):
+        odd = next((key for key in keys if len(folders_of(key)) < 2), None)
+        odd = odd or next((key for key in keys if not {*folders_of(key)} & {*parts}), keys[0])
+        raise DataError(
+            f"{src}: its tars have the folders {', '.join(parts)}, which look like splits, and {printable(odd)} is not "
+            "in a folder of a split and one of a class, as all samples should be; make the tars again, each of one "
+            "split, or rename these folders if they are classes"
+        )
     placed: dict[str, Entries] = {}
     texts: Texts = {}
     for split, entries in splits.items():
@@ -75,8 +84,9 @@ def foreign_remarks(
     of_member = rules.label is not None and rules.label.ext != "cls"
     if of_member and labels:
         remarks += _judged(src, rules, labels)
-        if unused := reader.members_seen().get("cls", 0):
-            remarks.append(f"{src}: the .cls of {plural(unused, 'sample')} is left out: --label-member {rules.label}")
+    if (of_member or rules.classes) and (unused := reader.members_seen().get("cls", 0)):
+        flag = f"--label-member {rules.label}" if of_member else f"--classes {rules.classes}"
+        remarks.append(f"{src}: the .cls of {plural(unused, 'sample')} is left out: {flag}")
     return remarks, of_member
 
 
@@ -123,19 +133,13 @@ def _choices(src: Path, reader: TarReader) -> Iterator[str]:
 
 def _unread_splits(src: Path, splits: Mapping[str, Entries]) -> Iterator[str]:
     """Say that folders of tars are named as splits and are not read as such."""
-    tops: set[str] = set()
-    for entries in splits.values():
-        for entry in entries:
-            folders = folders_of(entry.path)
-            tops.add(next((name for name in folders if name.lower() in SPLIT_FOLDERS), ""))
-            if "" in tops:
-                return
-    if len({SPLIT_FOLDERS[name.lower()] for name in tops}) > 1:
-        yield (
-            f"{src}: its tars have the folders {', '.join(sorted(tops))}, which are not taken as splits: the name of a "
-            f"tar is, and all samples are in {', '.join(splits)}; make a tar of each split, or, if other folders name "
-            "classes, give --classes"
-        )
+    for split, entries in splits.items():
+        if named := split_folders(folder_of(entry.path) for entry in entries if entry.size >= 0):
+            yield (
+                f"{src}: its tars have the folders {', '.join(named)}, which are not taken as splits: the name of a "
+                f"tar is, and all samples are in {split}; make a tar of each split, or, if other folders name "
+                "classes, give --classes"
+            )
 
 
 def _seen(reader: TarReader) -> str:
@@ -156,7 +160,7 @@ def _remedies(reader: TarReader, splits: Mapping[str, Entries]) -> str:
     seen = reader.members_seen()
     flags = []
     for ext, keys in reader.json_keys.items():
-        usual = sorted((key for key, usable in keys.items() if usable), key=usualness)
+        usual = sorted((key for key, usable in keys.items() if usable and key in USUAL_LABELS), key=usualness)
         flags += [f"--label-member {ext}:{usual[0]}"] if usual else []
     own = TEXT_EXTENSIONS if reader.content == "text" else frozenset[str]()
     flags += [f"--label-member {ext}" for ext in USUAL_LABELS if ext in seen and f".{ext}" not in own]

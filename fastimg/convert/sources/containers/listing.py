@@ -108,7 +108,7 @@ def read_tars(
         classes = names if names is not None else [str(label) for label in range(top + 1)]
     else:
         numbers = {split: [int(text) for text in labels] for split, labels in texts.items()}
-    source = "none in a .cls" if rules.label is None else f"none in a .{rules.label.ext}"
+    source = "none in a .cls" if rules.label is None else f"nothing in {rules.label}"
     source = "in no folder" if rules.classes is not None else source
     for split, entries in splits.items():
         entries.relabel(np.array(numbers[split], np.int64))

@@ -33,7 +33,7 @@ class LabelMember(NamedTuple):
     def label(self, where: str, data: bytes) -> str:
         """The label in a member; empty if there is none. Raises DataError for what is not one class."""
         if not self.is_json:
-            return data.decode("utf-8", "backslashreplace").strip()
+            return label_text(data)
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
@@ -53,6 +53,11 @@ class LabelMember(NamedTuple):
         if value is None:
             return ""
         return str(int(value) if isinstance(value, float) else value).strip()
+
+
+def label_text(data: bytes) -> str:
+    """The label that a member holds as text, which some programs begin with a byte order mark."""
+    return data.decode("utf-8-sig", "backslashreplace").strip()
 
 
 def value_at(value: Any, key: str) -> Any:

@@ -28,7 +28,7 @@ from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
 
-from .tar_rules import JSON_BYTES, LABEL_BYTES, USUAL, TarRules
+from .tar_rules import JSON_BYTES, LABEL_BYTES, USUAL, TarRules, label_text
 
 _EXTENSION = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _LOOKED_AT = 16  # notes, for the keys that they have
@@ -244,7 +244,7 @@ class TarReader:
                 data = os.pread(file, member.size, member.offset)
                 if rule is not None:
                     return rule.label(f"{tar}: {printable(member.name)}", data)
-                return data.decode("utf-8", "backslashreplace").strip()
+                return label_text(data)
         return ""
 
     def _image(self, extensions: list[str]) -> int | None:

@@ -104,6 +104,13 @@ class TestNamesWithDots:
         )
         assert len(members_of(tmp_path / "out")) == 3
 
+    def test_a_last_tar_of_two_samples_may_have_six_views(self, tmp_path, image):
+        members = [(f"{i}.cam{view}.jpg", image(i)) for i in range(2) for view in range(6)]
+        assert "2 samples with several images" in said(write_tar(tmp_path / "in/a.tar", members), tmp_path / "out")
+        other = [(f"{i}.{'fg'[i]}{frame}.jpg", image(i)) for i in range(2) for frame in range(6)]
+        with pytest.raises(DataError, match="12 images would be 2 samples"):
+            said(write_tar(tmp_path / "other/a.tar", other), tmp_path / "other-out")
+
     def test_first_may_be_meant(self, tmp_path, image):
         src = write_tar(tmp_path / "in/a.tar", [(f"a.{i}.jpg", image(i)) for i in range(3)])
         assert "1 sample with several images: .0.jpg is the image" in said(src, tmp_path / "out", key_dots="first")
@@ -279,6 +286,19 @@ class TestLabels:
         with pytest.raises(DataError, match=message):
             said(src, tmp_path / "out", label_member=flag)
 
+    @pytest.mark.parametrize("ext", ["cls", "txt"])
+    def test_a_byte_order_mark_is_no_part_of_a_label(self, ext, tmp_path, image):
+        texts = [b"cat", b"\xef\xbb\xbfcat\r\n", b"dog"]
+        members = [(f"{i}.{e}", data) for i, text in enumerate(texts) for e, data in (("jpg", image(i)), (ext, text))]
+        src = write_tar(tmp_path / "in/a.tar", members)
+        said(src, tmp_path / "out", label_member=None if ext == "cls" else ext)
+        assert labels(tmp_path / "out") == {"0": "cat", "1": "cat", "2": "dog"}
+
+    def test_keys_that_are_hardly_labels_are_not_advised(self, tmp_path, image):
+        members = [("0.jpg", image()), ("0.json", b'{"caption": "a cat", "width": 1}')]
+        told = said(write_tar(tmp_path / "in/a.tar", members), tmp_path / "out")
+        assert "keys: caption, width" in told and "--label-member json" not in told
+
     def test_captions_are_no_classes(self, tmp_path, image):
         members = [(f"{i}.{e}", d) for i in range(24) for e, d in (("jpg", image()), ("txt", b"photo number %d" % i))]
         src = write_tar(tmp_path / "in/a.tar", members)
@@ -310,6 +330,38 @@ class TestLabels:
         said(src, tmp_path / "leaf", classes="leaf")
         assert set(labels(tmp_path / "top").values()) == {"pets", "birds"}
         assert labels(tmp_path / "leaf") == {name[:-4]: name.split("/")[1] for name, _ in members}
+
+    @pytest.mark.parametrize("stray", ["0.jpg", "more/0.jpg", "train/0.jpg"])
+    @pytest.mark.parametrize("level", ["top", "leaf"])
+    def test_splits_that_some_samples_lack_are_neither_mixed_nor_classes(self, level, stray, tmp_path, image):
+        members = [(f"{split}/{kind}/{i}.jpg", image(i)) for split in ("train", "val") for kind in "ab" for i in (1, 2)]
+        src = write_tar(tmp_path / "in/a.tar", [*members, (stray, image())])
+        with pytest.raises(DataError, match=f"folders train, val, which look like splits, and {stray[:-4]} is not in"):
+            said(src, tmp_path / "out", classes=level)
+
+    def test_folders_of_splits_beside_labels_are_named_also_where_tars_are_opened(self, tmp_path, image):
+        members = [
+            (f"{split}/{i}.{ext}", data)
+            for split in ("train", "val")
+            for i in range(2)
+            for ext, data in (("jpg", image(i)), ("cls", b"%d" % i))
+        ]
+        src = write_tar(tmp_path / "in/a.tar", members)
+        for _ in range(2):
+            dataset = open_dataset(src.parent)
+            assert "folders train, val, which are not taken as splits" in " ".join(dataset.notes)
+            dataset.close()
+        stray = write_tar(tmp_path / "other/a.tar", [("README.md", b"x"), *members])
+        assert "folders train, val, which are not taken as splits" in said(stray, tmp_path / "out")
+        for split in ("train", "val"):
+            write_tar(tmp_path / f"two/{split}.tar", [each for each in members if each[0].startswith(split)])
+        assert "not taken as splits" not in said(tmp_path / "two", tmp_path / "apart")
+
+    def test_labels_that_give_way_to_folders_are_counted(self, tmp_path, image):
+        members = [(f"{kind}/{kind}.{ext}", data) for kind in "ab" for ext, data in (("jpg", image()), ("cls", b"7"))]
+        src = write_tar(tmp_path / "in/a.tar", members)
+        assert "the .cls of 2 samples is left out: --classes leaf" in said(src, tmp_path / "out", classes="leaf")
+        assert labels(tmp_path / "out") == {"a/a": "a", "b/b": "b"}
 
     def test_a_split_of_the_tar_that_its_folders_contradict(self, tmp_path, image):
         for split, folder in (("train", "train"), ("val", "train")):
