@@ -22,12 +22,12 @@ from typing import Any
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.description import stated_contents
 from fastimg.loaders.containers.identities import identity_of_places, places_of
-from fastimg.loaders.errors import DataError, ShardError, UnavailableError, not_written
+from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.wording import plural
 
 from .cache.held_shards import HeldShard
-from .cache.shard_cache import TOUCH, ShardCache
+from .cache.shard_cache import TOUCH, ShardCache, not_cached
 from .cache.sizes import in_words, parse_size
 from .cache.wanted_files import WantedFile
 from .fetching import Fetching
@@ -307,7 +307,7 @@ class Mirror:
                 self.cache.mark(self.folder)
                 replace_file(path, content)
         except OSError as error:
-            raise UnavailableError(f"{path}: {not_written(error, 'give another folder with cache_dir=')}") from error
+            raise UnavailableError(f"{path}: {not_cached(error)}") from error
 
 
 def open_mirror(

@@ -45,6 +45,14 @@ TOUCH = 0.1  # seconds: uses of a file closer together are one
 _SHARE = 0.5  # of the disk's free space: the default limit
 
 
+def not_cached(error: OSError) -> str:
+    """Why a file could not be written into the cache, and what to do."""
+    remedy = "give another folder with cache_dir="
+    words = not_written(error, remedy)
+    return words if words.endswith(remedy) else f"{words}, or {remedy}"
+
+
+
 class Spent(NamedTuple):
     """What was fetched, and what was waited for, since the cache was made."""
 
@@ -177,7 +185,7 @@ class ShardCache:
                 if isinstance(error, FileNotFoundError | FileExistsError) and attempt + 1 < _ROUNDS:
                     continue  # the cache was deleted meanwhile; mkdir() says of a folder that vanishes that it exists
                 raise UnavailableError(
-                    f"{path}: {not_written(error, 'give another folder with cache_dir=')}"
+                    f"{path}: {not_cached(error)}"
                 ) from error
 
     def check(self, path: Path, wanted: WantedFile) -> None:

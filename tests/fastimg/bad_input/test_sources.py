@@ -21,7 +21,7 @@ def test_a_source_without_classes(command, commands, tmp_path, refuses):
     refuses(1, [tmp_path / "flat", "no class folders"], *commands[command](tmp_path / "flat"))
 
 
-@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("command", sorted({*READERS} - {"eval"}))
 def test_an_empty_class(command, commands, folder, refuses):
     shutil.rmtree(folder / "train" / "red")
     (folder / "train" / "red").mkdir()
@@ -30,8 +30,12 @@ def test_an_empty_class(command, commands, folder, refuses):
 
 @pytest.mark.parametrize("command", READERS)
 def test_a_class_only_in_the_validation_split(command, commands, folder, refuses):
+    """eval takes data without a training split, and names the classes that the model does not know."""
     shutil.copytree(folder / "val" / "red", folder / "val" / "pink")
-    refuses(1, [folder / "val" / "pink", "no class 'pink'", "add it there or remove"], *commands[command](folder))
+    told = [folder / "val" / "pink", "no class 'pink'", "add it there or remove"]
+    if command == "eval":
+        told = [folder, "classes that the model was not trained on: pink (", "evaluate on data without them"]
+    refuses(1, told, *commands[command](folder))
 
 
 def test_training_on_a_single_class_is_refused(folder, commands, refuses, cli, tmp_path):
@@ -58,7 +62,7 @@ def test_a_label_that_is_not_among_the_classes(shards, commands, refuses):
     description = json.loads((shards / "dataset.json").read_text())
     description["classes"].pop()
     (shards / "dataset.json").write_text(json.dumps(description))
-    refuses(1, [shards, "label 2 is not among its 2 classes", "convert again"], *commands["train"](shards))
+    refuses(1, [shards, "not a dataset description (ValueError('class_counts'))", "convert again"], *commands["train"](shards))
 
 
 def test_a_manifest_row_without_its_file(folder, tmp_path, commands, refuses, cli):

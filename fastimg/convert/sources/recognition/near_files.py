@@ -27,6 +27,8 @@ def refuse_ids(src: Path, columns: Columns) -> None:
     names, first = records[0], [dict(zip(records[0], record, strict=True)) for record in records[1:]]
     if lower(names) & {*PATH_COLUMNS, *TEXT_COLUMNS}:
         return
+    if any(os.path.splitext(name)[1].lower() in image_extensions() for name in names):  # a row: there is no header
+        return
     near = NearFiles(src.parent)
     for name in names:
         values = [row[name] for row in first]
