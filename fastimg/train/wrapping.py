@@ -149,23 +149,28 @@ def passes(run: Run) -> list[Callable[[], None]]:
     device = setup.ranks.device
     dtype = setup.precision.input_dtype
 
-    def blank(size: int) -> torch.Tensor:
+    def given(size: int) -> torch.Tensor:
+        """A batch as a loader gives it: an ordinary tensor, in validation too."""
         if embedding is not None:
             return torch.zeros((setup.batch_size, *embedding), dtype=dtype, device=device)
         if text is not None:  # the first columns of a slot, as batches are: a graph is for strides, too
             rows = torch.zeros((setup.batch_size, text.tokenizer.length), dtype=torch.int32, device=device)
             return rows[:, :size]
-        return model_input(None, preprocessing.blank(setup.batch_size, size, device), setup.input.policy, dtype)
+        return preprocessing.blank(setup.batch_size, size, device)
+
+    def prepared(batch: torch.Tensor) -> torch.Tensor:
+        return batch if embedding or text else model_input(None, batch, setup.input.policy, dtype)
 
     def training(size: int) -> None:
         with setup.precision.autocast():
-            logits = run.progress.parallel(blank(size))
+            logits = run.progress.parallel(prepared(given(size)))
         logits.float().sum().backward()
 
     def evaluation(size: int) -> None:
         setup.trained.eval()
+        batch = given(size)
         with torch.inference_mode(), setup.precision.autocast():
-            setup.trained(blank(size))
+            setup.trained(prepared(batch))
 
     sizes, val_sizes = [preprocessing.train_size], [preprocessing.val_size]
     if text is not None and embedding is None:  # of the full length, a batch is contiguous
