@@ -52,7 +52,6 @@ def not_cached(error: OSError) -> str:
     return words if words.endswith(remedy) else f"{words}, or {remedy}"
 
 
-
 class Spent(NamedTuple):
     """What was fetched, and what was waited for, since the cache was made."""
 
@@ -184,9 +183,7 @@ class ShardCache:
             except OSError as error:
                 if isinstance(error, FileNotFoundError | FileExistsError) and attempt + 1 < _ROUNDS:
                     continue  # the cache was deleted meanwhile; mkdir() says of a folder that vanishes that it exists
-                raise UnavailableError(
-                    f"{path}: {not_cached(error)}"
-                ) from error
+                raise UnavailableError(f"{path}: {not_cached(error)}") from error
 
     def check(self, path: Path, wanted: WantedFile) -> None:
         """Raises DataError for a file that is larger than the whole cache may be."""

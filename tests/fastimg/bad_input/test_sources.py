@@ -62,7 +62,11 @@ def test_a_label_that_is_not_among_the_classes(shards, commands, refuses):
     description = json.loads((shards / "dataset.json").read_text())
     description["classes"].pop()
     (shards / "dataset.json").write_text(json.dumps(description))
-    refuses(1, [shards, "not a dataset description (ValueError('class_counts'))", "convert again"], *commands["train"](shards))
+    refuses(
+        1,
+        [shards, "not a dataset description (", "convert again"],
+        *commands["train"](shards),
+    )
 
 
 def test_a_manifest_row_without_its_file(folder, tmp_path, commands, refuses, cli):

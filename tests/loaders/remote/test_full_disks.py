@@ -72,9 +72,7 @@ def test_what_others_have_written_is_told_of(opened_there, disk, images):
         path.unlink()
     fill(disk)
     for _ in range(2):
-        with pytest.raises(
-            DataError, match=r"train-00002\.tar: no space left on the disk; free some space, or give"
-        ):
+        with pytest.raises(DataError, match=r"train-00002\.tar: no space left on the disk; free some space, or give"):
             samples(opened_there, last)
     assert held(disk) == [] and not list(disk.rglob("*.part"))
     (disk / "other").unlink()
