@@ -164,7 +164,8 @@ def test_lengths_are_read_up_to_their_rows_end_only(last, monkeypatch):
         [SimpleNamespace(**{name: record[name] for name in record.dtype.names}) for record in array]
         for array in (headers, regions, rows)
     ]
-    assert not spans.locate.py_func(*records, lengths, positions, ranges)
+    with np.errstate(over="ignore"):  # sums wrap around
+        assert not spans.locate.py_func(*records, lengths, positions, ranges)
 
 
 def test_damage_is_left_to_the_general_decoder():
