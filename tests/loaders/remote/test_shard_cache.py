@@ -205,9 +205,7 @@ def test_a_full_disk_makes_room_first(cache, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(shard_cache, "_allocate", always)
-    with pytest.raises(
-        DataError, match=r"c.tar: No space left on device; free some of the disk, or give another folder"
-    ):
+    with pytest.raises(DataError, match=r"c.tar: no space left on the disk; free some space, or give another folder"):
         read(cache, "c.tar")
     assert not list(cache.root.glob("*/.*.part"))
 
