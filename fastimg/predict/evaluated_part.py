@@ -183,7 +183,7 @@ def _tell(classes: tuple[str, ...], values: npt.NDArray[Any], subject: str, say:
     absent = [name for name, count in zip(classes, present, strict=True) if not count]
     if absent:
         say(
-            f"{subject}: no samples of {len(absent):,} of the {len(classes):,} classes ({_listed(absent)}); "
+            f"{subject}: no samples of {len(absent):,} of {plural(len(classes), 'class')} ({_listed(absent)}); "
             "averages are over the others"
         )
 

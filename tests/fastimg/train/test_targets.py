@@ -351,8 +351,8 @@ def test_targets_with_some_of_the_classes_are_evaluated_by_name(
     flags = (learned, trained.images, "--split", "val", "--workers", "1", "--no-amp", "--json")
     declared(of(("blue", "green", "red"), TAGS))
     whole = cli("eval", *flags)
-    assert "target colour: no samples of 1 of the 3 classes (blue); averages are over the others" in whole.err
-    assert "target tags: no samples of 2 of the 3 classes (cold, odd)" in whole.err
+    assert "target colour: no samples of 1 of 3 classes (blue); averages are over the others" in whole.err
+    assert "target tags: no samples of 2 of 3 classes (cold, odd)" in whole.err
     declared(of(("red", "unheard", "green"), ("warm, hot", "cold")))
     ran = cli("eval", *flags)
     assert ran.code == 0, ran.err
