@@ -92,8 +92,10 @@ def _check_counts(split: Any, classes: int) -> None:
         if type(stated) is not dict or not all(_is_count(count, total) for count in stated.values()):
             raise ValueError(f"{key}: {stated!r}")
     stated = split.get("class_counts", [])
-    if type(stated) is not list or len(stated) > classes or not all(_is_count(count, total) for count in stated):
+    if type(stated) is not list or not all(_is_count(count, total) for count in stated):
         raise ValueError("class_counts")
+    if len(stated) > classes:
+        raise ValueError(f"counts of {len(stated)} classes, and {classes} classes")
     if not _is_count(split.get("without_targets", 0), total) or not _is_count(split.get("source_bytes", 0)):
         raise ValueError("without_targets or source_bytes")
     digests = split.get(DERIVED, {})
