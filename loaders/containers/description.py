@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fastimg.loaders.errors import ShardError
+from fastimg.loaders.wording import plural
 
 from .content import Content
 from .fields import StoredField, check_fields
@@ -95,7 +96,7 @@ def _check_counts(split: Any, classes: int) -> None:
     if type(stated) is not list or not all(_is_count(count, total) for count in stated):
         raise ValueError("class_counts")
     if len(stated) > classes:
-        raise ValueError(f"counts of {len(stated)} classes, and {classes} classes")
+        raise ValueError(f"class_counts has {plural(len(stated), 'class')}, and there are {plural(classes, 'class')}")
     if not _is_count(split.get("without_targets", 0), total) or not _is_count(split.get("source_bytes", 0)):
         raise ValueError("without_targets or source_bytes")
     digests = split.get(DERIVED, {})

@@ -90,16 +90,21 @@ def fill_sums(plane: Any, nbytes: int, sums: Any) -> None:
 def _sum(address: Any, nbytes: Any) -> Any:
     """The sum of words of eight bytes from an address on, the last one filled up with zeros; their order counts.
 
-    It is the sum of all words, and that of the sums so far, which is multiplied by an odd number.
+    Each word's upper half is mixed into the lower, since what changes in the uppermost bits alone cancels out in sums.
+    Of the mixed words w_i of n the sum is that of w_i * (1 + 2 * FACTOR * (n - i)): odd factors, so no change of one
+    word leaves it as it was.
     """
     total = sums = uint64(0)
     whole = nbytes & ~uint64(7)
     for at in range(uint64(0), whole, uint64(8)):
-        total += word_at(address + at)
+        word = word_at(address + at)
+        total += word ^ (word >> uint64(32))
         sums += total
+    word = uint64(0)
     for i in range(whole, nbytes):
-        total += byte_at(address + i) << (uint64(8) * (i & uint64(7)))
-    return total ^ (sums * uint64(FACTOR))
+        word |= byte_at(address + i) << (uint64(8) * (i & uint64(7)))
+    total += word ^ (word >> uint64(32))
+    return total + (sums * uint64(FACTOR) << uint64(1))
 
 
 @compiled

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decoders import large
 from fastimg.loaders.jpeg.decoding.region import LOW
-from fastimg.loaders.jpeg.indexed.dc_images import pack_dc_images
+from fastimg.loaders.jpeg.indexed.dc_images import fill_sums, pack_dc_images
 from fastimg.loaders.jpeg.indexed.packing import pack_index
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
@@ -112,3 +112,27 @@ def test_what_cannot_be_kept():
     damaged = bytearray(tile(encoded(200, 160, "420", 80), width_px=16).jpeg)
     damaged[len(damaged) // 2 : len(damaged) // 2 + 300] = bytes(300)
     assert pack_dc_images(bytes(damaged)) is None
+
+
+def test_a_sum_changes_with_any_bit_and_any_two_and_with_the_order_of_words() -> None:
+    def sum_of(content: np.ndarray) -> int:
+        sums = np.empty(1, np.uint64)
+        fill_sums(content, content.size, sums)
+        return int(sums[0])
+
+    drawn = np.random.default_rng(0)
+    for size in (8, 21, 24, 40):
+        content = drawn.integers(0, 256, size, np.uint8)
+        right = sum_of(content)
+        bits = [(at, np.uint8(1 << bit)) for at in range(size) for bit in range(8)]
+        for number, (at, bit) in enumerate(bits):
+            content[at] ^= bit
+            assert sum_of(content) != right, (size, at, bit)
+            for other, second in bits[number + 1 :]:
+                content[other] ^= second
+                assert sum_of(content) != right, (size, at, bit, other, second)
+                content[other] ^= second
+            content[at] ^= bit
+    words = np.zeros((3, 8), np.uint8)
+    words[0, 7] = 0x80  # alike but for their uppermost bit
+    assert len({sum_of(np.roll(words, turned, axis=0).reshape(-1)) for turned in range(3)}) == 3
