@@ -62,7 +62,8 @@ def test_a_label_that_is_not_among_the_classes(shards, commands, refuses):
     description = json.loads((shards / "dataset.json").read_text())
     description["classes"].pop()
     (shards / "dataset.json").write_text(json.dumps(description))
-    refuses(1, [shards, "class_counts has 3 classes, and there are 2 classes", "convert again"], *commands["train"](shards))
+    counts = "class_counts has 3 classes, and there are 2 classes"
+    refuses(1, [shards, counts, "convert again"], *commands["train"](shards))
     for split in description["splits"].values():
         del split["class_counts"]  # as in datasets of older versions
     (shards / "dataset.json").write_text(json.dumps(description))
