@@ -276,16 +276,18 @@ def _warmup(config: Train, tuned: bool) -> str:
     if config.warmup is not None:
         return durations.parse(config.warmup, "--warmup").text
     if config.warmup_epochs is not None:
-        return f"{config.warmup_epochs!r}ep"
+        return durations.Span(float(config.warmup_epochs), "ep").text
     if config.warmup_fraction is not None:
-        return f"{config.warmup_fraction!r}dur"
+        return durations.Span(float(config.warmup_fraction), "dur").text
     return "0.2dur" if tuned else "0.05dur"
 
 
 def _decay(config: Train) -> str:
     if config.decay is not None:
         return durations.parse(config.decay, "--decay").text
-    return f"{1 / 3!r}dur" if config.decay_epochs is None else f"{config.decay_epochs!r}ep"
+    if config.decay_epochs is None:
+        return f"{1 / 3!r}dur"
+    return durations.Span(float(config.decay_epochs), "ep").text
 
 
 def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> tuple[float, str]:

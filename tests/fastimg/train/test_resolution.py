@@ -9,6 +9,7 @@ from fastimg.config.commands import Train
 from fastimg.errors import UsageError
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
+from fastimg.train.choices import resolution
 from fastimg.train.choices.refusals import check, check_resumed
 from fastimg.train.choices.resolution import preprocessing, resolve, scales, schedule
 
@@ -377,3 +378,20 @@ def test_the_batch_of_other_ranks_is_checked_anew():
     check_resumed(Train(ghost_bn=8, batch_size=32))
     with pytest.raises(UsageError, match="--ghost-bn 8: does not divide the batch of 4"):
         check_resumed(Train(ghost_bn=8, batch_size=4))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"warmup_epochs": 0.0}, "0ep"),
+        ({"warmup_epochs": 2.0}, "2ep"),
+        ({"warmup_epochs": 0.5}, "0.5ep"),
+        ({"warmup_fraction": 0.0}, "0dur"),
+    ],
+)
+def test_a_warmup_that_was_kept_is_read_as_the_same(given: dict[str, float], kept: str) -> None:
+    """A resumed run would otherwise be one with other settings."""
+    assert resolution._warmup(Train(**given), tuned=False) == kept
+    assert resolution._warmup(Train(warmup=kept), tuned=False) == kept
+    decayed = resolution._decay(Train(decay_epochs=2.0))
+    assert resolution._decay(Train(decay=decayed)) == decayed == "2ep"
