@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fastimg.errors import UserError, reason_of
+from fastimg.loaders.extras import install
 from fastimg.wording import plural
 
 _ANSWER = 5.0  # seconds in which a cluster answers
@@ -21,7 +22,7 @@ _GONE = 60.0  # seconds in which actors of a command that was killed end
 def check_installed(command: str) -> None:
     """Raise UserError where Ray is not installed. `command` names what needs it, as in "search"."""
     if find_spec("ray") is None:
-        raise UserError(f'{command} --backend ray: Ray is not installed; install it with pip install "fastimg[ray]"')
+        raise UserError(f"{command} --backend ray: Ray is not installed; `{install('ray')}`")
 
 
 @contextlib.contextmanager

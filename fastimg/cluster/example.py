@@ -42,7 +42,7 @@ head_node_type: head
 # All nodes need the same fastimg, and a folder that they share, for runs and for data that is no URL.
 initialization_commands: []
 setup_commands:
-  - pip install "fastimg[ray,remote]"
+  - pip install 'fastimg[ray,remote] @ git+https://HOST/USER/fastimg'  # CHANGE: where your fastimg is from
   - sudo apt-get install -y nfs-common
   - sudo mkdir -p /shared
   - mountpoint -q /shared || sudo mount -t nfs4 -o nfsvers=4.1 FILE-SYSTEM:/ /shared  # CHANGE: your NFS or EFS

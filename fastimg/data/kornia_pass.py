@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fastimg.errors import UsageError, nearest
+from fastimg.loaders.extras import install
 
 _TRIED_SEED = 0
 _TRIED_IMAGES = 2
@@ -66,8 +67,7 @@ def _library() -> Any:
             return importlib.import_module("kornia.augmentation")
     except ImportError as error:
         raise UsageError(
-            f"augmentation: Kornia's are used, and kornia cannot be imported ({error}); `pip install kornia`, or "
-            "`pip install '.[kornia]'` in a clone of fastimg"
+            f"augmentation: Kornia's are used, and kornia cannot be imported ({error}); `{install('kornia')}`"
         ) from error
 
 

@@ -61,7 +61,7 @@ def _versions(facts: MachineFacts) -> Iterator[tuple[str, str]]:
         if package.version is None and not package.needed:
             missing.setdefault(package.install, []).append(name)
     for install, names in missing.items():
-        yield ", ".join(names), f"not installed; {_clone(install)}"
+        yield ", ".join(names), f"not installed; `{install}`"
 
 
 def _gpu(facts: MachineFacts) -> Iterator[tuple[str, str]]:
@@ -204,14 +204,10 @@ def _folder(folder: Folder | Unknown) -> str:
 
 def _package(package: Package) -> str:
     if package.version is None:
-        return f"not installed; {_clone(package.install)}"
+        return f"not installed; `{package.install}`"
     if package.fault:
         return f"{package.version}, cannot be imported: {package.fault}"
     return package.version + (f", older than {package.oldest}" if package.oldest else "")
-
-
-def _clone(install: str) -> str:
-    return f"`{install}`" + (" in a clone of fastimg" if "'.[" in install else "")
 
 
 def _compiler(compiler: Compiler | Unknown) -> str:

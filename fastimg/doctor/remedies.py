@@ -115,7 +115,7 @@ def packages(facts: MachineFacts) -> Iterator[str]:
             again = package.install.replace("pip install", "pip install --force-reinstall --no-deps", 1)
             if name == "torch":  # with the libraries that it depends on
                 again = "pip install --force-reinstall torch torchvision"
-            remedy = f"`{again}`" if package.needed else f"`{package.install}` in a clone of fastimg"
+            remedy = f"`{again if package.needed else package.install}`"
             yield f"{name} {package.version} is installed but cannot be imported ({package.fault}): {remedy}"
         elif package.oldest:
             yield f"{name} {package.version} is older than {package.oldest}, which fastimg needs: `{package.install}`"

@@ -12,12 +12,12 @@ from torch import nn
 
 from fastimg.config.training import HF_PREFIX
 from fastimg.errors import UsageError, UserError, reason_of
+from fastimg.loaders.extras import install
 from fastimg.wording import plural
 
 from .tokenizer import DEFAULT_LENGTH, Tokenizer
 
 Pooling = Literal["mean", "cls", "last"]
-_INSTALL = "texts need transformers: `pip install 'fastimg[text]'`, or `uv pip install transformers`"
 _MAX_LENGTH = 100_000  # tokens; a tokenizer without a limit states an absurdly large one
 
 
@@ -160,7 +160,7 @@ def _library() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise UsageError(_INSTALL) from error
+        raise UsageError(f"texts need transformers: `{install('text')}`") from error
     return transformers
 
 

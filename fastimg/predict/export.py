@@ -20,6 +20,7 @@ from fastimg.config.commands import Export
 from fastimg.data.elsewhere import local_folder
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.errors import not_written
+from fastimg.loaders.extras import install
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
@@ -169,8 +170,7 @@ def _check_packages(config: Export) -> None:
         names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
         what = f"--format {config.chosen_format}{' --check' if missing == ['onnxruntime'] else ''}"
         raise UsageError(
-            f"{what}: needs {names}, which {agreeing(len(missing), 'is')} not installed; "
-            "`pip install onnx onnxscript onnxruntime`, or `pip install '.[export]'` in a clone of fastimg"
+            f"{what}: needs {names}, which {agreeing(len(missing), 'is')} not installed; `{install('export')}`"
         )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fastimg.errors import UsageError, UserError, reason_of
+from fastimg.loaders.extras import install
 
 from .parameters import Parameter, combinations
 from .places.folder import STUDY
@@ -247,7 +248,7 @@ def library() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise UserError('search: Optuna is not installed; install it with pip install "fastimg[tune]"') from error
+        raise UserError(f"search: Optuna is not installed; `{install('tune')}`") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

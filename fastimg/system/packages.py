@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fastimg.loaders.extras import install
+
 # Required packages: distribution -> its module and the oldest supported version, as in pyproject.toml.
 NEEDED = {
     "torch": ("torch", "2.11"),
@@ -38,25 +40,25 @@ NEEDED = {
     "llvmlite": ("llvmlite", "0.44"),
     "xxhash": ("xxhash", "3.0"),
 }
-_FFCV = "apt-get install libopencv-dev libturbojpeg0-dev pkg-config && pip install '.[ffcv]'"
-# Optional packages: name -> prefix of its distributions, its module, and how to install it in a clone of fastimg.
+_FFCV = f"apt-get install libopencv-dev libturbojpeg0-dev pkg-config && {install('ffcv')}"
+# Optional packages: name -> prefix of its distributions, its module, and how to install it.
 OPTIONAL = {
     "ffcv": ("ffcv", "ffcv", _FFCV),
-    "nvidia-dali": ("nvidia-dali-cuda", "nvidia.dali", "pip install '.[dali]'"),
-    "nvimgcodec": ("nvidia-nvimgcodec-cu", "nvidia.nvimgcodec", "pip install '.[gpu]'"),
+    "nvidia-dali": ("nvidia-dali-cuda", "nvidia.dali", install("dali")),
+    "nvimgcodec": ("nvidia-nvimgcodec-cu", "nvidia.nvimgcodec", install("gpu")),
     "webdataset": ("webdataset", "webdataset", "pip install webdataset"),
-    "kornia": ("kornia", "kornia", "pip install '.[kornia]'"),
-    "pillow-heif": ("pillow-heif", "pillow_heif", "pip install '.[heif]'"),
-    "transformers": ("transformers", "transformers", "pip install '.[text]'"),
-    "onnx": ("onnx", "onnx", "pip install '.[export]'"),
-    "onnxruntime": ("onnxruntime", "onnxruntime", "pip install '.[export]'"),
-    "optuna": ("optuna", "optuna", "pip install '.[tune]'"),
-    "tifffile": ("tifffile", "tifffile", "pip install '.[tiff]'"),
-    "obstore": ("obstore", "obstore", "pip install '.[remote]'"),
-    "ray": ("ray", "ray", "pip install '.[ray]'"),
-    "tensorboard": ("tensorboard", "tensorboard", "pip install '.[tensorboard]'"),
-    "wandb": ("wandb", "wandb", "pip install '.[wandb]'"),
-    "mlflow": ("mlflow", "mlflow", "pip install '.[mlflow]'"),
+    "kornia": ("kornia", "kornia", install("kornia")),
+    "pillow-heif": ("pillow-heif", "pillow_heif", install("heif")),
+    "transformers": ("transformers", "transformers", install("text")),
+    "onnx": ("onnx", "onnx", install("export")),
+    "onnxruntime": ("onnxruntime", "onnxruntime", install("export")),
+    "optuna": ("optuna", "optuna", install("tune")),
+    "tifffile": ("tifffile", "tifffile", install("tiff")),
+    "obstore": ("obstore", "obstore", install("remote")),
+    "ray": ("ray", "ray", install("ray")),
+    "tensorboard": ("tensorboard", "tensorboard", install("tensorboard")),
+    "wandb": ("wandb", "wandb", install("wandb")),
+    "mlflow": ("mlflow", "mlflow", install("mlflow")),
     "triton": ("triton", "triton", "pip install triton"),
 }
 # Compiled against libraries of the system or CUDA, so possibly installed but unusable. Each is tried in a subprocess.
@@ -113,10 +115,10 @@ def packages(
         warnings.simplefilter("ignore")
         for name, (module, oldest) in NEEDED.items():
             packages[name] = _needed(name, module, oldest, installed, importing)
-    for name, (prefix, module, install) in OPTIONAL.items():
+    for name, (prefix, module, how) in OPTIONAL.items():
         version = _version(installed, prefix) if _findable(module) else None
         fault = (trying or why_not_importable)(module) if version is not None and name in _TRIED else ""
-        packages[name] = Package(version=version, needed=False, install=install, fault=fault)
+        packages[name] = Package(version=version, needed=False, install=how, fault=fault)
     return packages
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     import torch
 
-INSTALL = 'pip install "fastimg[gpu]"'
 
 _KEPT_BYTES = 8 << 20  # an image with a larger buffer is not reused for the next batch
 _OPTIONS = ":fancy_upsampling=1"  # interpolate chroma, like libjpeg

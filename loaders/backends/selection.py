@@ -11,6 +11,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.extras import install
 from fastimg.loaders.jpeg.decoding.region import Scaling
 
 from . import nvcodec
@@ -26,9 +27,8 @@ if TYPE_CHECKING:  # torch takes seconds to import; checking a flag does not nee
 
 _MODULES = {"dali": "nvidia.dali", "ffcv": "ffcv"}
 _INSTALLS = {
-    "dali": "`pip install '.[dali]'` in a clone of fastimg",
-    "ffcv": "`apt-get install libopencv-dev libturbojpeg0-dev pkg-config`, then `pip install '.[ffcv]'` in a clone of "
-    "fastimg",
+    "dali": f"`{install('dali')}`",
+    "ffcv": f"`apt-get install libopencv-dev libturbojpeg0-dev pkg-config`, then `{install('ffcv')}`",
 }
 
 
@@ -56,7 +56,7 @@ def reads(backend: Backend, dataset: Dataset) -> bool:
 
 def _on_gpu(images: "ImageDecoder", device: "torch.device", threads: int | None) -> "Decoder":
     if not nvcodec.installed():
-        raise MissingBackend(f"nvImageCodec is not installed: {nvcodec.INSTALL}")
+        raise MissingBackend(f"nvImageCodec is not installed: `{install('gpu')}`")
     from .gpu_decode import DeviceDecode  # it needs Triton
 
     return DeviceDecode.on(device, images, threads)

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.npy import check_npy_header, npy_array, read_npy_header
 from fastimg.loaders.errors import ImageError, first_line
+from fastimg.loaders.extras import install
 from fastimg.loaders.opening import check_pixels
 
-MISSING = "TIFF files of several bands are read by tifffile, which is not installed; pip install 'fastimg[tiff]'"
 BANDS = frozenset((".npy", ".tif", ".tiff"))  # extensions
 _TIFF = (".tif", ".tiff")
 _LAYOUTS = {  # by version, little-endian: the number of entries, an entry (tag, type, count, value), an offset
@@ -125,7 +125,9 @@ def _npy(content: bytes | Path) -> npt.NDArray[Any]:
 def _series(content: bytes | Path | BinaryIO) -> Iterator[Any]:
     """The first series of a TIFF, within which it may be read. Raises ImageError."""
     if importlib.util.find_spec("tifffile") is None:
-        raise ImageError(MISSING)
+        raise ImageError(
+            f"TIFF files of several bands are read by tifffile, which is not installed; `{install('tiff')}`"
+        )
     import tifffile  # an extra
 
     try:

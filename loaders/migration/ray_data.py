@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 from fastimg.loaders.crop import CropRule, Size
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.extras import install
 from fastimg.loaders.loader import Loader
 from fastimg.loaders.remote.stores import url_of
 from fastimg.loaders.wording import plural
@@ -90,7 +91,7 @@ def ray_dataset(
     try:
         import ray.data
     except ImportError as error:
-        raise DataError("ray_dataset needs Ray Data: pip install 'fastimg[ray]'") from error
+        raise DataError(f"ray_dataset needs Ray Data: `{install('ray')}`") from error
     if num_cpus < 1:
         raise ValueError(f"num_cpus={num_cpus}: give 1 or more")
     opening = _Opening(

@@ -315,11 +315,6 @@ def _same(label: int) -> int:
     return label
 
 
-def _install(name: str) -> str:
-    command = OPTIONAL[name][2]
-    return f"{command}, in a clone of fastimg" if "'.[" in command else command
-
-
 # A new peer takes a function above and an entry here. The others are compared with the first one.
 PEERS: dict[str, Peer] = {
     BASE: Peer(open=native, about="fastimg's loader, threads"),
@@ -328,21 +323,21 @@ PEERS: dict[str, Peer] = {
         open=dali,
         about=f"CPU pipeline on the files: image_random_crop, resize, flip; threads, {AHEAD} batches ahead",
         module="nvidia.dali",
-        install=_install("nvidia-dali"),
+        install=OPTIONAL["nvidia-dali"][2],
     ),
     "ffcv": Peer(
         open=ffcv,
         make=make_for_ffcv,
         about="a .beton from its own writer, jpg at quality 90; os_cache, threads",
         module="ffcv",
-        install=_install("ffcv"),
+        install=OPTIONAL["ffcv"][2],
     ),
     "webdataset": Peer(
         open=webdataset,
         make=write_tars,
         about="tars of the files; Pillow, torchvision v2; persistent processes",
         module="webdataset",
-        install=_install("webdataset"),
+        install=OPTIONAL["webdataset"][2],
     ),
     "synthetic": Peer(
         open=synthetic,

@@ -7,6 +7,7 @@ from fastimg.config.rules import refuse, refuse_device
 from fastimg.data.datasets import check_backend, chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders.backends import nvcodec
+from fastimg.loaders.extras import install
 from fastimg.train.optimisers import catalogue
 from fastimg.train.trackers import fanout
 
@@ -35,5 +36,5 @@ def check_device(config: Train, device: str) -> None:
     refuse_device(config, device, TRAIN_DEVICE)
     if config.decode == "gpu" and not nvcodec.installed():
         raise UsageError(
-            f"--decode gpu needs nvImageCodec, which is not installed: {nvcodec.INSTALL}; or leave --decode out"
+            f"--decode gpu needs nvImageCodec, which is not installed: `{install('gpu')}`; or leave --decode out"
         )

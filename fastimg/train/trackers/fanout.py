@@ -11,6 +11,7 @@ from fastimg.config.commands import Train
 from fastimg.config.intent import trackers
 from fastimg.errors import UsageError, UserError, reason_of
 from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.extras import install
 
 from .protocol import TrackedRun, Tracker
 
@@ -25,7 +26,7 @@ def check(config: Train) -> None:
     """Raises UsageError for a tracker that is not installed."""
     for name in trackers(config):
         if find_spec(_MODULES[name]) is None:
-            raise UsageError(f"--log {name}: it is not installed; pip install '.[{name}]', or leave it out")
+            raise UsageError(f"--log {name}: it is not installed; `{install(name)}`, or leave it out")
 
 
 def opened(name: str, run: TrackedRun) -> Tracker:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.extras import install
 from fastimg.loaders.remote.urls import StoreURL
 
 from .causes import first_line
@@ -40,7 +41,7 @@ def opened(url: StoreURL, options: Mapping[str, str], retries: int) -> "ObjectSt
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise DataError(f"{url}: an object store is read with obstore: pip install 'fastimg[remote]'") from error
+        raise DataError(f"{url}: an object store is read with obstore: `{install('remote')}`") from error
     client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "read_timeout": READ_TIMEOUT, "timeout": "1h"}
     store: dict[str, Any] = {}
     if _is_plain(url, options):

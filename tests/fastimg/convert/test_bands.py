@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional
 
 from fastimg.loaders import CenterCrop, Letterbox, Loader, RandomResizedCrop, open_dataset
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.extras import install
 from fastimg.loaders.folders import bands as files
 from fastimg.loaders.folders.bands import read_bands
 
@@ -147,7 +148,7 @@ def test_bands_are_not_shrunk(table, tmp_path, cli):
 def test_tifffile_is_named_where_it_is_missing(table, tmp_path, cli, monkeypatch):
     monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
     ran = cli("convert", table, tmp_path / "D", "--field", "bands:bands")
-    assert ran.code == 1 and "pip install 'fastimg[tiff]'" in ran.err
+    assert ran.code == 1 and f"`{install('tiff')}`" in ran.err
     with pytest.raises(ImageError, match="which is not installed"):
         read_bands(table.parent / "0.tif", "0.tif")
 

@@ -17,6 +17,7 @@ from fastimg.doctor import diagnosis as doctor
 from fastimg.doctor import torch_facts
 from fastimg.doctor.findings import rows
 from fastimg.doctor.remedies import CACHES, PER_THREAD, Copying, InUse, MachineFacts, Unknown, advice, unusable
+from fastimg.loaders.extras import install
 from fastimg.system import measurement
 from fastimg.system import packages as installed
 from fastimg.system.disks import Disk, DiskReading
@@ -136,7 +137,7 @@ ADVICE = {
     ),
     "broken, and optional": (
         package("ffcv", version="1.0.2", fault="ImportError: libopencv"),
-        ["ffcv 1.0.2", "libopencv", "`apt-get install libopencv-dev", "pip install '.[ffcv]'` in a clone of fastimg"],
+        ["ffcv 1.0.2", "libopencv", "`apt-get install libopencv-dev", f"{install('ffcv')}`"],
     ),
     "old": (
         package("numpy", version="1.25", oldest="1.26"),
@@ -288,7 +289,7 @@ def test_the_table():
 def test_the_table_has_install_commands():
     packages = {name: p if p.needed else dataclasses.replace(p, version=None) for name, p in GOOD.packages.items()}
     told = lines(but(packages=packages))
-    assert told["versions", "onnx, onnxruntime"] == "not installed; `pip install '.[export]'` in a clone of fastimg"
+    assert told["versions", "onnx, onnxruntime"] == f"not installed; `{install('export')}`"
     assert told["decoders", "webdataset"] == "not installed; `pip install webdataset`"
     values = " ".join(told.values())
     assert not [install for _, _, install in OPTIONAL.values() if f"`{install}`" not in values]

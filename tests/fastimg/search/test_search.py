@@ -12,6 +12,7 @@ import yaml
 from fastimg.config.commands import Train
 from fastimg.config.yaml_file import dump
 from fastimg.errors import UsageError
+from fastimg.loaders.extras import install
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.search import command
 from fastimg.search.places.folder import locked
@@ -167,7 +168,7 @@ def test_ray_that_is_not_installed(search, monkeypatch):
     ran = search(*PARAM, "--trials", 1, "--backend", "ray")
     assert (ran.code, ran.err) == (
         1,
-        'fastimg: error: search --backend ray: Ray is not installed; install it with pip install "fastimg[ray]"\n',
+        f"fastimg: error: search --backend ray: Ray is not installed; `{install('ray')}`\n",
     )
 
 
@@ -245,7 +246,7 @@ def test_without_optuna_the_extra_is_named(search, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     ran = search(*PARAM, "--trials", 1)
     assert ran.code == 1
-    assert 'pip install "fastimg[tune]"' in ran.err
+    assert f"`{install('tune')}`" in ran.err
 
 
 def test_every_gpu_that_is_visible_has_a_process(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from fastimg.loaders.backends import selection as backends
+from fastimg.loaders.extras import install
 
 FAST = ("--arch", "test_resnet", "--img-size", "32", "--batch-size", "8", "--no-amp", "--epochs", "1")
 
@@ -65,7 +66,7 @@ def test_a_missing_library_is_named(cli, trained, tmp_path, monkeypatch):
             ("eval", trained.run, trained.shards),
         ):
             ran = cli(*command, "--loader", loader)
-            assert ran.code == 2 and f"--loader {loader}: " in ran.err and f"pip install '.[{loader}]'" in ran.err
+            assert ran.code == 2 and f"--loader {loader}: " in ran.err and f"{install(loader)}`" in ran.err
 
 
 def test_ffcv_with_other_data_explains_how_to_convert(cli, trained, tmp_path, monkeypatch):

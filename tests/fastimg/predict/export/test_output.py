@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fastimg.loaders.extras import install
 from fastimg.models.registry import build
 from fastimg.predict.exporting import graph
 from fastimg.predict.exporting import interface as subject
@@ -87,7 +88,7 @@ def test_missing_packages(trained, monkeypatch, tmp_path, written, cli):
     ran = cli(*arguments, "--overwrite", "--check")
     assert (
         ran.code == 2
-        and "--format onnx --check: needs onnxruntime, which is not installed; `pip install onnx " in ran.err
+        and f"--format onnx --check: needs onnxruntime, which is not installed; `{install('export')}`" in ran.err
     )
     lost |= {"onnx", "onnxscript"}
     ran = cli(*arguments, "--overwrite")
