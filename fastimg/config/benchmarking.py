@@ -13,45 +13,46 @@ class Measuring:  # more than 12 fields: a flag each
     """What to measure: the first flags of `bench`."""
 
     data: Positional[Path]
-    """Shards, .beton files, or a folder of images, with or without subfolders for classes; or the URL of shards
-    or a folder in an object store."""
+    """What to read: shards, .beton files, or a folder of images, with or without subfolders for classes; or the URL of
+    shards or a folder in an object store."""
     quick: Switch[bool] = False
-    """Answer in about 20 seconds: every stage, real/synthetic and the verdict. This is the default. --loaders,
-    --threads and --tune add their measurements."""
+    """Answer in about 20 seconds: every stage, real/synthetic and the verdict, and what --loaders, --threads and --tune
+    add. This is the default."""
     full: Switch[bool] = False
     """Take minutes instead: measure longer, try what would be faster, and compare all installed loaders and several
     numbers of threads. The plan that is printed first says how long it takes."""
     split: str = "train"
-    """The split to read."""
+    """Name of the split to read."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME[,NAME...]")] = None
-    """The models whose training steps are measured, named as for `train`. Default: that of the newest run in the folder
-    runs, at its image size; without a run, resnet50 on a GPU and resnet18 on a CPU."""
+    """Names of the models whose training steps are measured, separated by commas (default: that of the newest run in
+    the folder runs, at its image size; without a run, resnet50 on a GPU and resnet18 on a CPU)."""
     loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=("--data-backend",))] = "auto"
-    """The data loader that training would use; see `train --help`."""
+    """The loader to measure: fastimg's own loader (auto, native), PyTorch's DataLoader with Pillow and torchvision
+    (torch), NVIDIA DALI (dali), or FFCV for .beton files (ffcv)."""
     loaders: str | None = None
-    """Compare loaders: a comma-separated list of native, torch, dali, ffcv, webdataset and synthetic, or all. Each runs
-    in its own process on the same images, as its users set it up; loaders that are not installed are listed. Default:
-    none; with --full all."""
+    """Also measure these loaders, each in a process of its own on the same images: native, torch, dali, ffcv,
+    webdataset and synthetic, separated by commas, or all (default: none; with --full, all that are installed)."""
     stages: Annotated[str, arg(metavar="all|none|NAME[,NAME...]")] = "all"
-    """Stages to measure: a comma-separated list of network (for a URL), read, splice, decode, resize, copy, augment and
+    """Stages to measure, separated by commas: network (for a URL), read, splice, decode, resize, copy, augment and
     step."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
-    """Images per step. Default: 256 on a GPU, 64 on a CPU; fewer without --full where a step would take long."""
+    """Images per step (default: 256 on a GPU, 64 on a CPU; fewer without --full where a step would take long)."""
     img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
-    """Side of the crops in pixels. Default: that of the newest run, if its model is measured, else 224."""
+    """Side of the crops in pixels (default: that of the newest run, if its model is measured, else 224)."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that decode images, or auto for the number that `train` would use."""
+    """Number of threads that decode images; auto is the number that `train` would use."""
     threads: Annotated[str | None, arg(metavar="N[,N...]")] = None
-    """Measure the loader, and each of --loaders, with these numbers of threads (a scaling curve). Default: none; with
-    --full 1, 2, 4 and so on."""
+    """Measure the loader, and each of --loaders, with these numbers of threads, separated by commas (default: none;
+    with --full 1, 2, 4 and so on)."""
     images: int | None = None
-    """Images per repeat. Default: as many as the loader decodes in half a second, or in one second with --full, but at
-    least 4 batches."""
+    """Number of images in each repeat (default: as many as the loader decodes in half a second, or in one second with
+    --full, but at least 4 batches)."""
     repeats: int | None = None
-    """Number of times to measure everything; the median counts. Default: 3; without --full, 2 on a slow machine, or for
-    what takes much longer than planned."""
+    """Number of times to measure everything; the median counts (default: 3; without --full, 2 on a slow machine, or for
+    what takes much longer than planned)."""
     decode: Literal["auto", "cpu", "gpu"] = "auto"
-    """Where fastimg's own loader decodes JPEGs."""
+    """What decodes JPEGs in fastimg's own loader: the CPU (auto, cpu), or nvImageCodec on the GPU, whose pixels differ
+    slightly (gpu; needs the extra `gpu`)."""
     amp: bool = True
     """Use mixed precision where it is faster."""
     channels_last: bool = True
@@ -59,16 +60,16 @@ class Measuring:  # more than 12 fields: a flag each
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:N."""
     no_advice: Switch[bool] = False
-    """Do not try what would be faster, with --full. Saves time, but the verdict has no measured advice."""
+    """With --full: do not try what would be faster. This saves time, but the verdict has no measured advice."""
     tune: bool = False
-    """Try numbers of workers and slots, where to decode, and batch sizes. Prints the fastest as flags and as YAML, and
-    writes them to the profile of this machine that `train --profile` reads."""
+    """Try numbers of workers and slots, where to decode, and batch sizes, and print the fastest as flags and as YAML.
+    They are also written to the profile of this machine that `train --profile` reads."""
     scratch: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Folder for temporary converted copies of some of the images. Default: the system's temporary folder."""
+    """Folder for temporary converted copies of some of the images (default: the system's temporary folder)."""
     seed: int = 0
     """Seed of the order, the crops and augmentation."""
     plot: Path | None = None
-    """Plot bars of --loaders, and curves over --threads, to this PNG file, or to its URL in an object store."""
+    """Picture (PNG) to draw of --loaders as bars, and over --threads as curves, or its URL in an object store."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -83,7 +84,7 @@ class Doctor(FromStore):
     """Report what is installed and in use, the machine's hardware, and what is wrong."""
 
     folder: Positional[Annotated[Path, arg(metavar="[FOLDER]")]] = Path()
-    """Folder whose disk is measured, such as that of your data; or the URL of a dataset: then its store is queried, and
-    the disk is that of the cache. Default: the current folder."""
+    """Folder whose disk is measured, such as that of your data; or the URL of a dataset, whose store is queried, while
+    the disk is that of the cache (default: the current folder)."""
     json: bool = False
     """Print the result as JSON."""

@@ -35,138 +35,128 @@ class Convert:  # more than 12 fields: a flag each
     """Turn images or texts into shards: tars that DALI and WebDataset read too, or FFCV's .beton files."""
 
     src: Positional[Annotated[Path, arg(metavar="SRC")]]
-    """A folder with one subfolder of images or .txt files per class, optionally below train/, val/ and test/; a csv,
-    tsv, jsonl or parquet manifest with a label and the path of an image, or a text, in each row; parquet files with
-    image bytes (Hugging Face's layout); COCO's annotations (.json, or the folder above annotations/); a folder in the
-    layout of YOLO, of VOC, or of images/ and masks/; tar shards or .beton files of any origin; torchvision:NAME
-    (CIFAR10, MNIST, ...); sklearn:digits; hf://datasets/USER/NAME[:config][@revision] (the Hugging Face hub). Class
-    folders, manifests, parquet files, tars and datasets may be in an object store: s3://, gs://, az://, http(s)://."""
+    """What to convert: a folder of class folders, a manifest (.csv, .tsv, .jsonl, .parquet), annotations (COCO, YOLO,
+    VOC, masks), tars, .beton files, torchvision:CIFAR10, sklearn:digits, hf://datasets/USER/NAME, or a URL (s3://,
+    gs://, az://, https://). docs/convert.md describes each of them."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
-    """The dataset directory to write, or the URL of one in an object store."""
+    """Folder of the dataset to write, or its URL in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
     """With --merge: more sources; the last path is DST."""
     format: Literal["tar", "beton"] | None = None
-    """tar: WebDataset shards with DALI's index; beton: one FFCV file for each split. Default: tar; with --append, the
-    format of the dataset."""
+    """What to write: tar, which are WebDataset shards with DALI's index, or beton, one FFCV file for each split
+    (default: tar; with --append, the format of the dataset)."""
     append: bool = False
     """Add SRC to the dataset in DST, without changing its shards."""
     merge: bool = False
     """Combine several sources into one dataset, as in `--merge A B DST`."""
     shard_size: str = "256MB"
-    """Size of a tar, measured by its source images: a number with KB, MB or GB."""
+    """Size of a tar, measured by its source images, as in 500KB, 256MB or 1GB."""
     val_fraction: float = 0.0
-    """Hold out this share of the training split, stratified by class and seeded."""
+    """Share of the training split to hold out as a validation split, the same of each class and drawn by the seed."""
     shuffle: Switch[bool] = False
-    """Shuffle the training split once, by the seed, since shuffling within a window needs shards that are not sorted by
-    class. This is the default, except for tars and .beton files, which keep their order unless they are merged."""
+    """Shuffle the training split while it is converted, so that neighbours in a shard are not of one class. Tars and
+    .beton files keep their order unless this is given or they are merged; all else is shuffled anyway."""
     no_shuffle: Switch[bool] = False
     """Keep the order of the source."""
     seed: int = 0
-    """Seed of shuffling, --val-fraction and --raw-fraction."""
+    """Seed of everything that is drawn: the order, --val-fraction and --raw-fraction."""
     classes: Literal["top", "leaf"] | None = None
-    """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
-    contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
-    differ. In tars of other writers, which have labels as members, folders name classes only if this is given."""
+    """Which folder names the class of a file where class folders have subfolders: top, the topmost one, or leaf, the
+    one that holds the file (default: top, with a message where the two differ; in tars of other programs, none)."""
     key_dots: Literal["first", "last"] | None = None
-    """In tars of other writers, the key that the members of a sample have in common: their name up to its first dot, as
-    in WebDataset, or up to its last one, for names such as cat.17.jpg. Default: first; names that hardly fit it are
-    refused."""
+    """In tars of other programs: a sample's key is its file names up to the first dot, as in WebDataset, or up to the
+    last one, for names such as cat.17.jpg (default: first)."""
     image_member: Annotated[str | None, arg(metavar="EXT")] = None
-    """In tars of other writers, the member that is the image: its extension (left.jpg), or what is before .jpg, .png,
-    ... (left). Default: one without a further dot, such as jpg; of several the one that comes first, with a message."""
+    """In tars of other programs: the extension of the member that is the image, such as left.jpg, or left for any
+    format (default: one without a further dot, such as jpg)."""
     label_member: Annotated[str | None, arg(metavar="EXT[:KEY]")] = None
-    """In tars of other writers, the member that holds the label: its extension (txt), with a key in JSON (json:label,
-    or json:a.b). Default: cls; a message says what there is if no sample has one."""
+    """In tars of other programs: the extension of the member that holds the label, such as txt, or with a key in JSON,
+    as in json:label (default: cls)."""
     path_column: str | None = None
-    """Manifest column with image paths, relative to the manifest, or with image bytes in parquet files. Default: path,
-    file, filename or image."""
+    """Manifest column with image paths, relative to the manifest, or with the images themselves in parquet files
+    (default: path, file, filename or image)."""
     text_column: str | None = None
-    """Manifest column with texts: a dataset of texts, or, if there is a column with image paths, of images with texts
-    beside them, either of which may be missing. Default: text, sentence, review, content or document, if there is no
-    column with image paths."""
+    """Manifest column with texts to learn from; with a column of image paths too, a sample is an image and its text,
+    either of which may be missing (default: text, sentence, review, content or document, if there are no image
+    paths)."""
     label_column: str | None = None
-    """Manifest column with labels. Default: label, class or target."""
+    """Manifest column with labels (default: label, class or target)."""
     target: tuple[str, ...] = ()
-    """A manifest column to learn, as NAME or NAME:KIND; may be given several times. KIND is class, multilabel (lists of
-    labels) or number; if you leave it out, it is guessed and reported. Cells may be empty. Replaces --label-column."""
+    """A manifest column to learn, as NAME or NAME:KIND, where KIND is class, multilabel or number and is guessed if you
+    leave it out; may be given several times. It replaces --label-column, and cells may be empty."""
     label_delimiter: str | None = None
-    """Separator of several labels in a cell, with --target; may be ' '. Default: | if it occurs, else a comma; JSON
-    lists are recognised."""
+    """Separator of several labels in a cell, with --target; may be ' ' (default: | if it occurs, else a comma; JSON
+    lists are recognised)."""
     field: tuple[str, ...] = ()
-    """A manifest column to keep as a field beside the image, as NAME:KIND; may be given several times. KIND is number,
-    array, bands (a TIFF or .npy of several channels), ragged (a list of items), labels, box (xyxy; also box-xywh,
-    box-yolo), keypoint, mask, image or bytes. Cells are numbers, JSON lists or paths. NAME:labels@boxes has a label for
-    each item of boxes."""
+    """A manifest column to keep beside the image, as NAME:KIND; may be given several times. KIND is number, array,
+    bands (a TIFF or .npy of several channels), ragged, labels, box, keypoint, mask, image or bytes, as
+    docs/annotations.md describes."""
     image_field: str | None = None
-    """Store the files of class folders, or of a manifest's column of paths, as the field of this name, each with a
-    preview as its image. The files are arrays [C, H, W] (.npy or TIFF) instead of images."""
+    """Read the files as arrays [C, H, W] (.npy or TIFF) instead of images, and keep them as the field of this name; the
+    image of each is a preview."""
     images: Path | None = None
-    """Folder of the images of COCO's annotations. Default: the images beside the file."""
+    """Folder of the images that COCO's annotations name (default: where the annotations are)."""
     masks: Literal["semantic"] | None = None
-    """Draw the outlines of objects (polygons and run lengths) in COCO's and YOLO's annotations as a field `mask`.
-    semantic: its pixels are class numbers from 1, or 0 for the background."""
+    """Draw the outlines of objects in COCO's and YOLO's annotations as a field `mask`. Its pixels are class numbers
+    from 1, or 0 for the background."""
     split_column: str | None = None
-    """Manifest column with split names. Default: split, if there is one."""
+    """Manifest column with split names (default: split, if there is one)."""
     no_header: Switch[bool] = False
-    """Read the first line of a csv or tsv as a row; the columns are called 1, 2, ... This is detected, and reported, if
-    no name in that line is a known column (texts), or if the line contains the path of an image (images)."""
+    """Read the first line of a csv or tsv as a row, and call the columns 1, 2, and so on (default: detected, and
+    reported)."""
     delimiter: str | None = None
-    """The character between the columns of a csv or tsv, or tab. Default: comma, semicolon, tab or |, detected in the
-    first rows."""
+    """Character between the columns of a csv or tsv, or the word tab (default: comma, semicolon, tab or |, detected in
+    the first rows)."""
     labels_are_classes: Switch[bool] = False
-    """Make each different label of a manifest, or of --label-member, a class, even if labels look like identifiers,
-    decimal numbers or lists, which are refused otherwise."""
+    """Make each different label a class, even if labels look like identifiers, decimal numbers or lists, which are
+    refused otherwise."""
     tile: str = "auto"
     """Rewrite JPEGs losslessly with tiles that can be decoded independently, which makes training crops cheaper: auto
     (32 pixels wide), a width in pixels, or off."""
     max_size: Annotated[int | None, arg(aliases=("--max-resolution",))] = None
     """Shrink images whose longer side exceeds this many pixels (antialiased), and store them as JPEGs."""
     quality: int | None = None
-    """Quality of encoded JPEGs, 1 to 100. Default: 95."""
+    """Quality of JPEGs that are encoded here, 1 to 100 (default: 95)."""
     jpeg: Literal["keep", "reencode"] = "keep"
-    """How images are stored. reencode: store every image as a JPEG of --quality. keep: preserve the coefficients or
-    bytes of every image."""
+    """Keep the data of every image as it is, without loss (keep), or store every image as a JPEG of --quality
+    (reencode)."""
     recompress: Annotated[str | None, arg(metavar="lossless|jpeg:Q")] = None
-    """Recompress images that are not JPEGs (PNG, WebP, TIFF, BMP, GIF, ...). jpeg:Q, such as jpeg:95, makes them tiled
-    JPEGs of quality Q; lossless keeps every pixel, and takes fewer bytes where it can. JPEGs stay lossless. The changes
-    are reported. Default: nothing is recompressed; with --append, as in the dataset."""
+    """Encode images that are not JPEGs anew: lossless keeps every pixel and takes fewer bytes where it can, jpeg:95
+    makes tiled JPEGs of quality 95 (default: they stay as they are; with --append, as in the dataset)."""
     raw_fraction: float | None = None
-    """Share of the images, drawn by the seed, to store as raw pixels with --format beton. Default: 0."""
+    """With --format beton: share of the images, drawn by the seed, to store as raw pixels (default: 0)."""
     originals: Literal["keep", "drop", "refuse"] | None = None
-    """What to do with the original bytes of images that FFCV cannot decode (PNG, CMYK, ...), with --format beton. Such
-    images are stored as raw pixels, with their EXIF orientation applied. keep: also store the original bytes, in a
-    field `original`; drop: do not store them; refuse: treat such images as --on-error says. Default: keep."""
+    """With --format beton: images that FFCV cannot decode (PNG, CMYK, ...) are stored as raw pixels; keep stores their
+    original bytes too, drop does not, refuse treats them as --on-error says (default: keep)."""
     compare: bool = False
-    """Decode every tiled JPEG and its source, and compare the pixels (slower). By default only the structure of the
-    data is checked."""
+    """Decode every tiled JPEG and its source, and compare the pixels, which is slower (default: only the structure of
+    the data is checked)."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that read and check images, or auto for one per core; on a Ray cluster, the number for a
-    shard's task."""
+    """Number of threads that read and check images, on a Ray cluster in each task; auto is one for each core."""
     backend: Literal["local", "ray"] = "local"
-    """Where shards are written: on this machine, or on a Ray cluster whose nodes share a folder (DST may be a URL)."""
+    """Where shards are written: on this machine, or on a Ray cluster whose nodes share a folder, or write to a URL."""
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
-    """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
+    """Address of the Ray cluster; auto is the one that this machine belongs to (default: RAY_ADDRESS, else auto)."""
     max_pixels: int = MAX_PIXELS
-    """Refuse images with more pixels than this, from their header, before anything is decoded."""
+    """Refuse images with more pixels than this, before anything is decoded."""
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with an image that cannot be stored: skip and report it, or stop."""
     resume: bool = False
     """Continue an interrupted conversion into DST."""
     overwrite: bool = False
-    """Replace the dataset in DST. It stays until the new one is complete, so that there is room for both. With
-    --resume, too, an interrupted replacement is continued."""
+    """Replace the dataset in DST. It stays until the new one is complete, so the disk must have room for both."""
     delete_first: bool = False
-    """With --overwrite, delete the dataset in DST before the new one is made, where the disk cannot hold both. If the
+    """With --overwrite: delete the dataset in DST before the new one is made, where the disk cannot hold both. If the
     conversion then fails, neither is left."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Where to keep the journal, and shards until they are uploaded, with a URL as DST; or where to fetch its shards
-    to, with a URL as SRC. Default: the user's cache directory."""
+    """With URLs: folder for the journal of the conversion, for shards until they are uploaded, and for shards that are
+    fetched (default: the user's cache directory)."""
     cache_limit: Annotated[str | None, arg(metavar="SIZE")] = None
-    """How much the cache may hold, such as 200GB, with tars or a dataset at a URL as SRC. Default: what it already
-    holds, plus half of the free disk space."""
+    """Most disk space for copies of an object store's shards, such as 200GB (default: what is there already, plus half
+    of the free space)."""
     storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """Options of the object store, as obstore names them: endpoint=URL, region=NAME. Credentials are taken from the
-    environment."""
+    """A setting of the object store by obstore's name, such as region=eu-west-1, endpoint=URL or skip_signature=true;
+    may be given several times. Keys and passwords belong into the environment."""
     json: bool = False
     """Print the report as JSON."""
 
@@ -176,8 +166,8 @@ class Verify(FromStore):
     """Check that a dataset is intact: sizes, checksums, indexes, labels. Every fault is reported."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, other tars or .beton files, or a folder of images or texts; or the URL of
-    shards in an object store, which are all fetched again, or of a folder there."""
+    """Shards made by `fastimg convert`, other tars or .beton files, or a folder of images or texts; or a URL of these.
+    Shards in an object store are all fetched again."""
     deep: bool = False
     """Also decode every image, or read every text."""
     max_pixels: int = MAX_PIXELS
@@ -191,49 +181,48 @@ class Eval:  # more than 12 fields: a flag each
     """Evaluate a checkpoint: accuracy, precision and recall of every class, a confusion matrix, and the mistakes."""
 
     checkpoint: Positional[Path]
-    """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
+    """The model: a run's folder (its best checkpoint) or its URL, a checkpoint's folder, or a model.safetensors."""
     data: Positional[Path]
-    """Shards or an image folder, with the checkpoint's classes, or the URL of shards or a folder in an object store."""
+    """What to evaluate on: shards or an image folder with the model's classes, or their URL in an object store."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
-    """More runs; DATA comes last. Each run is evaluated, as are their mean, deviation and ensemble. Each run over folds
-    is evaluated on the fold that it held out."""
+    """More runs, then DATA last: each run is evaluated, and so are their mean, deviation and ensemble. Runs of `train
+    --fold` are evaluated on the fold that they held out."""
     split: str | None = None
-    """The split to evaluate. Default: val, else test, else the part of train that training held out."""
+    """Name of the split to evaluate (default: val, else test, else the part of train that training held out)."""
     classes: Literal["top", "leaf"] | None = None
-    """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
-    contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
-    differ."""
+    """Which folder names the class of a file where class folders have subfolders: top, the topmost one, or leaf, the
+    one that holds the file (default: top, with a message where the two differ)."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
-    """Images per step. Default: 256 on a GPU, 64 on a CPU."""
+    """Images per step (default: 256 on a GPU, 64 on a CPU)."""
     loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=("--data-backend",))] = "auto"
-    """The data loader: fastimg's own (native, auto), PyTorch's DataLoader with Pillow and torchvision (torch), NVIDIA
-    DALI, or FFCV (.beton only)."""
+    """What loads the images: fastimg's own loader (auto, native), PyTorch's DataLoader with Pillow and torchvision
+    (torch), NVIDIA DALI (dali), or FFCV for .beton files (ffcv)."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that decode images (processes with --loader torch), or auto."""
+    """Number of threads that decode images, or of processes with --loader torch; auto is this process's share of the
+    cores."""
     on_error: Literal["skip", "fail"] | None = None
-    """What to do with an image that cannot be decoded: skip and report it, or stop. Default: skip."""
+    """What to do with an image that cannot be decoded: skip and report it, or stop (default: skip)."""
     max_pixels: int | None = None
-    """Do not decode images with more pixels than this. Default: 89478485."""
+    """Do not decode images with more pixels than this (default: 89478485)."""
     tta: Annotated[Tta, arg(metavar="[VIEWS]", alone="mirror", words=TTA_VIEWS)] = False
-    """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also average
-    those of the image shifted by a pixel up-left and down-right, like `train --tta mirror-shift`. --tta alone means
-    mirror."""
+    """Average the model's outputs over several views of each image: the image and its mirror image (mirror, or --tta
+    alone), or also both of them shifted by a pixel in two directions (mirror-shift)."""
     amp: bool | None = None
-    """Use mixed precision where it is faster, or with --no-amp float32. Default: the precision of the training."""
+    """Use mixed precision where it is faster; --no-amp computes in float32 (default: as in training)."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:N."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Folder that keeps the shards of an object store. Default: the folder shards in the user's cache directory."""
+    """Folder on this machine for copies of an object store's shards, which are then fetched only once (default: the
+    folder shards in the user's cache directory)."""
     cache_limit: Annotated[str | None, arg(metavar="SIZE")] = None
-    """How much --cache-dir may hold, such as 200GB. Default: what it already holds, plus half of the free disk
-    space."""
+    """Most disk space for copies of an object store's shards, such as 200GB (default: what is there already, plus half
+    of the free space)."""
     storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
-    are taken from the environment."""
+    """A setting of the object store by obstore's name, such as region=eu-west-1, endpoint=URL or skip_signature=true;
+    may be given several times. Keys and passwords belong into the environment."""
     plot: Path | None = None
-    """Write the plot of the confusion matrix to this file, or to its URL in an object store. Default:
-    confusion-SPLIT.png next to the checkpoint. mistakes-SPLIT.csv and mistakes-SPLIT.png, the most confident mistakes,
-    are written to the same folder."""
+    """Picture of the confusion matrix to write, or its URL; the most confident mistakes are written beside it, as
+    mistakes-SPLIT.csv and mistakes-SPLIT.png (default: confusion-SPLIT.png next to the checkpoint)."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -253,29 +242,28 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     """Classify images, or texts, with a checkpoint."""
 
     checkpoint: Positional[Path]
-    """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
+    """The model: a run's folder (its best checkpoint) or its URL, a checkpoint's folder, or a model.safetensors."""
     sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]")]] = ()
-    """Image files, or folders to search for images; for a checkpoint that reads texts, .txt files; or the URL of a
-    file, of a folder or of a dataset in an object store."""
+    """Image files, or folders to search for images; .txt files for a model that reads texts; or URLs of these or of a
+    dataset."""
     text: tuple[str, ...] = ()
-    """Texts to classify, each of them quoted. May be given several times."""
+    """Texts to classify, each of them quoted; may be given several times."""
     topk: int = 5
     """Number of classes to show for each image."""
     threshold: float | None = None
-    """Predict labels with this probability or more, for targets of several labels. Default: each label's own threshold,
-    which training chose on the validation split."""
+    """For targets of several labels: predict those with this probability or more (default: each label's own threshold,
+    which training chose on the validation split)."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
-    """Images per step. Default: 256 on a GPU, 64 on a CPU."""
+    """Images per step (default: 256 on a GPU, 64 on a CPU)."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that decode images, or auto."""
+    """Number of threads that decode images; auto is this process's share of the cores."""
     max_pixels: int = MAX_PIXELS
     """Do not decode images with more pixels than this."""
     tta: Annotated[Tta, arg(metavar="[VIEWS]", alone="mirror", words=TTA_VIEWS)] = False
-    """Test-time augmentation. mirror: average the logits of each image and its mirror image. mirror-shift: also average
-    those of the image shifted by a pixel up-left and down-right, like `train --tta mirror-shift`. --tta alone means
-    mirror."""
+    """Average the model's outputs over several views of each image: the image and its mirror image (mirror, or --tta
+    alone), or also both of them shifted by a pixel in two directions (mirror-shift)."""
     amp: bool | None = None
-    """Use mixed precision where it is faster, or with --no-amp float32. Default: the precision of the training."""
+    """Use mixed precision where it is faster; --no-amp computes in float32 (default: as in training)."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:N."""
     json: bool = False
@@ -289,20 +277,20 @@ class Export(FromStore):  # more than 12 fields: a flag each
     """Write a checkpoint as one file for other programs: ONNX, torch.export's pt2, or safetensors."""
 
     checkpoint: Positional[Path]
-    """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
+    """The model: a run's folder (its best checkpoint) or its URL, a checkpoint's folder, or a model.safetensors."""
     format: Literal["safetensors", "onnx", "pt2"] | None = None
-    """The file format. onnx, pt2: a graph from uint8 images to logits, including normalisation. safetensors: the
-    weights, with metadata. Default: the extension of --output."""
+    """The file format: onnx or pt2, a graph from uint8 images to logits, normalisation included, or safetensors, the
+    weights with a description (default: the extension of --output)."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FILE|FOLDER")] = None
-    """Where to write, or the URL of a file in an object store. Default: RUN.onnx, .pt2 or .safetensors in the directory
-    of the run, or next to the checkpoint."""
+    """File or folder to write, or the URL of a file in an object store (default: RUN.onnx, .pt2 or .safetensors in the
+    run's folder, or next to the checkpoint)."""
     with_preprocessing: bool = False
-    """Accept images of any size, and include the resize and centre crop of `predict` (onnx, pt2). See
-    docs/export.md."""
+    """Accept images of any size: the graph of onnx or pt2 also resizes and cuts out the centre, as `predict` does."""
     check: bool = False
-    """Run the written file on the CPU and compare its outputs with those of `predict`; exit code 1 if they differ."""
+    """Run the written file on the CPU and compare its outputs with those of `predict`; the exit code is 1 if they
+    differ."""
     check_data: Annotated[Path | None, arg(metavar="DATA")] = None
-    """Images for --check: a dataset or its URL, or image files, of which up to 64 are read. Default: random images."""
+    """Images for --check: a dataset or its URL, or image files, of which up to 64 are read (default: random images)."""
     overwrite: bool = False
     """Replace the file."""
     json: bool = False
@@ -332,22 +320,22 @@ class Push:
     """Upload a checkpoint to the Hugging Face hub, with a model card made of what the run knows."""
 
     checkpoint: Positional[Path]
-    """A run directory (its best checkpoint) or its URL, a checkpoint directory, or model.safetensors."""
+    """The model: a run's folder (its best checkpoint) or its URL, a checkpoint's folder, or a model.safetensors."""
     dst: Positional[Annotated[str, arg(metavar="hub://USER/NAME")]]
     """The repository. It is created if it does not exist; otherwise the files become a new commit."""
     private: bool = False
     """Make a new repository private."""
     revision: Annotated[str | None, arg(metavar="BRANCH")] = None
-    """Commit to this branch, which is created if it does not exist. Default: main."""
+    """Branch to commit to, which is created if it does not exist (default: main)."""
     message: str | None = None
-    """The message of the commit."""
+    """Message of the commit (default: Upload NAME, with the model's name)."""
     dry_run: Switch[bool] = False
     """Print the files and the card, and upload nothing. Needs no network and no token."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Where to keep the best model of a run at a URL. Default: the user's cache directory."""
+    """Folder for the best model of a run that is at a URL (default: the user's cache directory)."""
     storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """Options of the object store, as obstore names them: endpoint=URL, region=NAME, skip_signature=true. Credentials
-    are taken from the environment."""
+    """A setting of the object store by obstore's name, such as region=eu-west-1, endpoint=URL or skip_signature=true;
+    may be given several times. Keys and passwords belong into the environment."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -357,32 +345,31 @@ class Inspect(FromStore, Augmenting):  # more than 12 fields: a flag each
     """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see, or texts."""
 
     data: Positional[Path]
-    """Shards, .beton files, other tars, or a folder of images or texts; or the URL of shards or a folder in an
-    object store."""
+    """What to look at: shards, .beton files, other tars, or a folder of images or texts; or the URL of shards or a
+    folder in an object store."""
     split: str | None = None
-    """Inspect only this split. Default: all splits."""
+    """Name of the split to inspect (default: all splits)."""
     classes: Literal["top", "leaf"] | None = None
-    """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
-    contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
-    differ."""
+    """Which folder names the class of a file where class folders have subfolders: top, the topmost one, or leaf, the
+    one that holds the file (default: top, with a message where the two differ)."""
     headers_only: Switch[bool] = False
     """Read only the headers of images: faster, but damage inside them is not found."""
     no_pictures: Switch[bool] = False
     """Draw nothing, which saves the seconds that importing torch takes."""
     samples: int | None = None
-    """Number of images in samples.png; augmented.png shows up to 8 of them, as in the first 8 epochs of training. For
-    texts, the number of texts to print. Default: 36 images, 10 texts."""
+    """Number of images in samples.png, or of texts to print; augmented.png shows up to 8 of them, as the first 8 epochs
+    of training would (default: 36 images, 10 texts)."""
     draw_fields: Annotated[str | None, arg(metavar="A,B|none")] = None
-    """The boxes, points and masks to draw over the images. Default: all that the data has."""
+    """Names of the boxes, points and masks to draw over the images (default: all that the data has)."""
     img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
-    """Side of the crops in augmented.png, in pixels. Default: the size in --config, else 224."""
+    """Side of the crops in augmented.png in pixels (default: the size in --config, else 224)."""
     config: Path | None = None
     """Show the augmentation of this YAML file, such as the config.yaml of a run. Flags override it."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FOLDER")] = None
-    """Folder to write pictures to, or its URL in an object store. Default: inspect-NAME, where NAME is that of the
-    data."""
+    """Folder to write pictures to, or its URL in an object store (default: inspect-NAME, where NAME is that of the
+    data)."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that read and decode, or auto for one per core."""
+    """Number of threads that read and decode; auto is one for each core."""
     max_pixels: int = MAX_PIXELS
     """Count images with more pixels than this as unreadable."""
     seed: int = 0
@@ -400,53 +387,50 @@ class Embed(FromStore):  # more than 12 fields: a flag each
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
     """The folder to write to, or its URL in an object store."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
-    """The encoder: any timm model (from a repository of the hub: hf-hub:USER/NAME), a torchvision model as
-    torchvision/NAME, or, for texts, a Hugging Face encoder as hf:NAME or hf:FOLDER. Default: the architecture that
-    --weights states, else resnet50."""
+    """Name of the encoder: any of timm's models, such as resnet50 or hf-hub:USER/NAME, torchvision/NAME, or hf:NAME, a
+    Hugging Face encoder of texts (default: what --weights name, else resnet50)."""
     pretrained: bool = False
-    """Use the model's published weights (downloaded)."""
+    """Use the model's published weights, which are downloaded once."""
     weights: Path | None = None
-    """Use the weights of this file, of a run or its URL, or of one of its checkpoints. The architecture, arguments and
-    preprocessing that they state are used unless a flag says otherwise."""
+    """Use these weights: a file, a run or its URL, or one of its checkpoints. The model and the preprocessing that they
+    name are used too, unless a flag says otherwise."""
     model_kwargs: tuple[str, ...] = ()
-    """Additional arguments of the model, as name=value."""
+    """Further arguments of the model, as name=value, such as drop_rate=0.1."""
     img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
-    """Side of the model's square input in pixels. Default: the model's own."""
+    """Side of the model's square input in pixels (default: the model's own)."""
     max_length: int | None = None
-    """Truncate texts to this many tokens. Default: the model's own limit."""
+    """Cut texts off after this many tokens (default: the model's own limit)."""
     split: str | None = None
-    """Embed only this split. Default: all splits."""
+    """Name of the split to embed (default: all splits)."""
     classes: Literal["top", "leaf"] | None = None
-    """Which folder names the class of a file, in a folder of class folders: the topmost one (top), or the one that
-    contains the file (leaf). Folders of the same name are one class. Default: top; a message tells you if the two
-    differ."""
+    """Which folder names the class of a file where class folders have subfolders: top, the topmost one, or leaf, the
+    one that holds the file (default: top, with a message where the two differ)."""
     format: Literal["shards", "npy", "parquet"] = "shards"
-    """How to store the embeddings. shards: tars of .npy, .cls and .json, as WebDataset and DALI read them; npy: one
-    array for each split, with labels and keys in files next to it; parquet: a file for each split, with the columns
-    key, label, class and embedding."""
+    """How to store the embeddings: shards, tars of .npy, .cls and .json as WebDataset and DALI read them; npy, an array
+    for each split with labels and keys beside it; or parquet, a table for each split."""
     dtype: Literal["fp16", "fp32"] = "fp16"
-    """Data type of the embeddings."""
+    """Number format of the embeddings."""
     knn: Annotated[int | None, arg(metavar="[K]", alone="20", words=(NUMBER,))] = None
-    """Print the accuracy of classification by the K nearest neighbours (cosine): of val or test among train, or of each
-    sample among all others. --knn alone means 20."""
+    """Print how often the K nearest neighbours (by cosine) name the right class: for val or test among train, or for
+    each sample among all others. --knn alone means 20."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
-    """Number of threads that read and decode, or auto for one per core."""
+    """Number of threads that read and decode; auto is one for each core."""
     max_pixels: int = MAX_PIXELS
     """Do not decode images with more pixels than this."""
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with a sample that cannot be decoded: skip and report it, or stop."""
     amp: bool | None = None
-    """Use mixed precision where it is faster, or with --no-amp float32. Default: the precision in which the run of
-    --weights was trained; on."""
+    """Use mixed precision where it is faster; --no-amp computes in float32 (default: as the run of --weights was
+    trained, else on)."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:N."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Where to cache embeddings while they are computed, and for later runs, and shards of an object store. Default:
-    .fastimg in a converted dataset if it is writable, else the user's cache directory."""
+    """Folder for embeddings while they are computed and for later runs, and for copies of an object store's shards
+    (default: .fastimg in a converted dataset if it is writable, else the user's cache directory)."""
     backend: Literal["local", "ray"] = "local"
     """Where embeddings are computed: on this machine, or on a Ray cluster whose nodes share a folder, or read a URL."""
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None
-    """The Ray cluster, or auto for the one that this machine belongs to. Default: RAY_ADDRESS, else auto."""
+    """Address of the Ray cluster; auto is the one that this machine belongs to (default: RAY_ADDRESS, else auto)."""
     overwrite: bool = False
     """Replace the embeddings in OUT."""
     json: bool = False
@@ -470,7 +454,7 @@ class Recipe:
     """List the recipes of `train --recipe`, or show what one sets, as YAML that --config reads."""
 
     action: Positional[Literal["list", "show"]]
-    """list: print every recipe and its purpose. show: print the settings of recipe NAME."""
+    """list prints every recipe and its purpose; show prints the settings of recipe NAME."""
     name: Positional[Annotated[str | None, arg(metavar="[NAME]")]] = None
     """The recipe to show."""
     json: bool = False
@@ -482,4 +466,4 @@ class Cluster:
     """Print an example of a file for `ray up`, which starts a Ray cluster."""
 
     action: Positional[Literal["example"]]
-    """example: print the file, with comments; what has to be adapted is marked."""
+    """example prints the file, with comments that mark what has to be adapted."""

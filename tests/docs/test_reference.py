@@ -41,6 +41,6 @@ def test_every_setting_of_a_training_is_there(page):
 
 def test_how_a_flag_is_shown():
     rows = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8").splitlines()
-    assert any(row.startswith("| **`--batch-size`, `-b`** | `INT\\|auto` |  |") for row in rows)
+    assert any(row.startswith("| **`--batch-size`, `-b`** | `INT\\|auto` | 256 on a GPU") for row in rows)
     assert any(row.startswith("| `--amp`, `--no-amp` |  | on |") for row in rows)
     assert any(row.startswith("| **`--opt`** | `NAME` | `adamw` |") for row in rows)

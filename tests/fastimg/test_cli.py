@@ -17,7 +17,7 @@ from fastimg.config import benchmarking as benchconfig
 from fastimg.config import commands as config
 from fastimg.config import flags, searching
 from fastimg.config.command_line import sections
-from fastimg.config.flag_types import command_flags
+from fastimg.config.flag_types import command_flags, flag_names
 
 COMMANDS = {
     "demo": config.Demo,
@@ -54,13 +54,42 @@ def test_help_names_every_flag(command, cli):
 
 def test_help_fits_the_terminal(cli, monkeypatch):
     """Descriptions wrap at the terminal's width, not where the source's lines do."""
-    text = "Default: the dataset in the current directory, or else the embedded digits."
+    text = "without an improvement. Those before the end of --freeze-epochs, or before the crops of --progressive"
     for columns, whole in ((80, False), (140, False), (200, True)):
         monkeypatch.setenv("COLUMNS", str(columns))
-        out = cli("train", "--help").out
+        out = cli("train", "--help-all").out
         assert max(len(line) for line in out.splitlines()) <= columns
-        assert (text in out) == whole
-        assert text.split() == out[out.index("Default:") :].replace("│", "").split()[: len(text.split())]
+        assert (text in out) == whole and text in " ".join(out.split())
+
+
+def _ends(text):
+    """The ends of sentences, and of fragments that are written like sentences."""
+    return re.findall(r"(?<!\.)[.!?](?=\s|$)", text)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_flag_is_described_in_one_or_two_sentences(command):
+    """The default comes last, in brackets, as the parser adds those that are values."""
+    known = {flag.field: flag for flag in command_flags(COMMANDS[command])}
+    texts = {name: text for name, text in flags.descriptions(COMMANDS[command]).items() if name in known}
+    assert set(texts) == set(known)
+    assert [name for name, text in texts.items() if not text.endswith(".") or len(_ends(text)) > 2] == []
+    assert [name for name, text in texts.items() if len(text.split()) > 50] == []
+    assert [name for name, text in texts.items() if "default: " in text.lower().partition(" (default: ")[0]] == []
+    assert [
+        name
+        for name, text in texts.items()
+        if "(default: " in text and (not text.endswith(").") or known[name].default not in (None, False, (), Path()))
+    ] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_description_names_flags_that_the_command_or_train_has(command):
+    ours = flag_names(command_flags(COMMANDS[command])) | flag_names(command_flags(COMMANDS["train"]))
+    for name, text in flags.descriptions(COMMANDS[command]).items():
+        elsewhere = re.findall(r"`fastimg (\w+)[^`]*`", text)
+        there = ours.union(*(flag_names(command_flags(COMMANDS[other])) for other in elsewhere))
+        assert not (set(re.findall(r"--[a-z][a-z-]+", text)) - there), name
 
 
 @pytest.mark.parametrize("command", sections.SECTIONS)
@@ -175,6 +204,7 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         "--nproc-per-node",
         "--field",
         "--text-column",
+        "--fold",
     }
 
 

@@ -114,7 +114,7 @@ def _text(flag: Flag, texts: Mapping[str, str]) -> str:
     if flag.default in (MISSING, None, (), Path()) or flag.default is False:
         return text
     default = "on" if flag.default is True else str(flag.default).replace("%", "%%")
-    return f"{text} (default: {default})"
+    return f"{text.removesuffix('.')} (default: {default})."
 
 
 def _optional(flag: Flag) -> bool:
