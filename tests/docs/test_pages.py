@@ -12,20 +12,12 @@ from fastimg.config import yaml_file
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import command_flags, flag_names
 
-from .pages import PAGES, ROOT, arguments_of, blocks_of, commands_of, name_of, run_page
+from .pages import PAGES, ROOT, blocks_of, name_of, run_page
 
 QUICKSTART = ROOT / "docs/quickstart.md"
 OTHERS = [page for page in PAGES if page not in (QUICKSTART, ROOT / "README.md")]
 RUN = [page for page in OTHERS if any(b.language in ("console", "python") and not b.marked for b in blocks_of(page))]
 PER_CLASS = 16
-
-
-def parse(arguments):
-    """Parse a command without its settings file, which does not exist. Raises UsageError."""
-    if "--config" in arguments:
-        at = arguments.index("--config")
-        arguments = arguments[:at] + arguments[at + 2 :]
-    cli._parse(arguments[0], arguments[1:])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,21 +53,6 @@ def test_a_page(page, after_quickstart, tmp_path):
     folder = tmp_path / "work"
     shutil.copytree(after_quickstart, folder, symlinks=True)
     run_page(page, folder)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_that_are_not_run_can_be_parsed(page):
-    """Every `fastimg` command in a console or sh block has existing flags with valid values."""
-    for block in blocks_of(page):
-        if block.language not in ("console", "sh"):
-            continue
-        lines = [c.line for c in commands_of(block)] if block.language == "console" else block.text.splitlines()
-        for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
-            for part in line.partition("  #")[0].split("&&"):
-                arguments = arguments_of(part)
-                if arguments is not None and arguments[0] not in ("--help", "--version"):
-                    assert arguments[0] in cli._COMMANDS, part
-                    parse(arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -149,7 +149,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("fastimg train shards/ --arch resnet50 --pretrained --epochs 5", "fine-tune"),
         ("fastimg train shards/ --weights FILE --freeze backbone", "train only the classifier, in seconds"),
         ("torchrun --nproc-per-node 8 -m fastimg train shards/", "one process per GPU"),
-        ("fastimg train shards/ --resume", "continue after an interruption"),
+        ("fastimg train shards/ --arch resnet50 --resume auto", "continue after an interruption"),
     ),
     "search": (
         ("fastimg search shards/ --time 20m", "the best model that is found in twenty minutes"),
