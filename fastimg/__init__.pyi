@@ -254,7 +254,7 @@ def train(
     evaluate_training_set: bool = False,
     output: str | PathLike[str] = "runs",
     name: str | None = None,
-    resume: str | None = None,
+    resume: bool | str | None = None,
     seed: int = 0,
     deterministic: bool = False,
     log: Sequence[str] = (),

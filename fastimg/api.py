@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,12 @@ def _readable_errors() -> Iterator[None]:
 
 
 @takes_settings_of(
-    Train, ["data"], accepts={"compile": bool | str | None, **dict.fromkeys(_PAIRS, Mapping[str, Any] | Sequence[str])}
+    Train,
+    ["data"],
+    accepts={
+        **dict.fromkeys(("compile", "resume"), bool | str | None),
+        **dict.fromkeys(_PAIRS, Mapping[str, Any] | Sequence[str]),
+    },
 )
 @_readable_errors()
 def train(data: _Path | None = None, *, progress: bool = False, **settings: Any) -> "Result":
@@ -72,14 +78,15 @@ def train(data: _Path | None = None, *, progress: bool = False, **settings: Any)
     torch's random state, its number of threads and its switches are the same afterwards as before; on a CPU glibc's
     allocator keeps more freed memory from then on. Several processes train together when torchrun has started them.
     """
-    from fastimg.train.checkpoints.stored_runs import resumed
+    from fastimg.train.choices.data_left_out import train_settings, with_data
     from fastimg.train.loop import train as run
 
     for field in _PAIRS:
         if isinstance(settings.get(field), Mapping):
             settings[field] = [f"{name}={value}" for name, value in settings[field].items()]
-    config = yaml_file.layered(resumed(_given("train", Train, {"data": data, **settings})))
     console = terminal.console() if progress else _nowhere()
+    tell = partial(terminal.say, console)
+    config = with_data(train_settings(_given("train", Train, {"data": data, **settings}), tell), tell)
     if config.backend == "ray":
         from fastimg.train.nodes.launch import train_on_cluster
 

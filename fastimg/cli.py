@@ -211,6 +211,10 @@ def _suggest(settings: searching.Suggest, console: Console) -> int:
 
 
 def _train(settings: config.Train, _console: Console) -> int:
+    from .train.choices.data_left_out import with_data
+
+    tell = partial(terminal.say, terminal.console(), style="bold yellow") if ending.first_rank() else None
+    settings = with_data(settings, tell)
     if ending.first_rank():
         terminal.say(terminal.console(), f"starting    fastimg {__version__}; importing torch takes a few seconds")
     if settings.backend == "ray":
@@ -389,10 +393,13 @@ def _parse(command: str, arguments: list[str], fetch: bool = False, tell: Callab
     refuse_urls(given)
     if kind is not config.Train:
         return kind(**given)
-    from .config import yaml_file as configfile
-    from .train.checkpoints.stored_runs import resumed
+    if not fetch:
+        from .config import yaml_file as configfile
 
-    return configfile.layered(resumed(given, tell) if fetch else given)
+        return configfile.layered(given)
+    from .train.choices import data_left_out
+
+    return data_left_out.train_settings(given, tell)
 
 
 def _recipe(settings: config.Recipe, _console: Console) -> int:

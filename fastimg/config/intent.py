@@ -1,13 +1,14 @@
 """What a training is asked to be, before its model is built: which architecture, from which start, on which pixels."""
 
 import math
+from pathlib import Path
 from typing import Literal
 
 from fastimg.loaders.remote.stores import url_of
 
 from . import augmentation
 from .commands import Embed, Train
-from .training import HF_PREFIX, LossKind, Order
+from .training import HF_PREFIX, NEWEST_RUN, LossKind, Order
 from .training import SCHEDULE_FREE as SCHEDULE_FREE
 from .values import durations
 from .values.progressive import Progressive
@@ -52,6 +53,11 @@ def order(config: Train) -> Order:
     """The order of training images: --order, or by default random, and from an object store quasi-random."""
     elsewhere = config.data is not None and url_of(config.data) is not None
     return config.order or ("quasi-random" if elsewhere and config.sampler is None else "random")
+
+
+def named_run(resume: str | None) -> Path | None:
+    """The directory of the run that --resume names; None where it names none."""
+    return None if resume is None or resume in NEWEST_RUN else Path(resume)
 
 
 def tuned(config: Train) -> bool:

@@ -18,6 +18,7 @@ LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
 Order = Literal["random", "quasi-random", "sequential"]
 Tta = bool | Literal["mirror", "mirror-shift"]  # which views of an image are averaged; True is "mirror"
 TTA_VIEWS = ("mirror", "mirror-shift")
+NEWEST_RUN = ("last", "auto")  # what --resume names no run by: the newest one, and with auto a new one if there is none
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
 
 
@@ -42,7 +43,7 @@ class Inputs:  # more than 12 fields: a flag each
 
     data: Positional[Annotated[Path | None, arg(metavar="DATA")]] = None
     """Shards made by `fastimg convert`, an image folder, or the URL of either (s3://bucket/D) (default: the dataset in
-    the current directory, or else the embedded digits)."""
+    the current directory; 1,797 handwritten digits where nothing else can be meant)."""
 
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
     """Name of the model: any of timm's, such as resnet50 or hf-hub:USER/NAME, torchvision/NAME, fastimg/airnet for
@@ -431,8 +432,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     uploaded while training continues."""
     name: str | None = None
     """Name of the run's folder (default: the names of the dataset and the model)."""
-    resume: Annotated[str | None, arg(metavar="[auto|RUN]", alone="auto")] = None
-    """Continue an interrupted run: its folder or its URL, or auto for the newest one of this data and model."""
+    resume: Annotated[str | None, arg(metavar="[last|auto|RUN]", alone="last")] = None
+    """Continue an interrupted run: its folder or its URL, or the newest one of this data and model (last, as --resume
+    alone), or of all where DATA is left out; auto starts a new run where there is none."""
     seed: int = 0
     """Seed of the weights, the order, the crops and augmentation."""
     deterministic: bool = False

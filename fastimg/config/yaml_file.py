@@ -18,7 +18,9 @@ from . import flags, recipes, rules
 from . import yaml_values as yamlvalues
 from .augmentation import ON_A_LIST, listed
 from .commands import Train
+from .intent import named_run
 from .rule_tables.training import TRAIN
+from .training import NEWEST_RUN
 from .url_arguments import refuse_urls
 from .yaml_text import parsed
 
@@ -154,6 +156,8 @@ def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     values = dict(values)
     if isinstance(values.get("compile"), bool):
         values["compile"] = "default" if values["compile"] else None
+    if isinstance(values.get("resume"), bool) and hints["resume"] is not bool:
+        values["resume"] = NEWEST_RUN[0] if values["resume"] else None
     if "no_aug" in hints and values.get("augmentation") is False:
         values = {key: value for key, value in values.items() if key != "augmentation"} | {"no_aug": True}
     return values
@@ -170,8 +174,8 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     file: dict[str, Any] = {}
     if path is not None:
         file = read(path, Train, given.get("storage_option", ()))
-    elif recipe is None and resumed not in (None, "auto") and (Path(resumed) / "config.yaml").exists():
-        file = read(Path(resumed) / "config.yaml", Train)
+    elif recipe is None and (run := named_run(resumed)) is not None and (run / "config.yaml").exists():
+        file = read(run / "config.yaml", Train)
     if recipe is not None:
         file = {**file, "recipe": recipe}
     return _over(file, given)

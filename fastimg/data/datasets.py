@@ -73,17 +73,6 @@ class DatasetPart:
         return len(self.dataset) if self.indices is None else len(self.indices)
 
 
-def find_dataset() -> tuple[Path, str]:
-    """DATA where none was given: the dataset in the current directory, else the digits; and a line that says so."""
-    here = Path()
-    if (here / "dataset.json").exists():
-        return here.resolve(), f"no DATA given: training on the dataset in the current directory, {here.resolve()}"
-    from .digits import digits_folder
-
-    folder = digits_folder()
-    return folder, f"no DATA given: training on scikit-learn's 1,797 handwritten digits (as images in {folder})"
-
-
 def filled_splits(path: Path, classes: Level | None = None, evaluates: bool = False) -> dict[str, int]:
     """The splits of `list_splits` that have samples: earlier versions could append one without."""
     return {name: count for name, count in list_splits(path, classes, evaluates).items() if count}

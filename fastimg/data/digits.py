@@ -35,6 +35,11 @@ def write_digits(folder: Path) -> None:
                 raise
 
 
+def is_embedded(folder: Path) -> bool:
+    """Whether a folder is that of `digits_folder`."""
+    return folder == cache_folder() / NAME
+
+
 def digits_folder() -> Path:
     """The digits in the user's cache directory, written there the first time."""
     cache = cache_folder()

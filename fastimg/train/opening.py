@@ -22,12 +22,12 @@ from fastimg.data.datasets import (
     center_crop,
     check_readable,
     chosen_backend,
-    find_dataset,
     open_parts,
     refuse_few_pixels,
     train_crop,
     worker_count,
 )
+from fastimg.data.digits import is_embedded
 from fastimg.data.elsewhere import as_given, description_of, local_folder
 from fastimg.embeddings.cache import array_loader
 from fastimg.embeddings.text_rows import PairedLoader
@@ -67,9 +67,10 @@ def open_data(
     config: Train, ranks: Ranks, console: Console, stack: ExitStack
 ) -> tuple[DatasetPart, DatasetPart | None, Path]:
     """The training split, the validation split, and the dataset's absolute path. `stack` closes them."""
-    with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
+    with ranks.first_goes_first():  # rank 0 may write an index for all
         tell = partial(say, console)
-        data, note = (local_folder(config.data, config, tell), "") if config.data else find_dataset()
+        assert config.data is not None  # `with_data` has seen to it
+        data = local_folder(config.data, config, tell)
         if (mirror := mirror_at(data)) is not None:
             tell(mirror.about())
         files_alone = is_plain_folder(data)
@@ -100,9 +101,7 @@ def open_data(
             f"these previews; to train on the arrays, add --image-field {field}",
             style="bold yellow",
         )
-    if note:
-        say(console, note, style="bold yellow")
-    elif files_alone:
+    if files_alone and not is_embedded(data):
         how = "opened one by one" if mirror is None else "fetched one by one, unless in the cache"
         say(
             console,

@@ -264,7 +264,7 @@ def test_spellings_of_flags(arguments):
         ("data --compile reduce-overhead", "reduce-overhead", None),
         ("--compile max-autotune data", "max-autotune", None),
         ("--compile=max-autotune-no-cudagraphs data", "max-autotune-no-cudagraphs", None),
-        ("data --resume --compile", "default", "auto"),
+        ("data --resume --compile", "default", "last"),
         ("data --resume some/run", None, "some/run"),
         ("data --resume=auto", None, "auto"),
     ],

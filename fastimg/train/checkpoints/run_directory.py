@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Train
+from fastimg.config.intent import named_run
 from fastimg.config.yaml_file import dump, load, read
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.atomic import replace_file
@@ -29,14 +30,25 @@ _TRACKED_FOLDERS = ("tensorboard", "wandb")
 def choose(output: Path, base: str, name: str | None, resume: str | None, from_file: bool = False) -> tuple[Path, bool]:
     """(run directory, whether to resume it). Raises UsageError if the name is taken, UserError if there is no run.
 
+    With the `resume` of "last" there has to be one, and with "auto" it may be a new one.
     A name `from_file` belongs to the run that the file describes, which may exist: a number is added to it, as to the
     `base` of a run without a name.
     """
-    if resume is not None and resume != "auto":
-        run = Path(resume)
+    if (run := named_run(resume)) is not None:
         if not (run / CONFIG).exists():
             raise UserError(f"--resume {resume}: not a run directory (it has no {CONFIG}); give one, or auto")
         return run, True
+    run, resuming = _new_or_newest(output, base, name, resume, from_file)
+    if resume is not None and resume != "auto" and not resuming:
+        sought = output / (name or base)
+        raise UserError(
+            f"--resume: there is no run {sought} to continue; with --resume auto a new run begins where there is none"
+        )
+    return run, resuming
+
+
+def _new_or_newest(output: Path, base: str, name: str | None, resume: str | None, from_file: bool) -> tuple[Path, bool]:
+    """A new run's directory, or with `resume` that of the newest run which there is of this name or base."""
     if name is not None and from_file:
         if resume is None and not (output / name / CONFIG).exists():
             return output / name, False
@@ -50,7 +62,7 @@ def choose(output: Path, base: str, name: str | None, resume: str | None, from_f
         return run, (run / CONFIG).exists()
     there = list(output.iterdir()) if output.is_dir() else []  # no glob: a name may hold brackets
     taken = [run for run in there if _numbered(run.name, base) and (run / CONFIG).exists()]
-    if resume == "auto" and taken:
+    if resume is not None and taken:
         return max(taken, key=lambda run: (run / CONFIG).stat().st_mtime_ns), True
     number = max((_numbered(run.name, base) for run in taken), default=0) + 1
     return output / (base if number == 1 else f"{base}-{number}"), False
@@ -58,9 +70,9 @@ def choose(output: Path, base: str, name: str | None, resume: str | None, from_f
 
 def refuse_another_place(config: Train) -> None:
     """Raises UsageError for a --name or --output that the run of --resume does not have: it stays where it is."""
-    if config.resume is None or config.resume == "auto" or not (Path(config.resume) / CONFIG).exists():
+    run = named_run(config.resume)
+    if run is None or not (run / CONFIG).exists():
         return
-    run = Path(config.resume)
     before = load(run / CONFIG, Train)
     refused = "has no effect with --resume {run}, which goes on in that directory; leave it out"
     if config.name not in (None, before.name, run.name):

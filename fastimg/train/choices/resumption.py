@@ -34,8 +34,8 @@ def without_exchange(config: Train, ranks: Ranks, console: Console) -> Train:
 
     Other values than the run's were asked for, and stay: they are refused by name.
     """
-    run = Path(config.resume or "auto")
-    if ranks.world_size > 1 or config.resume in (None, "auto") or not (run / rundir.CONFIG).exists():
+    run = intent.named_run(config.resume)
+    if ranks.world_size > 1 or run is None or not (run / rundir.CONFIG).exists():
         return config
     before = load(run / rundir.CONFIG, Train)
     needs_ranks = {

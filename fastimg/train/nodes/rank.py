@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fastimg.cluster.connection import node_name
 from fastimg.cluster.shared_places import SharedPlaces, unseen
+from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.errors import UserError
 from fastimg.loaders import DataError
@@ -60,7 +61,7 @@ def train_rank(given: dict[str, RankJob]) -> Result | None:
     run = ray.get(board.run.remote())
     url = url_of(config.output)
     if url is not None:
-        config = replace(config, resume="auto" if run is not None or config.resume is not None else None)
+        config = replace(config, resume=_resume_in_store(config, run is not None))
     elif run is not None and (run / rundir.CONFIG).exists():
         config = replace(config, resume=str(run), name=None)
     console = lines_to(_BoardStream(board)) if first_rank() else Console(quiet=True)
@@ -76,6 +77,13 @@ def train_rank(given: dict[str, RankJob]) -> Result | None:
         ray.get(board.refuse.remote(RankFault(words=words, exit_code=code)))
         raise RankEndedError(str(error)) from error
     return result if first_rank() else None
+
+
+def _resume_in_store(config: Train, begun: bool) -> str | None:
+    """--resume of a run in an object store, on a node that has no directory of it; `begun`: by an earlier attempt."""
+    if begun or intent.named_run(config.resume) is not None:
+        return "auto"
+    return config.resume
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def test_defaults_recipe_file_flags(tmp_path):
     assert (given.arch, given.tta, given.batch_size) == ("test_resnet", False, 64)  # also if it equals the default
     assert parsed("--config", file, "--recipe=finetune-cnn").opt == "adamw"
     assert parsed("--recipe", "cifar-fast", "data").data.name == "data"
-    assert parsed("--recipe", "cifar-fast", "--resume").resume == "auto"
+    assert parsed("--recipe", "cifar-fast", "--resume").resume == "last"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
-from fastimg.data.datasets import DatasetPart, check_labels, display_name, find_dataset, open_parts, worker_count
+from fastimg.data.datasets import DatasetPart, check_labels, display_name, open_parts, worker_count
 from fastimg.data.provenance import record, select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import list_splits, open_dataset
@@ -194,16 +194,6 @@ def test_too_few_to_hold_out(tmp_path, trained):
 def test_a_missing_split(data):
     with pytest.raises(DataError, match="no split 'tset'"):
         open_parts(data, "train", "tset", None, 0)
-
-
-def test_no_data_given(trained, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(trained.shards)
-    folder, note = find_dataset()
-    assert folder == trained.shards.resolve() and "current directory" in note
-    monkeypatch.chdir(tmp_path)
-    folder, note = find_dataset()
-    assert len(list(folder.iterdir())) == 10 and "1,797 handwritten digits" in note
 
 
 def test_kinds(trained, tmp_path):
