@@ -20,7 +20,7 @@ _OPERATORS = ";&|<>"
 _STARTS = r"(?:fastimg|torchrun|uv|pip|pipx|python|docker|srun|scripts/\w+) "  # of what is a command in backticks
 # Programs that are not ours, and the words of a shell around commands.
 _VALUES = {"fastimg dataset"}  # of a key in a file
-_OTHERS = {"apt-get", "bash", "cd", "curl", "for", "git", "optuna-dashboard", "pytest", "scontrol"}
+_OTHERS = {"apt-get", "bash", "cd", "curl", "for", "git", "optuna-dashboard", "pytest", "scontrol", "uvicorn"}
 
 
 def commands_in(page: Path) -> Iterator[str]:

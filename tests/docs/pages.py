@@ -4,8 +4,10 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,22 @@ def arguments_of(line: str) -> list[str] | None:
     return None
 
 
+def script_of(line: str) -> list[str]:
+    """The words of a command that runs a script of the project, from the script on; none for another command."""
+    words = shlex.split(line)
+    return words[1:] if words[:1] == ["python"] and (ROOT / words[1]).is_file() else []
+
+
+def run_script(words: list[str]) -> int:
+    """Run a script of the project in this process. Returns the exit code."""
+    before, sys.argv = sys.argv, words
+    try:
+        runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+    finally:
+        sys.argv = before
+    return 0
+
+
 def words(output: str) -> str:
     """Output without frames, widths and numbers: the part that is the same on any machine."""
     return re.sub(r"\s+", " ", re.sub(r"\d+(?:[.,:]\d+)*", "#", output.translate(_FRAME))).strip()
@@ -107,8 +125,11 @@ def inside(folder: Path) -> Iterator[io.StringIO]:
             os.environ["COLUMNS"] = columns
 
 
-def run_page(page: Path, folder: Path) -> None:
-    """Run the blocks of a page in order. Raises AssertionError if a command fails or its output differs."""
+def run_page(page: Path, folder: Path, smaller: Mapping[str, str] = {}) -> None:
+    """Run the blocks of a page in order, with other words where commands would take long.
+
+    Raises AssertionError if a command fails or its output differs.
+    """
     names: dict[str, Any] = {"__name__": "page"}
     printed = ""
     for block in blocks_of(page):
@@ -124,10 +145,13 @@ def run_page(page: Path, folder: Path) -> None:
             printed = said.getvalue()
         elif block.language == "console":
             for command in commands_of(block):
-                arguments = arguments_of(command.line)
-                assert arguments is not None, f"{where}: {command.line} is not run by a test; mark it"
+                line = command.line
+                for words, others in smaller.items():
+                    line = line.replace(words, others)
+                arguments, script = arguments_of(line), script_of(line)
+                assert arguments is not None or script, f"{where}: {line} is not run by a test; mark it"
                 with inside(folder) as said:
-                    code = run(arguments)
+                    code = run_script(script) if arguments is None else run(arguments)
                 output = said.getvalue()
                 assert code == command.code, f"{where}: {command.line}\n{output}"
                 assert missing(command.shown, output) == [], f"{where}: {command.line}\n{output}"

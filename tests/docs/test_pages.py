@@ -18,6 +18,11 @@ QUICKSTART = ROOT / "docs/quickstart.md"
 OTHERS = [page for page in PAGES if page not in (QUICKSTART, ROOT / "README.md")]
 RUN = [page for page in OTHERS if any(b.language in ("console", "python") and not b.marked for b in blocks_of(page))]
 PER_CLASS = 16
+SMALLER = {
+    "leaves.py photos": "leaves.py photos --per-class 15",
+    "--img-size 64": "--img-size 32",
+    "--epochs 16": "--epochs 1",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +57,7 @@ def test_a_page(page, after_quickstart, tmp_path):
     """Every page starts where the quickstart ends."""
     folder = tmp_path / "work"
     shutil.copytree(after_quickstart, folder, symlinks=True)
-    run_page(page, folder)
+    run_page(page, folder, SMALLER)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

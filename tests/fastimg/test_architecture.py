@@ -13,6 +13,7 @@ import fastimg
 ROOT = Path(__file__).parents[2]
 TOP = {
     *("pyproject.toml", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", ".ci", ".gitignore"),
+    *("LICENSE", "CITATION.cff", "Dockerfile", ".dockerignore"),
     *("fastimg", "loaders", "augment", "tests", "benchmarks", "scripts", "docs"),
     *(".github", ".pre-commit-config.yaml", ".gitattributes", ".python-version"),
 }
