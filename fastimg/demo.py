@@ -141,5 +141,6 @@ def _show(console: Console, files: list[Path], answers: list[Answer], sheet: Pat
     captions = [f"{answer.classes[0]} ({answer.probabilities[0]:.0%})" for answer in answers]
     right_ones = [answer.classes[0] == file.parent.name for file, answer in zip(files, answers, strict=True)]
     images = [np.asarray(open_image(file).convert("RGB")) for file in files]
-    for remark in plot_predictions(images, captions, right_ones, sheet):
+    title = "predictions of the demo's run for held-out digits"
+    for remark in plot_predictions(images, captions, right_ones, sheet, title):
         say(console, f"  {remark}")

@@ -73,6 +73,11 @@ def several(noun: str) -> str:
     return f"{noun}es" if noun.endswith(_SIBILANTS) and not noun.endswith(_HARD) else f"{noun}s"
 
 
+def number(rate: float) -> str:
+    """A rate for people: 1,234 or 12.3."""
+    return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:.1f}"
+
+
 def legible(value: float) -> str:
     """A value of a target for people: seven significant digits or more, so that large ones keep two decimals."""
     if not abs(value) < 1e15:  # no decimals are left, or it is infinite or NaN

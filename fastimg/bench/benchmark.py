@@ -54,7 +54,15 @@ from .request import BenchRequest, check, understand
 from .rig import Rig, build, step_seconds, with_loader
 from .stage_table import Stage, measure
 from .stage_table import show as show_stages
-from .training import Trained, loader_alone, loader_on_all_cores, measure_scaling, measure_training, show_training
+from .training import (
+    Trained,
+    loader_alone,
+    loader_on_all_cores,
+    measure_scaling,
+    measure_training,
+    show_training,
+    show_verdict,
+)
 
 _FIRST_BATCH = 8  # images of the first step, where the batch may become smaller than usual
 _SMALLEST_BATCH = 4
@@ -85,11 +93,14 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
             say(progress, f"{files.about()}; measured with the {plural(len(images.ids), 'image')} of its first shards")
         check_readable(chosen_backend(settings.loader), here.data, images.dataset)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=settings.scratch, prefix="fastimg-bench-")))
-        record = _measure(request, images, ranks, scratch, console, progress)
+        record, trained = _measure(request, images, ranks, scratch, console, progress)
     if settings.json:
         print(json.dumps(record, allow_nan=False))
-    elif settings.plot is not None:
+        return
+    if settings.plot is not None:
         say(console, f"drawn in {shown(settings.plot)}")
+    for result in trained:  # last, since it is what one wants to know
+        show_verdict(console, result, named=len(trained) > 1)
 
 
 def _config(request: BenchRequest, ranks: Ranks, arch: str) -> Train:
@@ -169,7 +180,7 @@ def _prepare(request: BenchRequest, images: Images, ranks: Ranks) -> _Prepared:
 
 def _measure(
     request: BenchRequest, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Trained]]:
     settings = request.settings
     out = Console(quiet=True) if settings.json else console
     watch = LoadWatch()
@@ -201,7 +212,7 @@ def _measure(
         show_stages(stages, probe.threads, out)
     alone, noise = loader_alone(rig, effort)
     record |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
-    say(out, f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}")
+    say(out, f"loader alone  {alone.rate()} img/s; measured twice, it differs by {noise['difference']:.1%}")
     parts = {"alone": alone, "decode": loader_on_all_cores(rig, images, probe.images, effort) or alone}
     parts |= _parts(stages, images)
     trained = []
@@ -225,7 +236,7 @@ def _measure(
     rig.close()
     say(out, f"took      {timetable.outcome()}")
     record["plan"] = timetable.records()
-    return record
+    return record, trained
 
 
 def _parts(stages: Sequence[Stage], images: Images) -> dict[str, Spread]:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fastimg.train.reporting.hints import number
-from fastimg.wording import plural
+from fastimg.wording import number, plural
 
 from .training import Trained
 

@@ -21,8 +21,7 @@ from fastimg.system.disks import drop, memory_bandwidth, sequential_read
 from fastimg.system.measurement import Spread
 from fastimg.system.measurement import show as show_table
 from fastimg.system.terminal import say
-from fastimg.train.reporting.hints import number
-from fastimg.wording import agreeing, plural
+from fastimg.wording import agreeing, number, plural
 
 from .budget import Effort
 from .dataset import Images
@@ -45,6 +44,12 @@ class Stage:
     ceiling: float | None = None  # in images per second
     how: str = ""  # how the ceiling was measured
     note: str = ""
+    above: str = "the two were measured one after the other"  # why the rate may be above its ceiling
+
+    @property
+    def share(self) -> float | None:
+        """The rate as a share of its ceiling."""
+        return None if self.rate is None or self.ceiling is None else self.rate.median / self.ceiling
 
     def record(self) -> dict[str, Any]:
         """The row for JSON."""
@@ -55,15 +60,14 @@ class Stage:
             record["threads"] = self.threads
         if self.bytes_rate is not None:
             record["gigabytes_per_second"] = round(self.bytes_rate / 1e9, 4)
-        if self.rate is not None and self.ceiling is not None:
+        if self.share is not None and self.ceiling is not None:
             record |= {"ceiling_images_per_second": round(self.ceiling, 1), "ceiling": self.how}
-            record["ratio"] = round(self.rate.median / self.ceiling, 4)
+            record["ratio"] = round(self.share, 4)
         return record
 
     def row(self) -> dict[str, str]:
         """The columns of the printed table."""
         assert self.rate is not None
-        share = "" if self.ceiling is None else f"{self.rate.median / self.ceiling:.2f}"
         return {
             "stage": self.name,
             "img/s": number(self.rate.median),
@@ -71,12 +75,14 @@ class Stage:
             "per core": "" if self.threads is None else number(self.rate.median / self.threads),
             "GB/s": "" if self.bytes_rate is None else f"{self.bytes_rate / 1e9:.3g}",
             "ceiling": "" if self.ceiling is None else number(self.ceiling),
-            "of it": share,
+            "of ceiling": "" if self.share is None else f"{self.share:.2f}",
         }
 
     def words(self) -> str:
         """A line with what the table has no room for; empty if there is nothing to say."""
         parts = [f"ceiling: {self.how}"] if self.how else []
+        if self.share is not None and round(self.share, 2) > 1:
+            parts.append(f"{self.share:.2f} of it, since {self.above}")
         if self.note:
             parts.append(self.note)
         return f"{self.name}: {'; '.join(parts)}" if parts else ""
@@ -172,7 +178,7 @@ def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: in
     ceiling = memory_bandwidth(effort.budget.nbytes) / images.mean_bytes
     how = "a copy in memory by one thread"
     row = Stage(name="read, warm", rate=Spread.of(rates), threads=threads, bytes_rate=median(nbytes), ceiling=ceiling)
-    return [*rows, _with(row, how=how)]
+    return [*rows, _with(row, how=how, **({"above": f"{threads} threads read"} if threads > 1 else {}))]
 
 
 def _dropped(files: Sequence[Path]) -> str:

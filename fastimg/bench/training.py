@@ -15,7 +15,7 @@ from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import Spread
 from fastimg.system.progress import Status
 from fastimg.system.terminal import say
-from fastimg.train.reporting.hints import number
+from fastimg.wording import number
 
 from .advice import advise, suggest
 from .budget import Budget, Effort
@@ -162,8 +162,8 @@ def measure_scaling(
         rows.append(
             {
                 "threads": n,
-                **speed.columns("img/s"),
-                "per thread": f"{speed.median / n:,.0f}",
+                **speed.rates("img/s"),
+                "per thread": number(speed.median / n),
                 "of the first": f"{scaling:.2f}",
             }
         )
@@ -180,20 +180,24 @@ def measure_scaling(
 
 
 def show_training(out: Console, result: Trained) -> None:
-    """Print a table of rates, the verdict, and what was tried without gain."""
+    """Print a table of rates, and what was tried without gain."""
     rows = [
-        {"training": "synthetic: data on the device", **result.synthetic.columns("img/s")},
-        {"training": "real: end to end", **result.real.columns("img/s")},
+        {"training": "synthetic: data on the device", **result.synthetic.rates("img/s")},
+        {"training": "real: end to end", **result.real.rates("img/s")},
     ]
     measuring.show(out, result.arch, rows)
     share = f"{result.verdict.share:.2f} ({result.share.low:.2f} - {result.share.high:.2f}, n={result.share.n})"
-    out.print(f"real/synthetic  {share}", highlight=False, style="bold")
-    sentence = result.verdict.sentence()
-    line = sentence if isinstance(result.verdict, NoVerdict) else f"verdict  {sentence}"
-    say(out, line)
+    say(out, f"real/synthetic  {share}", style="bold")
     if result.remark is not None:
         say(out, f"spread    {result.remark}")
     for trial in result.tried:
         if trial not in result.verdict.advice:
             line = f"tried without gain: {trial.change} ({trial.factor:.2f}x)"
             say(out, line)
+
+
+def show_verdict(out: Console, result: Trained, named: bool) -> None:
+    """Print the verdict; `named` says of which model."""
+    of = f"{result.arch}: " if named else ""
+    before = "" if isinstance(result.verdict, NoVerdict) else "verdict   "
+    say(out, f"{before}{of}{result.verdict.sentence()}", style="bold")

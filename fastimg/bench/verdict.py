@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fastimg.system.machine_load import Load
-from fastimg.train.reporting.hints import DRAINED, number
+from fastimg.train.reporting.hints import DRAINED
+from fastimg.wording import number
 
 Kind = Literal[
     "network-bound",

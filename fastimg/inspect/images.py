@@ -249,14 +249,17 @@ def _draw(
     operations = policy is not None and policy.trivial
     wanted = None if config.draw_fields is None else [name for name in config.draw_fields.split(",") if name != "none"]
     overlays = Overlays.of(facts.dataset, wanted)
+    name = f"{display_name(config.data)} ({facts.split})"
     try:
         with err.status("drawing"):
-            remarks = draw_samples(facts.dataset, ids, config.max_pixels, samples, overlays)
+            remarks = draw_samples(facts.dataset, ids, config.max_pixels, samples, overlays, f"{name}: images")
             if operations:
-                draw_trivial(facts.dataset, int(rows[0]), config.max_pixels, trivial)
+                title = f"{name}: TrivialAugment's operations on an image"
+                draw_trivial(facts.dataset, int(rows[0]), config.max_pixels, trivial, title)
             fewer = draw_augmented(
                 *(facts.dataset, rows, crop, policy, kornia, config.seed, epochs, config.max_pixels, augmented),
                 overlays=overlays,
+                title=f"{name}: what a model would see",
             )
             remarks = list(dict.fromkeys([*remarks, *fewer]))
     except OSError as error:

@@ -20,7 +20,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from fastimg.config.commands import Eval
 from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import check_backend, check_classes, chosen_backend
+from fastimg.data.datasets import check_backend, check_classes, chosen_backend, display_name
 from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
@@ -100,9 +100,10 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             plot = place.path or file.parent / f"confusion-{selection.split}.png"
             names = engine.card.classes
             matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
-            remarks = _draw(matrix, names, selection.origin, plot)
+            title = f"{display_name(config.checkpoint)} on {selection.origin}"
+            remarks = _draw(matrix, names, title, plot)
             most = config.max_pixels or MAX_PIXELS
-            mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent, most)
+            mistakes = write_mistakes(found, dataset, names, selection.split, title, plot.parent, most)
     sheet = None if mistakes.sheet is None else place.address(mistakes.sheet)
     part = told(len(found.truth))
     part |= {"plot": place.address(plot), "mistakes": place.address(mistakes.table), "mistakes_sheet": sheet}

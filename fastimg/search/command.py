@@ -14,7 +14,7 @@ from rich.console import Console
 from fastimg.config.searching import Search
 from fastimg.errors import UsageError
 from fastimg.system import terminal
-from fastimg.system.progress import duration
+from fastimg.system.progress import spent
 from fastimg.system.signals import sigterm_exits
 from fastimg.wording import plural
 
@@ -67,7 +67,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     assert board.winner is not None
     say(
         f"{plural(len(board.rows), 'model')}, {plural(pruned, 'trial')} ended early, in "
-        f"{duration(time.monotonic() - began)}; the best is {asked.place}/best, whose config.yaml trains it again"
+        f"{spent(time.monotonic() - began)}; the best is {asked.place}/best, whose config.yaml trains it again"
     )
 
 

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from fastimg.config.training import HF_PREFIX
 from fastimg.errors import printable
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.system.progress import duration
+from fastimg.system.progress import spent
 from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints.format import MODEL, read_card
 from fastimg.train.checkpoints.run_directory import forget
@@ -283,7 +283,7 @@ def print_board(board: Leaderboard, console: Console) -> None:
             printable(short(row.arch)),
             str(row.size or ""),
             shown(board.metric, row.value),
-            duration(row.seconds),
+            spent(row.seconds),
             speed,
             f"{row.megabytes:.1f}",
             row.stage,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from fastimg.config.training import HF_PREFIX
 from fastimg.data.elsewhere import setting_of
 from fastimg.errors import UsageError
-from fastimg.system.progress import duration
+from fastimg.system.progress import duration, spent
 from fastimg.train.tasks.score import lower_is_better, shown
 from fastimg.wording import plural
 
@@ -63,7 +63,7 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
     if asked.seconds is not None:
         pool.deadline = began + asked.seconds - study.seconds
         if study.seconds >= asked.seconds:
-            took = duration(study.seconds)
+            took = spent(study.seconds)
             say(f"time        --time {asked.asked.time} is used up: {took} were searched before; give more to go on")
     try:
         for record in pool.run(search.jobs(), study.report):

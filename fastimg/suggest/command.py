@@ -205,4 +205,4 @@ def _print(advised: Advised, file: str, out: Console) -> None:
     for note in advised.notes:
         say(out, f"note        {printable(note)}", style="yellow")
     say(out, f"expected    about {short(advised.decision.seconds)}")
-    say(out, f"written     {file}; train with: {advised.command}")
+    say(out, f"written     {file}; train with `{advised.command}`")

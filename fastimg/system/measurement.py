@@ -18,8 +18,9 @@ from rich.table import Table
 
 from fastimg import __version__
 from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.wording import number
 
-from .terminal import print_table
+from .terminal import is_wider, print_table
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,14 @@ class Spread:
     def text(self) -> str:
         """For a table's cell."""
         return f"{self.median:.4g} ({self.low:.4g} - {self.high:.4g}, n={self.n})"
+
+    def rate(self) -> str:
+        """For a line, of a number of things a second."""
+        return f"{number(self.median)} ({number(self.low)} - {number(self.high)}, n={self.n})"
+
+    def rates(self, unit: str) -> dict[str, str | int]:
+        """For a table, of a number of things a second: as `columns`."""
+        return {unit: number(self.median), "range": f"{number(self.low)} - {number(self.high)}", "n": self.n}
 
     def columns(self, unit: str) -> dict[str, str | int]:
         """For a table: the median in `unit`, the range, n."""
@@ -100,10 +109,10 @@ def interleaved(variants: Mapping[str, Callable[[], float]], repeats: int, warmu
     Whatever slows the machine down for a while then affects all variants. A variant returns its measurement.
     """
     values: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(warmups + repeats):
+    for turn in range(warmups + repeats):
         for name, measure in variants.items():
             value = measure()
-            if number >= warmups:
+            if turn >= warmups:
                 values[name].append(value)
     return {name: Spread.of(measured) for name, measured in values.items()}
 
@@ -143,14 +152,18 @@ def synchronise(device: "torch.device") -> None:
 
 def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a small table with one column per key, in order of first appearance."""
+    table = _table(rows, Table())
+    print_table(console, _table(rows, Table(box=None, pad_edge=False)) if is_wider(console, table) else table, title)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], table: Table) -> Table:
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table()
     for column in columns:
         numeric = all(isinstance(row.get(column, 0), int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    print_table(console, table, title)
+    return table
 
 
 def _cell(value: Any) -> str:

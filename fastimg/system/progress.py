@@ -1,17 +1,23 @@
 """Progress output: one live line on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from fastimg.wording import for_terminal
 
 from .terminal import say
 
-UNITS = {"images": "img/s", "texts": "texts/s"}
+UNITS = {"images": "img/s", "texts": "texts/s", "embeddings": "embeddings/s"}  # of what a step takes
+_BAR = 12  # columns
+_GAP = "  "
 
 
 @dataclass(frozen=True)
@@ -26,13 +32,23 @@ class Line:
     speed: float  # samples per second
     wait_share: float  # share of the time since the last line that was spent waiting for data
     eta: float  # seconds to the end of the run
-    unit: str = "images"
+    unit: str = "images"  # of UNITS
+
+    @property
+    def rate(self) -> str:
+        """Samples per second, in words."""
+        return f"{self.speed:7.1f} {UNITS[self.unit]}"
+
+    @property
+    def waiting(self) -> str:
+        """The share of waiting, in words."""
+        return f"data wait {self.wait_share:4.0%}"
 
     def text(self) -> str:
         """The state as one line."""
         return (
-            f"loss {self.loss:.4f}  {self.score}  lr {self.lr:.2e}  "
-            f"{self.speed:7.1f} {UNITS[self.unit]}  data wait {self.wait_share:4.0%}  ETA {duration(self.eta)}"
+            f"loss {self.loss:.4f}  {self.score}  lr {self.lr:.2e}  {self.rate}  {self.waiting}  "
+            f"ETA {duration(self.eta)}"
         )
 
 
@@ -43,70 +59,161 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-class Display:
-    """`with Display(console, epochs, steps) as display: display.show(line)`."""
+def spent(seconds: float) -> str:
+    """The time that something took: 0.4 s, and 0:12 or 1:02:03 from ten seconds on."""
+    return f"{max(seconds, 0.1):.1f} s" if seconds < 9.95 else duration(seconds)
 
-    def __init__(self, console: Console, epochs: int, steps: int) -> None:
+
+class Display:
+    """`with Display(console, epochs, steps) as display: display.show(line)`.
+
+    On a terminal one line is drawn four times a second, by a thread: its clock and its ETA move while a step takes
+    longer than that. What does not fit into the width is left out, the least important first.
+    """
+
+    def __init__(self, console: Console, epochs: int, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._epochs, self._steps = epochs, steps
-        self._progress: Progress | None = None
-        if console.is_terminal:
-            self._progress = Progress(
-                TextColumn("epoch {task.fields[epoch]}", markup=False),
-                BarColumn(bar_width=20),
-                TextColumn("{task.completed}/{task.total}  {task.fields[text]}", markup=False),
-                console=console,
-                transient=True,
-            )
-            self._task: TaskID = self._progress.add_task("", total=steps, epoch="", text="")
+        self._clock = clock
+        self._began = clock()
+        self._epoch = self._step = 0
+        self._line: Line | None = None
+        self._shown_at = self._noted_at = self._began
+        self._note = ""
+        self._live: Live | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._live = Live(self, console=console, transient=True, refresh_per_second=4)
 
     def __enter__(self) -> Self:
-        if self._progress:
-            self._progress.start()
+        self._began = self._clock()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress:
-            self._progress.stop()
+        if self._live:
+            self._live.stop()
+
+    @property
+    def live(self) -> bool:
+        """Whether a line is drawn again and again, so that numbers between two lines are of use."""
+        return self._live is not None
 
     def show(self, line: Line) -> None:
-        """Show the state at a step."""
-        epoch = f"{line.epoch + 1}/{self._epochs}"
-        if self._progress:
-            self._progress.update(self._task, completed=line.step, epoch=epoch, text=line.text())
-        else:
-            self.say(f"epoch {epoch}  step {line.step}/{self._steps}  {line.text()}")
+        """Show the state at a step, which is logged; on a live line, unless a later one was seen there."""
+        seen = self._line
+        if self._live and (seen is None or (line.epoch, line.step) >= (seen.epoch, seen.step)):
+            self.glance(line)
+        if not self._live:
+            self.say(f"epoch {line.epoch + 1}/{self._epochs}  step {line.step}/{self._steps}  {line.text()}")
+
+    def glance(self, line: Line) -> None:
+        """Show the state at a step between two that are logged; only on the live line."""
+        self._line, self._shown_at = line, self._clock()
 
     def advance(self, epoch: int, step: int) -> None:
-        """Move the bar by a step, without synchronizing with the device."""
-        if self._progress:
-            self._progress.update(self._task, completed=step, epoch=f"{epoch + 1}/{self._epochs}")
+        """Move on by a step, without synchronizing with the device."""
+        self._epoch, self._step, self._note = epoch, step, ""
 
     def note(self, text: str) -> None:
-        """Say what is going on between steps; only on the live line."""
-        if self._progress:
-            self._progress.update(self._task, text=text)
+        """Say what is going on between steps, until the next step; only on the live line."""
+        if text.partition(" ")[0] != self._note.partition(" ")[0]:
+            self._noted_at = self._clock()
+        self._note = text
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
         say(self._console, text)
 
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        now = self._clock()
+        epoch, step, line, note = self._epoch, self._step, self._line, self._note
+        current = line is not None and line.epoch == epoch  # its loss is the mean over this epoch
+        parts = [
+            _Part(4, duration(now - self._began)),
+            _Part(0, f"epoch {epoch + 1}/{self._epochs}"),
+            _Part(7, "", bar=step / max(self._steps, 1)),
+            _Part(1, f"{step}/{self._steps}"),
+        ]
+        if note:
+            parts.append(_Part(2, f"{note}, {duration(now - self._noted_at)}"))
+        elif line is None:
+            parts.append(_Part(2, "in the first step" if step == 0 else "training"))
+        if current and not note:
+            assert line is not None
+            parts += [_Part(2, f"loss {line.loss:.4f}"), _Part(5, line.score)]
+        if line is not None:
+            parts.append(_Part(3, f"ETA {duration(max(0.0, line.eta - (now - self._shown_at)))}"))
+        if current and not note:
+            assert line is not None
+            parts += [_Part(6, line.rate.strip()), _Part(8, line.waiting), _Part(9, f"lr {line.lr:.2e}")]
+        yield _drawn(_fitting(parts, options.max_width), "-" if options.ascii_only else "━")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of the live line."""
+
+    place: int  # 0: the most important
+    text: str
+    bar: float | None = None  # the share of a bar that is filled, drawn instead of the text
+
+    @property
+    def width(self) -> int:
+        return _BAR if self.bar is not None else Text(self.text).cell_len
+
+
+def _fitting(parts: Sequence[_Part], width: int) -> list[_Part]:
+    """The parts that fit into `width` columns, in their order; the most important ones are taken first."""
+    kept: list[_Part] = []
+    left = width + len(_GAP)
+    for part in sorted(parts, key=lambda part: part.place):
+        if part.width + len(_GAP) <= left:
+            kept.append(part)
+            left -= part.width + len(_GAP)
+    return [part for part in parts if part in kept]
+
+
+def _drawn(parts: Sequence[_Part], stroke: str) -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for part in parts:
+        line.append(_GAP if line else "")
+        if part.bar is None:
+            line.append(for_terminal(part.text))
+            continue
+        filled = int(min(1.0, part.bar) * _BAR)
+        line.append(stroke * filled, "bar.complete").append(stroke * (_BAR - filled), "bar.back")
+    return line
+
+
+class _Timed:
+    """A text, and for how long it has been shown."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._began = time.monotonic()
+
+    def __rich__(self) -> Text:
+        seconds = time.monotonic() - self._began
+        since = f"{_GAP}{duration(seconds)}" if seconds >= 1 else ""
+        return Text(for_terminal(self._text) + since, no_wrap=True, overflow="ellipsis")
+
 
 class Status:
-    """A status line: live on a terminal, one line after the other elsewhere."""
+    """A status line: live on a terminal, with the time that it takes; one line after the other elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = console.status("") if console.is_terminal else None
+        self._live = console.status(_Timed("")) if console.is_terminal else None
         if self._live is not None:
             self._live.start()
 
     def __call__(self, text: str) -> None:
         """Say what is starting."""
         if self._live is not None:
-            self._live.update(text)
+            self._live.update(_Timed(text))
         else:
             say(self._console, text)
 
@@ -125,3 +232,8 @@ def telling(console: Console, text: str) -> Iterator[None]:
         yield
     finally:
         status.end()
+
+
+def telling_live(console: Console, text: str) -> AbstractContextManager[None]:
+    """Show `text` as the status while the block runs, but only on a terminal."""
+    return telling(console, text) if console.is_terminal else nullcontext()

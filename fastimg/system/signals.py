@@ -1,11 +1,13 @@
 """Ctrl-C and SIGTERM as a request to stop: the step ends, a checkpoint is written, and the run stops. A second Ctrl-C
-stops it at once, except that a checkpoint that is being written is completed."""
+stops it at once, except that a checkpoint that is being written is completed. SIGHUP, of a terminal that was closed, is
+the same request as SIGTERM, unless whoever started the process had it ignored, as nohup does."""
 
 import math
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
@@ -27,7 +29,8 @@ class Interrupt:
         self._listens = listens
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in STOPPING if self._listens}
+        self._terminals = _terminals()
+        self._before = {number: signal.signal(number, self._note) for number in _heard() if self._listens}
         return self
 
     def __exit__(
@@ -39,12 +42,36 @@ class Interrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt
-        self.signal = number
+        if number == signal.SIGHUP:
+            _silence(self._terminals)
+        self.signal = signal.SIGTERM if number == signal.SIGHUP else number
+
+
+def _heard() -> Iterator[int]:
+    """The signals that ask a process to stop."""
+    yield from STOPPING
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        yield signal.SIGHUP
+
+
+def _terminals() -> list[int]:
+    """Which of standard output and standard error are terminals."""
+    return [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+
+def _silence(terminals: Iterable[int]) -> None:
+    """Let what is written to terminals that are gone go nowhere: writing to them fails, and there is more to do."""
+    gone = [descriptor for descriptor in terminals if not os.isatty(descriptor)]
+    if gone:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in gone:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
 
 @contextmanager
 def sigterm_exits() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that what it has opened is closed; a second SIGTERM is ignored.
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it has opened is closed; a second is ignored.
 
     In a thread, which cannot set handlers, nothing changes.
     """
@@ -52,15 +79,20 @@ def sigterm_exits() -> Iterator[None]:
         yield
         return
 
+    terminals = _terminals()
+
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        _silence(terminals)
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in _heard() if number != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class TimeLimit:

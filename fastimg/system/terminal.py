@@ -1,10 +1,12 @@
 """Where commands print."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -13,6 +15,9 @@ from rich.text import Text
 from fastimg.wording import for_terminal, without_cells
 
 _UNWRAPPED = 1_000_000  # columns: wider than any table
+_NARROW = 20  # columns: with fewer, the terminal breaks lines where it likes
+_WORDS = re.compile(r"(\s*)([^\s`]*`[^`]*`\S*|\S+)")  # what stands between backticks is copied: it is one word
+_NAME = re.compile(r"\s*(?:\S+ {2,})?")  # what the lines below a line stand behind: its indent, and a name before a gap
 
 
 class _Printing(Console):
@@ -49,8 +54,52 @@ def lines_to(stream: TextIO) -> Console:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print a line as is, but for cells: without wrapping in a pipe, without markup and without automatic colours."""
-    _print_line(console, without_cells(text), style)
+    """Print a line as is, but for cells: without markup and without automatic colours.
+
+    On a terminal it wraps between words. In a pipe nothing wraps.
+    """
+    text = without_cells(text)
+    if console.is_terminal and not console.is_jupyter:
+        text = "\n".join(line for given in text.split("\n") for line in wrapped(given, console.width))
+    _print_line(console, text, style)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """A line as lines of `width` columns, broken between words.
+
+    A longer word, such as a path or a URL, stays whole on a line of its own, and so does a command in backticks: what
+    the terminal breaks itself is copied as one.
+    """
+    text = for_terminal(text).expandtabs()
+    if cell_len(text) <= width or width < _NARROW:
+        return [text]
+    name = _NAME.match(text)
+    behind = 0 if name is None or name.end() > width // 2 else name.end()
+    lines = [""]
+    for gap, word in _WORDS.findall(text):
+        if lines[-1].strip() and cell_len(lines[-1] + gap + word) > width:
+            lines.append(" " * behind + word)
+        else:
+            lines[-1] += gap + word
+    return lines
+
+
+def print_rows(console: Console, rows: Iterable[tuple[str, str]], title: str = "", width: int = 0) -> None:
+    """Print names and their values, one a line; a value that is longer than its line goes on below its beginning.
+
+    Names take `width` columns, or as many as the longest needs.
+    """
+    named = list(rows)
+    if title:
+        say(console, title, style="italic")
+    behind = max(width, *(cell_len(name) for name, _ in named)) + 2 if named else 0
+    for name, value in named:
+        lines = value.split("\n")
+        if console.is_terminal:
+            lines = [line for given in lines for line in wrapped(given, console.width - behind)]
+        for number, line in enumerate(lines):
+            before = name if number == 0 else ""
+            _print_line(console, f"{before}{' ' * (behind - cell_len(before))}{without_cells(line)}".rstrip())
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:
@@ -64,6 +113,11 @@ def telling_of_compilation(console: Console) -> Iterator[None]:
 
     with compiled.telling_of_compilation(lambda: say(console, "compiling the JPEG code, once on this machine")):
         yield
+
+
+def is_wider(console: Console, table: Table) -> bool:
+    """Whether a table would have to break what is in its cells."""
+    return console.measure(table, options=console.options.update(max_width=_UNWRAPPED)).maximum > console.width
 
 
 def print_table(console: Console, table: Table, title: str = "") -> None:

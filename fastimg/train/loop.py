@@ -6,7 +6,7 @@ and dropout are functions of the step.
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from fastimg.models.freezing import train_mode
 from fastimg.models.precision import refused_operation
 from fastimg.models.ranks import Ranks, agree_on_buffers, start
 from fastimg.system.memory import advice, ran_out
-from fastimg.system.progress import Display
+from fastimg.system.progress import Display, telling_live
 from fastimg.system.signals import SAVE, TIME_UP, Interrupt, TimeLimit
 from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.checkpoints.run_uploads import RunUploads
@@ -32,7 +32,7 @@ from fastimg.train.checkpoints.saving import save
 from fastimg.train.checkpoints.stored_runs import options_of
 from fastimg.train.reporting.first_shards import first_shards
 from fastimg.train.reporting.lines import Lines, nothing_decoded
-from fastimg.train.reporting.summary import print_summary
+from fastimg.train.reporting.summary import Curves, print_summary
 from fastimg.train.reporting.waiting import verdict
 from fastimg.wording import plural
 
@@ -51,8 +51,8 @@ from .wrapping import compile_ahead, unfreeze, warm_augmentation
 class Result:
     """How a run ended.
 
-    run: its directory, with config.yaml, metrics.jsonl, curves.png and the checkpoints; None for a dry run. With
-        --backend ray and a URL as --output it is the run's URL: the directory is on a node.
+    run: its directory, with config.yaml, metrics.jsonl, results.csv, curves.png and the checkpoints; None for a dry
+        run. With --backend ray and a URL as --output it is the run's URL: the directory is on a node.
     signal: the signal that stopped it; 0 where none did.
     out_of_time: whether --max-time stopped it; `resume` goes on from there.
     best: the best validation; None without one. Of a class: `loss`, `top1`, `top5`, `balanced_accuracy`, `samples`. Of
@@ -106,10 +106,11 @@ def train(
         say = partial(console.print, highlight=False) if ranks.first else _silent
         uploads = _uploads(run, say, stack)
         try:
-            compile_ahead(run, say)
-            warm_augmentation(run, say)
+            with telling_live(console, "preparing the first step") if ranks.first else nullcontext():
+                compile_ahead(run, say)
+                warm_augmentation(run, say)
             listening = Interrupt(signals) if isinstance(signals, bool) else signals
-            signal = _all_epochs(run, console, listening, time_limit, watch)
+            signal = _all_epochs(run, console, listening, time_limit, watch, summary)
         except Exception as error:
             if (sentence := _sentence(error, run)) is not None:
                 raise sentence from error
@@ -145,18 +146,22 @@ def _uploads(run: Run, say: Callable[[str], None], stack: ExitStack) -> RunUploa
     return uploads
 
 
-def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: TimeLimit, watch: Watch | None) -> int:
+def _all_epochs(
+    run: Run, console: Console, listening: Interrupt, time_limit: TimeLimit, watch: Watch | None, draws: bool
+) -> int:
     """Train until the last epoch, a signal, or the end of time or patience. Returns the signal or TIME_UP, else 0."""
     setup = run.setup
     progress = run.progress
     # When the writer is left, all checkpoints are on disk.
     with listening as interrupt, progress.writer, ExitStack() as stack:
         display = None
+        curves = None
         if run.accounting.timeline is not None:
             stack.enter_context(run.accounting.timeline)
         if setup.ranks.first:
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))
             stack.enter_context(first_shards(run, display.say))
+            curves = Curves(run, display.say) if draws else None
         while progress.epoch < setup.epochs and not run.out_of_patience:
             # Also if no step is left of a resumed epoch: ranks agree on the statistics of norms that train.
             unfreeze(run, display.say if display is not None else _silent)
@@ -165,6 +170,8 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: Ti
                 if signal:
                     return signal
             score = _end_of_epoch(run, display)
+            if curves is not None:
+                curves.renew()
             if watch is not None and score is not None and _ends(run, watch, score):
                 break
         if run.stopped_early and display is not None:
@@ -210,6 +217,7 @@ def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Displ
             accounting.timeline.step()
         if display is not None:
             display.advance(progress.epoch, run.step_in_epoch)
+            lines.glance()
 
         ended = run.step_in_epoch == run.steps_of_epoch
         due = progress.pace.at(progress.step)
@@ -269,8 +277,6 @@ def _end_of_epoch(run: Run, display: Display | None) -> AnyScore | None:
     setup = run.setup
     progress = run.progress
     accounting = run.accounting
-    if display is not None:
-        display.note("validating and saving")
     ended = time.perf_counter()
     progress.epoch += 1
     progress.meter = Meter(setup.tasks, setup.ranks.device)
@@ -279,7 +285,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> AnyScore | None:
     is_best = setup.data.val_loader is None
     due = progress.epoch % setup.config.val_interval == 0 or progress.epoch == setup.epochs
     if setup.data.val_loader is not None and due:
-        score = _evaluate(run, setup.data.val_loader, setup.data.val_targets, "validation")
+        score = _evaluate(run, setup.data.val_loader, setup.data.val_targets, "validation", display)
         if isinstance(score, TargetScores):
             progress.thresholds = dict(score.thresholds)
         counts = not setup.changing(progress.epoch - 1)
@@ -287,11 +293,15 @@ def _end_of_epoch(run: Run, display: Display | None) -> AnyScore | None:
             score, progress.epoch, setup.patience_metric, counts=counts, decides=setup.metric
         )
         is_best = run.best is not None and run.best.epoch == progress.epoch
-        _report_evaluation(run, display, "val", "validation", score, "  (best)" if is_best else "")
+        _report_evaluation(run, display, "val", f"{_trained(run)}validation", score, "  (best)" if is_best else "")
+    elif display is not None and (trained := _trained(run)):
+        display.say(f"epoch {progress.epoch}/{setup.epochs}  {trained.rstrip()}")
     if setup.data.train_eval_loader is not None and due:
-        own = _evaluate(run, setup.data.train_eval_loader, setup.data.targets, "training")
+        own = _evaluate(run, setup.data.train_eval_loader, setup.data.targets, "training", display)
         _report_evaluation(run, display, "train_eval", "training split", own)
     evaluated = time.perf_counter()
+    if display is not None:
+        display.note("saving")
     save(run, best=is_best, may_wait=progress.epoch < setup.epochs and not run.out_of_patience)
     if accounting.log is not None:
         spent = {"train": accounting.epoch_seconds, "val": evaluated - ended, "save": time.perf_counter() - evaluated}
@@ -299,12 +309,27 @@ def _end_of_epoch(run: Run, display: Display | None) -> AnyScore | None:
         values |= accounting.account.read_between().counts()
         accounting.log.add("epoch", epoch=progress.epoch, step=progress.step, **values)
     accounting.epoch_seconds = 0.0
+    accounting.epoch_loss = None
     return score
 
 
-def _evaluate(run: Run, loader: BatchSource, lookup: TargetLookup, name: str) -> AnyScore:
+def _trained(run: Run) -> str:
+    """The loss of training in the epoch that has ended, a part of its line; empty if all of it was trained before."""
+    loss = run.accounting.epoch_loss
+    return "" if loss is None else f"training loss {loss:.4f}  "
+
+
+def _evaluate(run: Run, loader: BatchSource, lookup: TargetLookup, name: str, display: Display | None) -> AnyScore:
     """Evaluate the weights that would be saved."""
     setup = run.setup
+
+    what = "validation" if name == "validation" else "evaluation of the training split"
+
+    def seen(batches: int) -> None:
+        if display is not None:
+            display.note(f"{what} {batches}/{len(loader)}")
+
+    seen(0)
     with setup.averaged():
         agree_on_buffers(setup.model.module, setup.ranks)
         score = evaluate(
@@ -316,6 +341,7 @@ def _evaluate(run: Run, loader: BatchSource, lookup: TargetLookup, name: str) ->
             setup.precision,
             setup.ranks,
             setup.config.tta,
+            seen,
         )
     if score.samples == 0:
         raise nothing_decoded(run, loader, name)
@@ -329,7 +355,7 @@ def _report_evaluation(
     progress = run.progress
     tasks = run.setup.tasks
     if display is not None and run.accounting.log is not None:
-        display.say(f"epoch {progress.epoch}/{run.setup.epochs}  {name}  {tasks.words(score)}{mark}")
+        display.say(f"epoch {progress.epoch}/{run.setup.epochs}  {name} {tasks.words(score)}{mark}")
         run.accounting.log.add(kind, epoch=progress.epoch, step=progress.step, **tasks.record(score))
 
 

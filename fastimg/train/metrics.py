@@ -1,7 +1,7 @@
 """Losses and scores, summed on the device and read only when they are shown."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -94,6 +94,10 @@ class OnTheWay:
             self._host.copy_(tensor, non_blocking=True)
             self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def arrived(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def read(self) -> Any:
         """The numbers as (nested) lists. A sync point where they have not arrived yet."""
@@ -203,15 +207,21 @@ def evaluate(
     precision: Precision,
     ranks: Ranks,
     tta: Tta = False,
+    seen: Callable[[int], None] | None = None,
 ) -> AnyScore:
-    """Losses (without label smoothing) and scores over a whole loader, every sample counted once over all ranks."""
+    """Losses (without label smoothing) and scores over a whole loader, every sample counted once over all ranks.
+
+    `seen` is told the number of batches so far, which a GPU may not have finished.
+    """
     meter = Meter(tasks, ranks.device, whole=True)
     model.eval()
     with torch.inference_mode():
-        for batch in loader:
+        for number, batch in enumerate(loader, start=1):
             with precision.autocast():
                 images = model_input(None, batch.inputs, policy, precision.input_dtype)
                 logits = answer(model, images, tta, inputs_beside(batch, precision.input_dtype))
             truths = lookup.truths(batch)
             meter.add(logits, tasks.evaluation_losses(logits, truths), truths, batch.weight)
+            if seen is not None:
+                seen(number)
     return meter.read(ranks)

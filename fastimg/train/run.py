@@ -155,6 +155,11 @@ class Setup:
         return "images" if self.model.text is None else "texts"
 
     @property
+    def stepped(self) -> str:
+        """What a step takes, as speeds name it: embeddings of images or texts, where those are kept."""
+        return self.unit if self.data.embedding is None else "embeddings"
+
+    @property
     def outputs(self) -> int:
         """Logits per sample."""
         return self.tasks.outputs
@@ -221,6 +226,7 @@ class Accounting:
     backlog: Backlog = field(default_factory=lambda: Backlog(torch.device("cpu")))
     seconds: float = 0.0  # of training, over all parts of a resumed run
     epoch_seconds: float = 0.0  # of training, in this epoch and this process
+    epoch_loss: float | None = None  # the mean over the epoch that has just ended; None where that is not known
     out_of_time: bool = False  # --max-time ended the run
     warned: bool = False  # that the run waits for its data
 

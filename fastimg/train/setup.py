@@ -3,7 +3,7 @@
 Each step returns a frozen value that the next one takes. Until `begin`, nothing is written into the run's directory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +37,7 @@ from fastimg.train.choices.batch_size import find_batch_size
 from fastimg.train.choices.learning_rate import RangeTest, find_learning_rate, record
 from fastimg.train.choices.resumption import with_batch, with_rate, without_exchange
 from fastimg.train.choices.stated_weights import Stated, adopted
-from fastimg.train.reporting.report import print_effective
+from fastimg.train.reporting.report import effective_rows, print_effective
 from fastimg.train.reporting.timeline import Timeline
 from fastimg.wording import plural
 
@@ -91,6 +91,7 @@ class Built:
     searched: bool  # for a batch size
     range_test: RangeTest | None  # that found the learning rate
     batch_left_out: bool  # it is the default of the device
+    told: Mapping[str, str]  # the rows of the configuration that are printed already
     part: DatasetPart  # images, texts or tokens; `blueprint.parts` may hold their embeddings
     val_part: DatasetPart | None
 
@@ -212,6 +213,21 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     config = replace(config, cache_embeddings=choice)
     words = f"not cached, the encoder runs in every epoch: {why_not}" if why_not else None
     parts = Parts(part, val_part, part if config.evaluate_training_set else None, words=words)
+    draft = OpenBlueprint(
+        config=config,
+        data=opened.path,
+        directory=opened.directory,
+        model=model,
+        preprocessing=preprocessing,
+        precision=precision,
+        part=part,
+        val_part=val_part,
+        parts=parts,
+        targets=opened.targets,
+        trained_on=trained_on,
+        ranks=ranks,
+    )
+    told = {} if config.dry_run else _tell_before_work(draft, left_out, console)
     if effective.views(config) and config.dry_run:
         parts = replace(parts, words="computed once by the frozen encoder (not in a dry run)")
     elif effective.views(config):
@@ -228,20 +244,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     if config.weights is None and not config.dry_run:  # a run that is resumed may have no checkpoint yet
         whiten(config, model, preprocessing, ranks, parts.train, console)
 
-    draft = OpenBlueprint(
-        config=config,
-        data=opened.path,
-        directory=opened.directory,
-        model=model,
-        preprocessing=preprocessing,
-        precision=precision,
-        part=part,
-        val_part=val_part,
-        parts=parts,
-        targets=opened.targets,
-        trained_on=trained_on,
-        ranks=ranks,
-    )
+    draft = replace(draft, parts=parts)
     batch_size = _batch_size(draft, console)
     test = None
     if config.lr == "find" and not config.dry_run:
@@ -252,6 +255,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
         searched=config.batch_size == "auto",
         range_test=test,
         batch_left_out=left_out,
+        told=told,
         part=part,
         val_part=val_part,
     )
@@ -271,15 +275,53 @@ def _batch_size(draft: OpenBlueprint, console: Console) -> int:
     return find_batch_size(config, draft.alone, samples, draft.ranks, console)
 
 
+_STAND_IN_BATCH = 256  # for what is printed before a batch size is searched for; what depends on it is printed later
+
+
+def _tell_before_work(draft: OpenBlueprint, left_out: bool, console: Console) -> Mapping[str, str]:
+    """Print the configuration, as far as it is known, before an encoder or a teacher runs or something is searched for.
+
+    Returns the rows that are printed; empty where nothing takes long. They are those of a run on the images themselves,
+    which is assembled for this, and never steps.
+    """
+    config = draft.config
+    searched = config.batch_size == "auto"
+    works = effective.views(config) or effective.keeps_texts(config) or config.cache_teacher is not None
+    if config.strategy == "fsdp" or not (works or searched or config.lr == "find"):
+        return {}
+    later = {"compile", "teacher", "embeddings", "loader"}
+    later |= {"batch", "schedule", "optimiser", "progressive"} if searched else set()
+    later |= {"optimiser"} if config.lr == "find" else set()
+    batch = _STAND_IN_BATCH if searched else config.batch_size
+    assert isinstance(batch, int)
+    whole = draft.blueprint(batch, effective.STAND_IN if config.lr == "find" else None)
+    plain = replace(whole.config, compile=None, teacher=None, cache_teacher=None, model_ema=False, lookahead=None)
+    run = assemble(replace(whole, config=plain), draft.ranks)
+    rate = _rate(run, replace(config, batch_size=batch), searched, None)
+    run = Run.start(replace(run.setup, config=whole.config), run.progress.parallel, None)
+    rows = effective_rows(run, draft.part, draft.val_part, rate, batch_left_out=left_out)
+    rows = {name: value for name, value in rows.items() if name not in later}
+    print_effective(console, rows)
+    for loader in run.setup.data.loaders:
+        loader.close()
+    return rows
+
+
+def _rate(run: Run, requested: Train, searched: bool, range_test: RangeTest | None) -> str:
+    """The learning rate, and where it is from."""
+    if range_test is None and requested.lr == "find":  # in a dry run
+        return "measured when the run begins"
+    words = effective.rate_words(requested, run.setup.model, run.setup.true_batch, searched)
+    words = words if range_test is None else "found by --lr find"
+    return f"{run.setup.config.lr:g}{f' ({words})' if words else ''}"
+
+
 def announce(run: Run, built: Built, console: Console) -> None:
-    """Print the effective configuration. A dry run ends here."""
+    """Print the effective configuration, or what is not printed of it already. A dry run ends here."""
     requested = built.requested
-    rate = "measured when the run begins"  # in a dry run
-    if built.range_test is not None or requested.lr != "find":
-        words = effective.rate_words(requested, run.setup.model, run.setup.true_batch, built.searched)
-        words = words if built.range_test is None else "found by --lr find"
-        rate = f"{run.setup.config.lr:g}{f' ({words})' if words else ''}"
-    print_effective(console, run, built.part, built.val_part, rate, batch_left_out=built.batch_left_out)
+    rate = _rate(run, requested, built.searched, built.range_test)
+    rows = effective_rows(run, built.part, built.val_part, rate, batch_left_out=built.batch_left_out)
+    print_effective(console, {name: value for name, value in rows.items() if built.told.get(name) != value})
     if note := augmentation.order_note(requested):
         say(console, note, style="yellow")
     if requested.verbose:

@@ -35,7 +35,7 @@ from fastimg.loaders.wording import plural
 from .adapter import DecodedBatch, LoaderAdapter
 
 _AHEAD = 2  # batches that each process prepares at least; DataLoader's default
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 
 
@@ -226,10 +226,11 @@ def _signals_blocked() -> Generator[None, None, None]:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C, `timeout` and batch systems signal every process, but the parent needs data until it has saved.
+    """Ctrl-C, `timeout`, batch systems and closed terminals signal every process; the parent needs data to save.
 
     The second SIGTERM ends the process: when the parent exits, multiprocessing sends one and waits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -100,7 +100,7 @@ def test_suggest_writes_them(cli, server, image_folder, tmp_path, monkeypatch):
     ran = cli("suggest", image_folder, *flags)
     said = " ".join(ran.out.split())
     assert ran.code == 0, ran.err
-    assert f"written {URL}; train with: fastimg train {image_folder} --config {URL}" in said
+    assert f"written {URL}; train with `fastimg train {image_folder} --config {URL}`" in said
     written = server.folder / "settings/a.yaml"
     assert written.read_text().startswith(MARK) and f"--config {URL}" in " ".join(written.read_text().split())
     assert cli("train", image_folder, "--config", URL, "--dry-run").code == 0

@@ -9,7 +9,7 @@ from rich.console import Console
 from fastimg.errors import printable
 from fastimg.system.measurement import Spread, show
 from fastimg.system.terminal import say
-from fastimg.wording import plural
+from fastimg.wording import number, plural
 
 from .pipelines import BASE
 
@@ -126,8 +126,8 @@ class Comparison:
         rows = []
         for row in self.rows:
             speed = row.speed
-            columns = {"loader": row.name, "threads": row.threads, "img/s": f"{speed.median:,.0f}"}
-            columns |= {"range": f"{speed.low:,.0f} - {speed.high:,.0f}"}
+            columns = {"loader": row.name, "threads": row.threads, "img/s": number(speed.median)}
+            columns |= {"range": f"{number(speed.low)} - {number(speed.high)}"}
             columns |= {f"{BASE} / it": f"{base[row.threads] / row.speed.median:.2f}"}
             rows.append(columns | {"CPU us/img": "" if row.busy is None else f"{row.busy.median:.0f}"})
         again = ", repeated" if self.samples < self.images else ""

@@ -17,9 +17,11 @@ from fastimg.wording import plural
 
 from . import format as checkpoint
 from . import log_records
+from .results_table import ResultsTable
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
+RESULTS = "results.csv"
 CURVES = "curves.png"
 RANGE_TEST = "lr_find.png"  # of --lr find
 TRACE = "trace.json.gz"  # of --trace
@@ -122,7 +124,7 @@ def withdraw(run: Path, made: list[Path]) -> None:
     """Delete what `begin` and the log wrote, unless a checkpoint was saved: there would be nothing to resume."""
     if (run / "last").exists():
         return
-    for name in (CONFIG, METRICS, RANGE_TEST, TRACE, *TRACKED):
+    for name in (CONFIG, METRICS, CURVES, RESULTS, RANGE_TEST, TRACE, *TRACKED):
         with contextlib.suppress(OSError):
             (run / name).unlink()
     for name in ("checkpoints", *_TRACKED_FOLDERS):
@@ -205,7 +207,7 @@ Listener = Callable[[str, Sequence[Mapping[str, Value]]], None]  # of kinds and 
 class Log:
     """metrics.jsonl: one record per line, in order of steps. Records after `step` are removed: they will come again.
 
-    So are damaged ones, which `warn` is told. A `listener` gets what is written.
+    So are damaged ones, which `warn` is told. A `listener` gets what is written, and results.csv a line an epoch.
     """
 
     def __init__(self, run: Path, step: int, listener: Listener | None = None, warn: Say | None = None) -> None:
@@ -214,6 +216,7 @@ class Log:
         try:
             kept = [record for record in read_log(run, warn) if record["step"] <= step]
             replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+            self._table = ResultsTable(run / RESULTS, kept)
         except OSError as error:
             raise UserError(
                 f"{self._path}: {error.strerror or error}; see to it that it can be read and written, or move it away"
@@ -228,6 +231,7 @@ class Log:
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps({"kind": kind, **values}) + "\n" for values in records)
+            self._table.add(kind, records)
         except OSError as error:
             raise UserError(
                 f"{self._path}: cannot be written: {not_written(error, 'see to it that it can be')}, then "

@@ -107,7 +107,7 @@ def record(run: Run, found: RangeTest) -> None:
     curve = {"rates": [float(f"{rate:.6g}") for rate in found.rates], "losses": [*found.losses]}
     log.add("lr_find", step=0, **numbers, **curve)
     file: Path = run.setup.directory / RANGE_TEST
-    plot_range_test(found.rates, found.losses, found.smoothed, found.lr, found.lowest, file)
+    plot_range_test(found.rates, found.losses, found.smoothed, found.lr, found.lowest, file, run.setup.directory.name)
     if run.accounting.trackers is not None:
         run.accounting.trackers.picture(file)
 

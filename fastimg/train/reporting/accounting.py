@@ -204,6 +204,10 @@ class Account:
         told = self._tell(now.spent)
         return replace(window, fetched=told.fetched, again=told.again)
 
+    def peek(self) -> TrainingTime:
+        """The time since the last window, which goes on: for what is shown between two lines."""
+        return self._between(self._last, self._mark())
+
     def read_between(self) -> TrainingTime:
         """The bytes since the last window, and no time: of a validation, which is no training."""
         return self._tell(self._spent())

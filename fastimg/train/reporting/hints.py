@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fastimg.system.progress import UNITS
-from fastimg.wording import plural
+from fastimg.wording import number, plural
 
 Kind = Literal[
     "network-bound", "storage-bound", "decode-bound", "copy-bound", "loader-bound", "start-up", "launch-bound"
@@ -120,11 +120,6 @@ def started_slowly(facts: WaitingFacts, each: float) -> Hint:
         f"nearly all of it for the first batches of each epoch ({each:.1f} s per epoch); it matters less with longer "
         "epochs",
     )
-
-
-def number(rate: float) -> str:
-    """1,234 or 12.3."""
-    return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:.1f}"
 
 
 def _estimated(remedy: Remedy, facts: WaitingFacts, unit: str) -> str:

@@ -1,12 +1,14 @@
 """Progress lines and records of steps: sent to the host at one log step, shown there, or on a GPU at the next one.
 
     Lines.add(request, at_once) -> sent to the host; shown and logged here, or by the next `add` or `settle`
+    Lines.glance()              -> on a terminal, what this rank has counted between two lines, once it has arrived
 
 On a GPU a line that was shown at once would wait for all the work that is enqueued, and the device would then wait for
 the host to enqueue more. A line later its numbers have long arrived. Each line is labelled with its own step.
 """
 
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +22,20 @@ from fastimg.system.signals import strongest, votes
 from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.metrics import OnTheWay, TracedSteps
 from fastimg.train.run import Run
+from fastimg.train.tasks.score import AnyScore
 
 from .accounting import TrainingTime
 from .waiting import warn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glanced:
+    """The state of the epoch after `step`, as this rank counted it, on its way to the host."""
+
+    step: int  # optimiser steps of the run
+    step_in_epoch: int
+    totals: OnTheWay  # the meter's sums
+    window: TrainingTime  # lately
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +47,10 @@ class Unread:
     totals: OnTheWay  # the meter's sums, and what the ranks ask for
     traced: TracedSteps
     window: TrainingTime | None  # since the last line; None: no line is shown
+
+
+_GLANCES = 0.5  # seconds between two, at least
+_ENOUGH = 2.0  # seconds that tell a speed; before them, the last line's window counts too
 
 
 def behind(device: torch.device) -> bool:
@@ -51,11 +68,40 @@ class Lines:
         self._run = run
         self._display = display
         self._unread: Unread | None = None
+        self._glanced: Glanced | None = None
+        self._glanced_at = 0.0
+        self._window = TrainingTime()  # of the last line
+
+    def glance(self) -> None:
+        """On a terminal, show what has been counted since the last line, of this rank alone: no sync, no collective.
+
+        A step reads the clock once. On a GPU the numbers are shown by the first step that finds them arrived.
+        """
+        display = self._display
+        if display is None or not display.live:
+            return
+        if (seen := self._glanced) is not None and seen.totals.arrived():
+            self._glanced = None
+            score = self._run.setup.tasks.score(seen.totals.read())
+            if score.samples and seen.window.samples:
+                display.glance(_line(self._run, seen, score, seen.window))
+        now = time.monotonic()
+        if self._glanced is None and now - self._glanced_at >= _GLANCES:
+            self._glanced_at = now
+            window = self._run.accounting.account.peek()
+            self._glanced = Glanced(
+                step=self._run.progress.step,
+                step_in_epoch=self._run.step_in_epoch,
+                totals=OnTheWay(self._run.progress.meter.sums.clone()),
+                window=window if window.seconds >= _ENOUGH else self._window + window,
+            )
 
     def add(self, request: int, at_once: bool) -> int:
         """A line for this step, shown now if `at_once`. Returns the strongest request that was read, else 0."""
         read = self.settle()
-        self._unread = send(self._run, request, self._run.accounting.account.read())
+        self._glanced = None  # the line is as new
+        self._window = self._run.accounting.account.read()
+        self._unread = send(self._run, request, self._window)
         if at_once or not behind(self._run.setup.ranks.device):
             return max(read, self.settle())  # sync point: the meter is read
         return read
@@ -103,26 +149,32 @@ def show(run: Run, display: Display | None, unread: Unread) -> int:
     _log_steps(run, unread)
     log = run.accounting.log
     window = unread.window
+    if unread.step_in_epoch == run.steps_of_epoch:
+        run.accounting.epoch_loss = score.loss
     if window is not None and display is not None and log is not None:
-        speed = window.speed * setup.ranks.world_size
-        lr = setup.optimisation.schedule(unread.step - 1)
-        line = Line(
-            epoch=run.progress.epoch,
-            step=unread.step_in_epoch,
-            loss=score.loss,
-            score=setup.tasks.line(score),
-            lr=lr,
-            speed=speed,
-            wait_share=window.wait_share,
-            eta=(setup.steps - unread.step) * setup.true_batch / max(speed, 1e-9),
-            unit=setup.unit,
-        )
+        line = _line(run, unread, score, window)
         display.show(line)
         values = setup.tasks.record(score)
-        speeds = {"lr": lr, f"{setup.unit}_per_second": round(speed, 1), **window.record()}
+        speeds = {"lr": line.lr, f"{setup.unit}_per_second": round(line.speed, 1), **window.record()}
         log.add("train", epoch=run.progress.epoch + 1, step=unread.step, **values, **speeds)
         warn(run, display)
     return strongest(totals[sums:])
+
+
+def _line(run: Run, unread: Unread | Glanced, score: AnyScore, window: TrainingTime) -> Line:
+    setup = run.setup
+    speed = window.speed * setup.ranks.world_size
+    return Line(
+        epoch=run.progress.epoch,
+        step=unread.step_in_epoch,
+        loss=score.loss,
+        score=setup.tasks.line(score),
+        lr=setup.optimisation.schedule(unread.step - 1),
+        speed=speed,
+        wait_share=window.wait_share,
+        eta=(setup.steps - unread.step) * setup.true_batch / max(speed, 1e-9),
+        unit=setup.stepped,
+    )
 
 
 def _log_steps(run: Run, unread: Unread) -> None:

@@ -1,9 +1,9 @@
 """The effective configuration of a run, which is printed before its first step."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
@@ -18,32 +18,35 @@ from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Pair, TextSide
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_rows
 from fastimg.train.choices.batch_size import SHARE
 from fastimg.train.optimisers.construction import implementation
 from fastimg.train.patience import rule
 from fastimg.train.run import Run, Setup
 from fastimg.wording import agreeing, plural
 
+_NAMES = len("checkpoints")  # columns
 
-def print_effective(
-    console: Console,
+
+def print_effective(console: Console, rows: Mapping[str, str]) -> None:
+    """Print rows of the effective configuration."""
+    print_rows(console, rows.items(), width=_NAMES)
+
+
+def effective_rows(
     run: Run,
     part: DatasetPart,
     val_part: DatasetPart | None,
     rate: str,
     *,
     batch_left_out: bool = False,
-) -> None:
-    """Print the effective configuration, with every choice made. `rate`: the learning rate, and where it is from."""
+) -> dict[str, str]:
+    """The effective configuration, with every choice made. `rate`: the learning rate, and where it is from."""
     setup = run.setup
     config = setup.config
     ranks = setup.ranks
     model = setup.model
     data = config.data or Path()
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
     resize = f"; resize {config.val_resize_size}, centre crop {config.val_crop_size}, {config.interpolation}"
     total = sum(p.numel() for p in model.module.parameters())
     trained = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
@@ -89,10 +92,7 @@ def print_effective(
         "checkpoints": _checkpoints(config),
         "run": shown(setup.directory),
     }
-    for name, value in rows.items():
-        if value is not None:
-            table.add_row(name, value)
-    print_table(console, table)
+    return {name: value for name, value in rows.items() if value is not None}
 
 
 def _texts(part: DatasetPart, text: TextSide) -> str:

@@ -34,11 +34,16 @@ _STILL = frozenset({"Identity", "AutoContrast", "Equalize"})
 
 
 def draw_samples(
-    dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, file: Path, overlays: Overlays | None = None
+    dataset: Dataset,
+    ids: npt.NDArray[np.int64],
+    max_pixels: int,
+    file: Path,
+    overlays: Overlays | None = None,
+    title: str = "",
 ) -> list[str]:
     """A grid of whole images, shrunk, with their classes and what `overlays` draw over them. Returns remarks."""
     scratch = Scratch()
-    classes = _Classes(dataset, dataset.labels[ids].tolist())
+    classes = _Classes(dataset, dataset.labels[ids].tolist(), title)
     tiles = []
     faults: list[str] = []
     for index in ids[np.argsort(dataset.labels[ids], kind="stable")].tolist():
@@ -58,7 +63,7 @@ def draw_samples(
         tiles.append(Tile(pixels, (label,)))
     columns = max(1, math.ceil(math.sqrt(len(tiles))))
     rows = [tiles[at : at + columns] for at in range(0, len(tiles), columns)]
-    save_sheet(rows, [""] * len(rows), _SIDE, file, classes.letters)
+    save_sheet(rows, [""] * len(rows), _SIDE, file, classes.letters, classes.letters.text(title))
     return [*classes.remarks(), *faults]
 
 
@@ -67,7 +72,7 @@ def class_name(dataset: Dataset, label: int) -> str:
     return printable(dataset.classes[label]) if 0 <= label < len(dataset.classes) else "no label"
 
 
-def draw_trivial(dataset: Dataset, index: int, max_pixels: int, file: Path) -> None:
+def draw_trivial(dataset: Dataset, index: int, max_pixels: int, file: Path, title: str = "") -> None:
     """One image under every operation of TrivialAugment, at seven strengths."""
     image = _rows(dataset, np.array([index]), CenterCrop(size=_SIDE, resize=_SIDE), 0, [0], max_pixels)[0][0]
     table, numbers, captions, shape = trivial_table(), [], [], []
@@ -89,7 +94,8 @@ def draw_trivial(dataset: Dataset, index: int, max_pixels: int, file: Path) -> N
     pixels = apply(plan, image.repeat(count, 1, 1, 1), Policy(), torch.uint8).permute(0, 2, 3, 1).numpy()
     tiles = iter(zip(pixels, captions, strict=True))
     rows_of_tiles = [[Tile(image, (caption,)) for image, caption in itertools.islice(tiles, n)] for n in shape]
-    save_sheet(rows_of_tiles, list(TRIVIAL), _SIDE, file, lettering(captions))
+    letters = lettering([*captions, title])
+    save_sheet(rows_of_tiles, list(TRIVIAL), _SIDE, file, letters, letters.text(title))
 
 
 def _strength(name: str, row: int) -> str:
@@ -118,12 +124,13 @@ def draw_augmented(
     max_pixels: int,
     file: Path,
     overlays: Overlays | None = None,
+    title: str = "",
 ) -> list[str]:
     """Draw one row per image with what the model sees of it in each epoch; without augmentation if `policy` is None.
 
     Over it stands what `overlays` draw, unless images are mixed or changed by Kornia. Returns remarks.
     """
-    classes = _Classes(dataset, dataset.labels[ids].tolist())
+    classes = _Classes(dataset, dataset.labels[ids].tolist(), title)
     columns: list[list[Tile]] = []
     side = _SIDE
     remarks: list[str] = []
@@ -155,7 +162,9 @@ def draw_augmented(
             pictures = overlays.over_batch(plan, fields, levels)
         columns.append([Tile(image, lines) for image, lines in zip(pictures, captions, strict=True)])
     names = [classes.text(int(dataset.labels[index]), _NAME) for index in ids.tolist()]
-    save_sheet([list(row) for row in zip(*columns, strict=True)], names, side, file, classes.letters)
+    heads = ["without augmentation"] if policy is None else [f"epoch {epoch + 1}" for epoch in range(epochs)]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    save_sheet(rows, names, side, file, classes.letters, classes.letters.text(title), heads)
     return [*classes.remarks(), *remarks]
 
 
@@ -202,9 +211,9 @@ def _rows(
 class _Classes:
     """The names of some classes, and how they are drawn."""
 
-    def __init__(self, dataset: Dataset, labels: Iterable[int]) -> None:
+    def __init__(self, dataset: Dataset, labels: Iterable[int], title: str) -> None:
         self._names = {label: class_name(dataset, label) for label in sorted(set(labels))}
-        self.letters: Lettering = lettering(self._names.values())
+        self.letters: Lettering = lettering([*self._names.values(), title])
 
     def text(self, label: int, length: int) -> str:
         """A class as it is drawn."""

@@ -1,36 +1,39 @@
 """What a run prints after its last step: samples that were left out, a table, how to resume."""
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from fastimg.config.commands import Train
-from fastimg.config.intent import loss_kind
+from fastimg.config.intent import architecture, loss_kind
 from fastimg.errors import printable
 from fastimg.loaders import BatchSource
 from fastimg.loaders.remote.cache.sizes import in_words
 from fastimg.models.ranks import Ranks
-from fastimg.system.progress import UNITS, duration
-from fastimg.system.terminal import print_table, say
+from fastimg.system.progress import UNITS, spent
+from fastimg.system.terminal import print_rows, say
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
-from fastimg.train.choices import step_rates
+from fastimg.train.choices import resolution, step_rates
 from fastimg.train.choices.machine_profile import device_name
 from fastimg.train.patience import deciding, stopped
 from fastimg.train.run import Run
 from fastimg.train.tasks.score import TargetScores, shows_top5, zero_recall
 from fastimg.train.tasks.score import shown as shown_score
-from fastimg.wording import agreeing, plural
+from fastimg.wording import agreeing, number, plural
 
 from .accounting import TrainingTime, overall
 from .plots import CurveNotes, plot_curves
 from .report import shown
+
+_DRAWING = 0.02  # of the time, at most, while a run trains
 
 
 def print_summary(run: Run, console: Console, unreadable: list[int], signal: int, verdict: str | None) -> None:
@@ -42,11 +45,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     progress = run.progress
     records = rundir.read_log(setup.directory, partial(say, console, style="yellow"))
     if records:
-        steps_per_epoch = setup.optimisation.steps_per_epoch
-        metric = deciding(setup.config, setup.tasks)
-        if setup.tasks.single is None and metric == "loss":
-            metric = next(name for name in setup.tasks.metrics if not name.endswith("loss"))
-        file = draw_curves(setup.directory, setup.config, metric, records, steps_per_epoch)
+        file = _draw_curves(run, records)
         if run.accounting.trackers is not None and file.exists():
             run.accounting.trackers.picture(file)
     names = {id(setup.data.loader): "training", id(setup.data.val_loader): "validation"}
@@ -64,12 +63,8 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
             "the same command with --resume auto continues from there",
         )
         return
-    table = Table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in [*_best_validation(run), *_training(run, records), *_files(run, verdict)]:
-        table.add_row(name, value)
-    print_table(console, table, f"{setup.model.arch} on {shown(setup.config.data or Path())}")
+    rows = [*_best_validation(run), *_training(run, records), *_files(run, verdict)]
+    print_rows(console, rows, f"{setup.model.arch} on {shown(setup.config.data or Path())}")
 
 
 def _best_validation(run: Run) -> Iterator[tuple[str, str]]:
@@ -106,13 +101,13 @@ def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, st
     if run.accounting.out_of_time:
         reached = f"after step {progress.step} of {setup.steps}"
         yield "stopped", f"--max-time {setup.config.max_time} is over {reached}; --resume auto goes on from there"
-    seconds = duration(run.accounting.seconds)
+    seconds = spent(run.accounting.seconds)
     yield "trained", f"{plural(progress.epoch, 'epoch')}, {plural(progress.step, 'step')}, {seconds}"
     windows = [record for record in records if record["kind"] == "train"]
     if windows:
         speeds = [record[name] for record in windows if (name := f"{setup.unit}_per_second") in record]
         if speeds:
-            yield "speed", f"{median(speeds):,.1f} {UNITS[setup.unit]} (median)"
+            yield "speed", f"{number(median(speeds))} {UNITS[setup.stepped]} (median)"
         whole = overall(windows)
         yield "time", _time(whole, setup.ranks)
         if whole.network is not None:
@@ -135,7 +130,7 @@ def _files(run: Run, verdict: str | None) -> Iterator[tuple[str, str]]:
     if run.accounting.timeline is not None:
         yield "timeline", run.accounting.timeline.words
     yield "last checkpoint", shown(directory / "last" / checkpoint.MODEL)
-    yield "curves, records", f"{shown(directory / rundir.CURVES)}, {rundir.METRICS}"
+    yield "curves, records", f"{shown(directory / rundir.CURVES)}, {rundir.RESULTS}, {rundir.METRICS}"
 
 
 def _faster(run: Run) -> str | None:
@@ -162,13 +157,50 @@ def _print_unreadable(console: Console, what: str, loader: BatchSource, count: i
         console.print(f"  ... and {count - 5:,} more", highlight=False)
 
 
+class Curves:
+    """curves.png, renewed after each epoch, but for epochs so short that drawing would take 2% of the time or more."""
+
+    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
+        self._run = run
+        self._say = say
+        self._drawn_at = time.perf_counter()
+        self._took = 1.0  # seconds: what is assumed of the first one
+
+    def renew(self) -> None:
+        """An epoch has ended. A picture that cannot be written is mentioned, and does not end the run."""
+        began = time.perf_counter()
+        if began - self._drawn_at < self._took / _DRAWING:
+            return
+        try:
+            _draw_curves(self._run, rundir.read_log(self._run.setup.directory))
+        except OSError as error:
+            self._say(f"{rundir.CURVES} is not renewed: {error.strerror or error}")
+        self._drawn_at = time.perf_counter()
+        self._took = self._drawn_at - began
+
+
+def _draw_curves(run: Run, records: Sequence[dict[str, Any]]) -> Path:
+    setup = run.setup
+    metric = deciding(setup.config, setup.tasks)
+    if setup.tasks.single is None and metric == "loss":
+        metric = next(name for name in setup.tasks.metrics if not name.endswith("loss"))
+    best = None if run.best is None else run.best.epoch
+    return draw_curves(setup.directory, setup.config, metric, records, setup.optimisation.steps_per_epoch, best)
+
+
 def draw_curves(
-    directory: Path, config: Train, metric: str, records: Sequence[dict[str, Any]], steps_per_epoch: int
+    directory: Path,
+    config: Train,
+    metric: str,
+    records: Sequence[dict[str, Any]],
+    steps_per_epoch: int,
+    best: int | None = None,
 ) -> Path:
-    """Draw what a run has logged, with a metric beside the loss. Returns the file."""
+    """Draw what a run has logged, with a metric beside the loss, and the best epoch marked. Returns the file."""
     file = directory / rundir.CURVES
     classes = any(key.rpartition(".")[2] == "top1" for record in records for key in record)
-    plot_curves(records, steps_per_epoch, _curve_notes(config, metric, classes), file)
+    title = f"{directory.name}: {architecture(config)}"
+    plot_curves(records, steps_per_epoch, replace(_curve_notes(config, metric, classes), title=title, best=best), file)
     return file
 
 
@@ -188,7 +220,8 @@ def _curve_notes(config: Train, metric: str, classes: bool) -> CurveNotes:
         metric="top1" if metric == "loss" else metric,
         loss=", ".join([*loss, *mixed]),
         top1=f"{', '.join(mixed)}: the larger share counts" if mixed else "",
-        validated="" if kind == "cross-entropy" else "cross-entropy",
+        speed="embeddings" if resolution.views(config) else "",
+        validated=("plain cross-entropy" if loss or mixed else "") if kind == "cross-entropy" else "cross-entropy",
     )
 
 

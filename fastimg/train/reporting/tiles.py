@@ -33,9 +33,15 @@ def line_length(side: int) -> int:
 
 
 def save_sheet(
-    rows: Sequence[Sequence[Tile]], names: Sequence[str], side: int, file: Path, letters: Lettering, title: str = ""
+    rows: Sequence[Sequence[Tile]],
+    names: Sequence[str],
+    side: int,
+    file: Path,
+    letters: Lettering,
+    title: str = "",
+    heads: Sequence[str] = (),
 ) -> None:
-    """Save tiles as a PNG, with a name before each row if there are any. Raises OSError.
+    """Save tiles as a PNG, with a name before each row and a head above each column if there are any. Raises OSError.
 
     A tile has `side` pixels each way, and no larger picture. Small pictures are enlarged by a whole factor.
     """
@@ -46,7 +52,7 @@ def save_sheet(
     across = side + _GAP
     down = across + _LINE * max((len(tile.lines) for tile in tiles), default=1)
     margin = _GAP + (_MARGIN if any(names) else 0)
-    head = _GAP + (2 * _LINE if title else 0)
+    head = _GAP + (2 * _LINE if title else 0) + (_LINE if heads else 0)
     width, height = margin + across * max(map(len, rows), default=1), head + down * max(0 if title else 1, len(rows))
     width = max(width, int(len(title) * 8.5)) if title else width
     canvas = np.full((height, width, 3), 255, np.uint8)
@@ -59,6 +65,8 @@ def save_sheet(
 
     if title:
         write(_GAP, _GAP + _LINE / 2, title, "left", 10)
+    for column, text in enumerate(heads):
+        write(margin + column * across + side / 2, head - _LINE / 2, text, "center")
     for number, (row, name) in enumerate(zip(rows, names, strict=True)):
         top = head + number * down
         write(margin - _GAP, top + side / 2, name, "right")

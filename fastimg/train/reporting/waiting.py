@@ -75,7 +75,7 @@ def _facts(run: Run, window: TrainingTime) -> WaitingFacts:
         speed=window.speed,
         data=shown(data),
         backend=("resident" if config.resident else chosen_backend(config.loader)) if encoded else "native",
-        unit=setup.unit,
+        unit=setup.stepped,
         encoded=encoded,
         ranks=ranks.world_size,
         workers=loader.workers,

@@ -32,7 +32,11 @@ def draw(run: Run) -> list[Path]:
     policy = None if config.no_aug else setup.input.policy
     files = [setup.directory / f"{name}.png" for name in ("samples", "augmented")]
     most = config.max_pixels or MAX_PIXELS
-    draw_samples(dataset, ids, most, files[0])
+    name = setup.directory.name
+    draw_samples(dataset, ids, most, files[0], title=f"{name}: training images")
     epochs = 1 if policy is None else _EPOCHS
-    draw_augmented(dataset, ids[:_ROWS], crop, policy, setup.input.kornia, config.seed, epochs, most, files[1])
+    draw_augmented(
+        *(dataset, ids[:_ROWS], crop, policy, setup.input.kornia, config.seed, epochs, most, files[1]),
+        title=f"{name}: what the model sees",
+    )
     return files

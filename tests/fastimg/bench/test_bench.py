@@ -413,7 +413,10 @@ def test_the_smaller_of_two_similar_settings_wins():
 def test_fields_of_a_stage_row():
     row = Stage(name="decode", rate=Spread.of([90.0, 110.0, 100.0]), threads=2, ceiling=200.0, how="2 x one")
     assert row.record()["ratio"] == 0.5 and row.record()["per_core"] == 50.0
-    assert row.row()["of it"] == "0.50" and row.words() == "decode: ceiling: 2 x one"
+    assert row.row()["of ceiling"] == "0.50" and row.words() == "decode: ceiling: 2 x one"
+    above = dataclasses.replace(row, ceiling=80.0, above="two threads read")
+    assert above.row()["of ceiling"] == "1.25"
+    assert above.words() == "decode: ceiling: 2 x one; 1.25 of it, since two threads read"
     assert Stage(name="copy", note="none").record() == {"stage": "copy", "note": "none"}
 
 

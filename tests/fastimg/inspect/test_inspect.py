@@ -269,7 +269,7 @@ def drawn(monkeypatch):
     """The tiles of every sheet, by file name."""
     kept = {}
     monkeypatch.setattr(
-        sheets, "save_sheet", lambda rows, names, side, file, _: kept.update({file.name: (rows, names)})
+        sheets, "save_sheet", lambda rows, names, side, file, *_: kept.update({file.name: (rows, names)})
     )
     return kept
 

@@ -73,7 +73,7 @@ def test_what_is_drawn_over_a_picture_lies_where_its_boxes_do(shards):
 
 def test_what_is_drawn_moves_with_augmentation(shards, tmp_path, monkeypatch):
     kept = {}
-    monkeypatch.setattr(sheets, "save_sheet", lambda rows, names, side, file, _: kept.update({file.name: rows}))
+    monkeypatch.setattr(sheets, "save_sheet", lambda rows, names, side, file, *_: kept.update({file.name: rows}))
     dataset, ids = open_dataset(shards), np.arange(4)
     policy = Policy(hflip=0.5, vflip=0.5, mean=(0.5,) * 3, std=(0.5,) * 3)
     arguments = (dataset, ids, WHOLE, policy, None, 3, 4, 1 << 20)
@@ -95,7 +95,7 @@ def test_what_is_drawn_moves_with_augmentation(shards, tmp_path, monkeypatch):
 
 def test_inspect_draws_what_is_asked_for(shards, tmp_path, monkeypatch):
     kept = {}
-    monkeypatch.setattr(sheets, "save_sheet", lambda rows, names, side, file, _: kept.update({file.name: rows}))
+    monkeypatch.setattr(sheets, "save_sheet", lambda rows, names, side, file, *_: kept.update({file.name: rows}))
     settings = {"data": shards, "output": tmp_path / "p", "no_aug": True, "img_size": 40, "workers": "1"}
     boxes = {}
     for asked in (None, "boxes", "none"):

@@ -1,10 +1,13 @@
 """Signals as requests, and the agreement of ranks on one."""
 
+import os
+import pty
 import signal
 
 import pytest
 
-from fastimg.system.signals import SAVE, Interrupt, strongest, votes
+from fastimg.system import signals
+from fastimg.system.signals import SAVE, Interrupt, sigterm_exits, strongest, votes
 
 INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
 
@@ -38,3 +41,32 @@ def test_a_second_interrupt_takes_effect_at_once():
         assert interrupt.signal == INT
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_a_closed_terminal_stops_as_sigterm_does(monkeypatch):
+    """What is printed to it from then on fails no more, so that the checkpoint is written."""
+    terminal, ours = pty.openpty()
+    monkeypatch.setattr(signals, "_terminals", lambda: [ours])
+    with Interrupt() as interrupt:
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(ours, b"x")
+        signal.raise_signal(signal.SIGHUP)
+        assert interrupt.signal == TERM
+        assert os.write(ours, b"x") == 1
+    os.close(ours)
+
+
+def test_nohup_is_respected_and_what_a_block_has_opened_is_closed():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+        assert interrupt.signal == 0
+        with sigterm_exits():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with pytest.raises(SystemExit) as ended, sigterm_exits():
+        signal.raise_signal(signal.SIGHUP)
+    assert ended.value.code == 129 and signal.getsignal(signal.SIGHUP) is before

@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "train": (
         ("train", "{}/images", *MODEL, "-b", "8", "--epochs", "1", "--no-aug", "--output", "{}/runs", "--name", "r"),
-        ("test_resnet on {}/images", "{}/runs/r/best/model.safetensors ", "{}/runs/r/curves.png, metrics.jsonl"),
+        ("test_resnet on {}/images", "{}/runs/r/best/model.safetensors", "{}/runs/r/curves.png, results.csv"),
     ),
     "eval": (
         ("eval", "{}/run", "{}/shards", "--plot", "{}/c.png", "-j", "1"),
@@ -176,7 +176,7 @@ def test_square_brackets_in_names_are_printed_on_a_terminal(monkeypatch):
     table.add_row(name, name)
     terminal.print_table(console, table, name)
     with Display(console, 3, 9) as display:
-        display._progress.update(display._task, text=name)
+        display.note(name)
     with Keeper(Path(), SimpleNamespace(first=True), 1, console).progress(name, 3) as advance:
         advance(1)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())

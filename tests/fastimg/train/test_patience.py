@@ -118,7 +118,7 @@ def test_ties_go_to_the_lower_loss(validated, run_of, tmp_path):
     assert ran.code == 0, ran.err
     assert (tmp_path / "run/best").resolve().name == f"{int((tmp_path / 'run/last').resolve().name) * 2 // 3:08d}"
     assert "in epoch 2 (100 images)" in ran.out and "loss 0.0832" in ran.out
-    assert [line.endswith("(best)") for line in ran.out.splitlines() if "validation  loss" in line] == [1, 1, 0]
+    assert [line.endswith("(best)") for line in ran.out.splitlines() if "validation loss" in line] == [1, 1, 0]
 
 
 def test_balanced_accuracy_and_classes_without_recall_are_printed(validated, run_of):

@@ -69,6 +69,19 @@ def test_a_run_of_three_steps_shows_each_of_them(tmp_path, monkeypatch):
     assert opens(tmp_path / "curves.png").std() > 0
 
 
+def test_a_small_last_batch_makes_no_spike_and_the_best_epoch_is_marked(tmp_path, monkeypatch):
+    records = [record("step", step, 1 + (step - 1) // 3) | {"samples": 10} for step in range(1, 7)]
+    records[2] |= {"samples": 2, "loss": 7.0}
+    records += [record("val", 3, 1, 2.0), record("val", 6, 2, 3.0)]
+    figure, _ = drawn_by(
+        partial(plot_curves, records, 3, CurveNotes(title="photos-resnet18", best=1), tmp_path / "c.png"), monkeypatch
+    )
+    drawn = lines(figure.axes[0])
+    assert drawn["training loss"] == [(1 / 3, 1.0), (1.0, 2.0), (4 / 3, 1.0), (5 / 3, 1.0), (2.0, 1.0)]
+    assert drawn["best checkpoint, epoch 1"] == [(1.0, 2.0)]
+    assert figure.get_suptitle() == "photos-resnet18"
+
+
 def test_before_an_epoch_is_done_steps_are_counted(tmp_path, monkeypatch):
     axes = curves([record("step", 1), record("step", 2)], monkeypatch, tmp_path, steps_per_epoch=1000)
     assert lines(axes[0])["training loss"] == [(1.0, 1.0), (2.0, 1.0)]
@@ -112,9 +125,12 @@ def test_curves_of_what_there_is(records, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "notes"),
     [
-        ({}, ("label smoothing 0.1", "", "")),
+        ({}, ("label smoothing 0.1", "", "plain cross-entropy")),
         ({"smoothing": 0.0}, ("", "", "")),
-        ({"mixup": 0.2}, ("label smoothing 0.1, mixup 0.2", "mixup 0.2: the larger share counts", "")),
+        (
+            {"mixup": 0.2},
+            ("label smoothing 0.1, mixup 0.2", "mixup 0.2: the larger share counts", "plain cross-entropy"),
+        ),
         (
             {"cutmix": 1.0, "bce_loss": True, "smoothing": 0.0},
             ("binary cross-entropy, cutmix 1", "cutmix 1: the larger share counts", "cross-entropy"),
@@ -122,7 +138,7 @@ def test_curves_of_what_there_is(records, tmp_path, monkeypatch):
     ],
 )
 def test_a_note_on_training_with_augmentation(settings, notes):
-    assert astuple(summary._curve_notes(Train(**settings), "top1", True)) == ("top1", *notes)
+    assert astuple(summary._curve_notes(Train(**settings), "top1", True))[:4] == ("top1", *notes)
 
 
 def test_numbers_and_labels_are_not_smoothed():

@@ -1,6 +1,9 @@
 """The trainer from a user's view: it learns, leaves a run directory, and prints its progress."""
 
+import csv
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from fastimg.system.signals import Interrupt
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.loop import train
+from fastimg.train.reporting import summary
 
 
 def flags(data: Path, output: Path, *more: str) -> list[str]:
@@ -40,11 +44,22 @@ def test_it_overfits_a_few_images(image_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.curves
 def test_a_run_writes_all_documented_files(
-    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    drawn: list[int] = []
+    draw = summary.plot_curves
+    monkeypatch.setattr(summary, "_DRAWING", math.inf)
+
+    def counting(records: Any, *rest: Any) -> None:
+        drawn.append(sum(record["kind"] == "val" for record in records))
+        if len(drawn) == 4:
+            draw(records, *rest)
+
+    monkeypatch.setattr(summary, "plot_curves", counting)
     assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "3", "--verbose")) == 0
+    assert drawn == [1, 2, 3, 3]  # after each epoch, and at the end
     run = tmp_path / "runs/run"
-    assert {"config.yaml", "metrics.jsonl", "curves.png", "last", "best", "checkpoints"} <= {
+    assert {"config.yaml", "metrics.jsonl", "results.csv", "curves.png", "last", "best", "checkpoints"} <= {
         p.name for p in run.iterdir()
     }
     card = checkpoint.read_card(checkpoint.find(run))
@@ -55,6 +70,13 @@ def test_a_run_writes_all_documented_files(
         assert curves.size[0] > 500
     records = rundir.read_log(run)
     assert [record["kind"] for record in records].count("val") == 3
+    with (run / "results.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [(row["epoch"], row["step"]) for row in table] == [("1", "2"), ("2", "4"), ("3", "6")]
+    for kind in ("train", "val"):
+        losses = {record["epoch"]: record["loss"] for record in records if record["kind"] == kind}
+        told = [float(row[f"{kind}_loss"]) for row in table]
+        assert told == [pytest.approx(losses[epoch], rel=1e-5) for epoch in (1, 2, 3)]
     steps = [record for record in records if record["kind"] == "step"]
     assert [(one["epoch"], one["step"]) for one in steps] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
     for last in (record for record in records if record["kind"] == "train"):
@@ -63,6 +85,7 @@ def test_a_run_writes_all_documented_files(
         assert sum(one["loss"] * one["samples"] for one in mine) / 27 == pytest.approx(last["loss"])
         assert mine[-1]["lr"] == last["lr"] and 0 <= mine[0]["top1"] <= 1
     out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"epoch 2/3 training loss [\d.]+ validation loss [\d.]+ top1", out)
     for words in ("36", "plain folder", "fastimg convert", "slots of", "bytes", "best validation", "epoch 3/3"):
         assert words in out
 
