@@ -26,6 +26,7 @@ from fastimg.models.ranks import Ranks, agree_on_buffers, start
 from fastimg.system.memory import advice, ran_out
 from fastimg.system.progress import Display, telling_live
 from fastimg.system.signals import SAVE, TIME_UP, Interrupt, TimeLimit
+from fastimg.system.terminal import say as print_line
 from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.checkpoints.run_uploads import RunUploads
 from fastimg.train.checkpoints.saving import save
@@ -103,7 +104,7 @@ def train(
             return Result(None, 0, None)
         if begun is not None and ranks.first:
             begun(run.setup.directory)
-        say = partial(console.print, highlight=False) if ranks.first else _silent
+        say = partial(print_line, console) if ranks.first else _silent
         uploads = _uploads(run, say, stack)
         try:
             with telling_live(console, "preparing the first step") if ranks.first else nullcontext():

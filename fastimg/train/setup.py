@@ -287,7 +287,7 @@ def _tell_before_work(draft: OpenBlueprint, left_out: bool, console: Console) ->
     config = draft.config
     searched = config.batch_size == "auto"
     works = effective.views(config) or effective.keeps_texts(config) or config.cache_teacher is not None
-    if config.strategy == "fsdp" or not (works or searched or config.lr == "find"):
+    if not (works or searched or config.lr == "find"):
         return {}
     later = {"compile", "teacher", "embeddings", "loader"}
     later |= {"batch", "schedule", "optimiser", "progressive"} if searched else set()
@@ -295,10 +295,12 @@ def _tell_before_work(draft: OpenBlueprint, left_out: bool, console: Console) ->
     batch = _STAND_IN_BATCH if searched else config.batch_size
     assert isinstance(batch, int)
     whole = draft.blueprint(batch, effective.STAND_IN if config.lr == "find" else None)
-    plain = replace(whole.config, compile=None, teacher=None, cache_teacher=None, model_ema=False, lookahead=None)
-    run = assemble(replace(whole, config=plain), draft.ranks)
+    plain = replace(
+        whole.config, teacher=None, cache_teacher=None, lookahead=None, model_ema=False, compile=None, strategy="auto"
+    )
+    run = assemble(replace(whole, config=plain), draft.ranks, alone=True)  # nothing is wrapped
+    run = replace(run, setup=replace(run.setup, config=whole.config, ranks=draft.ranks))
     rate = _rate(run, replace(config, batch_size=batch), searched, None)
-    run = Run.start(replace(run.setup, config=whole.config), run.progress.parallel, None)
     rows = effective_rows(run, draft.part, draft.val_part, rate, batch_left_out=left_out)
     rows = {name: value for name, value in rows.items() if name not in later}
     print_effective(console, rows)

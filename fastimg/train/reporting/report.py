@@ -75,7 +75,7 @@ def effective_rows(
         "embeddings": setup.data.embedding_note,
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
-        "loss": printable(setup.tasks.describe()),
+        "loss": printable(setup.tasks.describe()) + _of_validation(config, setup, val_part),
         "teacher": setup.distillation.words if setup.distillation is not None else None,
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
@@ -93,6 +93,13 @@ def effective_rows(
         "run": shown(setup.directory),
     }
     return {name: value for name, value in rows.items() if value is not None}
+
+
+def _of_validation(config: Train, setup: Setup, val_part: DatasetPart | None) -> str:
+    """That validation's loss has nothing of what makes training's larger, where there is such a thing."""
+    smoothed = config.smoothing and setup.tasks.class_tasks
+    more = smoothed or config.mixup or config.cutmix or config.class_weights or config.logit_adjust
+    return "; validation's is plain" if more and val_part is not None else ""
 
 
 def _texts(part: DatasetPart, text: TextSide) -> str:

@@ -149,12 +149,12 @@ def _faster(run: Run) -> str | None:
 def _print_unreadable(console: Console, what: str, loader: BatchSource, count: int) -> None:
     """Samples that were left out: how many over all ranks, and the first of this rank."""
     words = f"{plural(count, what)} could not be decoded and {agreeing(count, 'was')} left out:"
-    console.print(words, style="yellow", highlight=False)
+    say(console, words, style="yellow")
     for index, reason in list(loader.unreadable.items())[:5]:
         sample = loader.dataset.sample_name(index)
         say(console, f"  {sample}: {reason}")
     if count > 5:
-        console.print(f"  ... and {count - 5:,} more", highlight=False)
+        say(console, f"  ... and {count - 5:,} more")
 
 
 class Curves:

@@ -1,5 +1,6 @@
 """Cached embeddings in training: the same results as without a cache, with views, after resuming, and on two ranks."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -35,7 +36,12 @@ def test_cached_and_uncached_training_have_the_same_losses(train, losses, weight
 def test_every_tensor_of_the_backbone_keeps_its_bits(train, weights, trained):
     loaded = load_file(trained.run / "best" / "model.safetensors")
     for name, flags in {"cached": (), "uncached": ("--cache-embeddings", "off"), "ema": ("--model-ema",)}.items():
-        train(name, "--lr", "0.1", *flags)
+        ran = train(name, "--lr", "0.1", *flags)
+        rows = [line.partition("  ")[0] for line in ran.out.splitlines()]
+        assert all(rows.count(row) == 1 for row in ("data", "model", "optimiser", "schedule", "loader", "run"))
+        if name == "cached":  # the configuration is printed before the encoder runs, its outcome afterwards
+            assert rows.index("model") < rows.index("schedule") < rows.index("embeddings") < rows.index("loader")
+            assert re.search(r"^speed +[\d,.]+ embeddings/s", ran.out, re.MULTILINE), ran.out
         after = weights(name)
         moved = {tensor for tensor in loaded if not torch.equal(loaded[tensor], after[tensor])}
         assert moved == {"fc.weight", "fc.bias"}
@@ -159,6 +165,8 @@ def test_ghost_batch_norm_in_the_head(train, losses, weights):
 def test_the_batch_size_search(train):
     ran = train("run", "-b", "auto")
     assert "36 made now" in ran.out and "chosen:" in ran.out
+    rows = [line.partition("  ")[0] for line in ran.out.splitlines()]
+    assert rows.index("model") < rows.index("embeddings") < rows.index("batch") < rows.index("schedule")
 
 
 @pytest.mark.slow

@@ -266,11 +266,14 @@ def test_names_in_pictures_are_shortened_and_missing_glyphs_reported(tmp_path, t
 
 
 def drawn(monkeypatch):
-    """The tiles of every sheet, by file name."""
-    kept = {}
-    monkeypatch.setattr(
-        sheets, "save_sheet", lambda rows, names, side, file, *_: kept.update({file.name: (rows, names)})
-    )
+    """The tiles and the names of the rows of every sheet, by file name; under `heads` what stands above them."""
+    kept = {"heads": {}}
+
+    def keep(rows, names, side, file, letters, *above):
+        kept[file.name] = rows, names
+        kept["heads"][file.name] = above
+
+    monkeypatch.setattr(sheets, "save_sheet", keep)
     return kept
 
 
@@ -281,6 +284,8 @@ def test_augmented_images_equal_those_of_training(trained, look, monkeypatch):
     look(trained.shards, *flags)
     rows, names = kept["augmented.png"]
     assert len(rows) == 4 and all(len(row) == 8 for row in rows)
+    title, heads = kept["heads"]["augmented.png"]
+    assert title == "shards (train): what a model would see" and heads == [f"epoch {n}" for n in range(1, 9)]
     policy = Policy(trivial=True, rotate=10.0, hflip=0.5, erase=0.5)
     dataset = open_dataset(trained.shards)
     settings = LoaderConfig(batch_size=24, order="random", seed=5, workers=1)
