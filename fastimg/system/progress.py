@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -110,8 +110,15 @@ class Display:
             self.say(f"epoch {line.epoch + 1}/{self._epochs}  step {line.step}/{self._steps}  {line.text()}")
 
     def glance(self, line: Line) -> None:
-        """Show the state at a step between two that are logged; only on the live line."""
-        self._line, self._shown_at = line, self._clock()
+        """Show the state at a step between two that are logged; only on the live line.
+
+        A speed of 0 is not known, as after the first steps of an epoch: the one before counts on.
+        """
+        now, before = self._clock(), self._line
+        if line.speed == 0 and before is not None:
+            eta = max(0.0, before.eta - (now - self._shown_at))
+            line = replace(line, speed=before.speed, wait_share=before.wait_share, eta=eta)
+        self._line, self._shown_at = line, now
 
     def advance(self, epoch: int, step: int) -> None:
         """Move on by a step, without synchronizing with the device."""
@@ -144,11 +151,12 @@ class Display:
         if current and not note:
             assert line is not None
             parts += [_Part(2, f"loss {line.loss:.4f}"), _Part(5, line.score)]
-        if line is not None:
+        if line is not None and line.speed > 0:
             parts.append(_Part(3, f"ETA {duration(max(0.0, line.eta - (now - self._shown_at)))}"))
         if current and not note:
             assert line is not None
-            parts += [_Part(6, line.rate.strip()), _Part(8, line.waiting), _Part(9, f"lr {line.lr:.2e}")]
+            timed = [_Part(6, line.rate.strip()), _Part(8, line.waiting)] if line.speed > 0 else []
+            parts += [*timed, _Part(9, f"lr {line.lr:.2e}")]
         yield _drawn(_fitting(parts, options.max_width), "-" if options.ascii_only else "━")
 
 

@@ -205,8 +205,8 @@ class Account:
         return replace(window, fetched=told.fetched, again=told.again)
 
     def peek(self) -> TrainingTime:
-        """The time since the last window, which goes on: for what is shown between two lines."""
-        return self._between(self._last, self._mark())
+        """The steady time since the last window, which goes on: for what is shown between two lines."""
+        return self._between(self._since, self._mark())
 
     def read_between(self) -> TrainingTime:
         """The bytes since the last window, and no time: of a validation, which is no training."""

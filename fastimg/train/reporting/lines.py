@@ -70,7 +70,7 @@ class Lines:
         self._unread: Unread | None = None
         self._glanced: Glanced | None = None
         self._glanced_at = 0.0
-        self._window = TrainingTime()  # of the last line
+        self._window = TrainingTime()  # the steady part of the last line's
 
     def glance(self) -> None:
         """On a terminal, show what has been counted since the last line, of this rank alone: no sync, no collective.
@@ -80,11 +80,6 @@ class Lines:
         display = self._display
         if display is None or not display.live:
             return
-        if (seen := self._glanced) is not None and seen.totals.arrived():
-            self._glanced = None
-            score = self._run.setup.tasks.score(seen.totals.read())
-            if score.samples and seen.window.samples:
-                display.glance(_line(self._run, seen, score, seen.window))
         now = time.monotonic()
         if self._glanced is None and now - self._glanced_at >= _GLANCES:
             self._glanced_at = now
@@ -95,13 +90,18 @@ class Lines:
                 totals=OnTheWay(self._run.progress.meter.sums.clone()),
                 window=window if window.seconds >= _ENOUGH else self._window + window,
             )
+        if (seen := self._glanced) is not None and seen.totals.arrived():
+            self._glanced = None
+            score = self._run.setup.tasks.score(seen.totals.read())
+            if score.samples:
+                display.glance(_line(self._run, seen, score, seen.window))
 
     def add(self, request: int, at_once: bool) -> int:
         """A line for this step, shown now if `at_once`. Returns the strongest request that was read, else 0."""
         read = self.settle()
         self._glanced = None  # the line is as new
-        self._window = self._run.accounting.account.read()
-        self._unread = send(self._run, request, self._window)
+        self._window = self._run.accounting.account.peek()
+        self._unread = send(self._run, request, self._run.accounting.account.read())
         if at_once or not behind(self._run.setup.ranks.device):
             return max(read, self.settle())  # sync point: the meter is read
         return read

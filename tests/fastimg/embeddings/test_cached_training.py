@@ -166,7 +166,7 @@ def test_the_batch_size_search(train):
     ran = train("run", "-b", "auto")
     assert "36 made now" in ran.out and "chosen:" in ran.out
     rows = [line.partition("  ")[0] for line in ran.out.splitlines()]
-    assert rows.index("model") < rows.index("embeddings") < rows.index("batch") < rows.index("schedule")
+    assert rows.index("model") < rows.index("embeddings") < rows.index("schedule") < rows.index("batch")
 
 
 @pytest.mark.slow

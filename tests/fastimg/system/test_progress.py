@@ -67,6 +67,8 @@ def test_what_is_shown_is_true(display: Display, clock: _Clock) -> None:
     clock.now = 5.0  # the clock moves within a step
     assert drawn(display).startswith("0:05")
     display.advance(0, 1)
+    display.glance(replace(LINE, epoch=0, step=1, speed=0.0, eta=1e9))
+    assert drawn(display) == "0:05  epoch 1/100  ━  1/5005  loss 2.3457  top1 45.00%  lr 1.00e-03"
     display.glance(replace(LINE, epoch=0, step=1, eta=100.0))
     clock.now = 8.0
     assert "loss 2.3457" in drawn(display) and "ETA 1:37" in drawn(display)
@@ -76,7 +78,8 @@ def test_what_is_shown_is_true(display: Display, clock: _Clock) -> None:
     assert drawn(display) == "0:12  epoch 1/100  ━  1/5005  validation 4/9, 0:04  ETA 1:33"
     display.advance(1, 1)  # the next epoch trains, and has no loss yet
     assert drawn(display) == "0:12  epoch 2/100  ━  1/5005  ETA 1:33"
-    display.glance(replace(LINE, step=3, loss=1.0))
+    display.glance(replace(LINE, step=3, loss=1.0, speed=0.0))
+    assert "ETA 1:33  812.3 img/s" in drawn(display)
     display.show(replace(LINE, step=2, loss=2.0))  # logged a line later, as on a GPU
     assert "loss 1.0000" in drawn(display)
 
