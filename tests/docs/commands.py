@@ -20,9 +20,9 @@ _OPERATORS = ";&|<>"
 _STARTS = r"(?:fastimg|torchrun|uv|pip|pipx|python|docker|srun|scripts/\w+) "  # of what is a command in backticks
 _VALUES = {"fastimg dataset"}  # in backticks like a command, and the value of a key in a file
 # Programs that are not ours, and the words of a shell around commands.
-_OTHERS = set(
-    ["apt-get", "bash", "cd", "curl", "for", "git", "mv", "optuna-dashboard", "pytest", "rm", "scontrol", "uvicorn"]
-)
+_OTHERS = {
+    *("apt-get", "bash", "cd", "curl", "for", "git", "mv", "optuna-dashboard", "pytest", "rm", "scontrol", "uvicorn"),
+}
 
 
 def commands_in(page: Path) -> Iterator[str]:
