@@ -12,7 +12,7 @@ from fastimg.config import yaml_file
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import command_flags, flag_names
 
-from .pages import PAGES, ROOT, blocks_of, name_of, run_page
+from .pages import PAGES, ROOT, blocks_of, name_of, prose_of, run_page
 
 QUICKSTART = ROOT / "docs/quickstart.md"
 OTHERS = [page for page in PAGES if page not in (QUICKSTART, ROOT / "README.md")]
@@ -98,3 +98,16 @@ THEIRS = {
     *("--max-restarts", "--numa-binding", "--nproc-per-node", "--version", "--stages", "--gil", "--promise"),
     *("--memory", "--real", "--out", "--second", "--plan", "--check", "--device", "--shared-core", "--store"),
 }
+
+
+# pages of which every sentence has at most 40 words
+PLAIN = ("benchmarks", "concepts", "convert", "distillation", "migrate/ultralytics", "optimisers", "remote", "search")
+
+
+@pytest.mark.parametrize("name", [*PLAIN, "tables", "train"])
+def test_no_sentence_is_longer_than_40_words(name):
+    """Items of a list and cells of a table are sentences of their own."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose_of(ROOT / f"docs/{name}.md")).replace("\\|", "/")
+    parts = re.split(r"\n\s*\n|\n(?=[-*#|]|\d\. )|\|", text)
+    sentences = [each for part in parts for each in re.split(r"(?<=[.!?])[)\"]?\s+", " ".join(part.split()))]
+    assert [each for each in sentences if len(each.split()) > 40] == []
