@@ -92,8 +92,9 @@ def test_flags_in_the_text_exist():
     assert unknown == set()
 
 
-# flags of torchrun, pip and scripts in benchmarks/
+# flags of torchrun, pip, docker and scripts in benchmarks/
 THEIRS = {
+    *("--gpus", "--ipc"),
     *("--help", "--help-all", "--print-completion"),
     *("--max-restarts", "--numa-binding", "--nproc-per-node", "--version", "--stages", "--gil", "--promise"),
     *("--memory", "--real", "--out", "--second", "--plan", "--check", "--device", "--shared-core", "--store"),
