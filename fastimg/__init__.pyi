@@ -102,6 +102,7 @@ def predict(
     tta: bool | Literal["mirror", "mirror-shift"] = False,
     amp: bool | None = None,
     device: str = "auto",
+    sheet: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> list[Answer]:
     """Classify images, or texts, with a checkpoint, as `fastimg predict` does.

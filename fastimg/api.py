@@ -152,6 +152,7 @@ def predict(
     """
     from fastimg.predict.answering.files import path_of
     from fastimg.predict.prediction import classify
+    from fastimg.train.checkpoints.model_files import refuse_swapped
     from fastimg.train.checkpoints.stored_models import local_model
 
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
@@ -159,13 +160,14 @@ def predict(
     refuse_urls({"checkpoint": Path(checkpoint), "sources": paths})
     given = _given("predict", Predict, settings, _ON_A_COMMAND_LINE)
     config = Predict(checkpoint=Path(checkpoint), sources=paths, **given)
+    refuse_swapped("predict", [config.checkpoint], config.sources)
     config = replace(config, checkpoint=local_model(config.checkpoint, config))
     with _library():
         return classify(config, terminal.console(stderr=True) if progress else _nowhere())
 
 
 _LOADING = threading.Lock()  # torch has one random state, which building a model draws from, and is put back
-_LATER = (*_ON_A_COMMAND_LINE, "sources", "text", "topk", "threshold")  # what a Predictor is asked each time
+_LATER = (*_ON_A_COMMAND_LINE, "sources", "text", "topk", "threshold", "sheet")  # what a Predictor is asked each time
 
 
 @takes_settings_of(Predict, ["checkpoint"], without=_LATER)

@@ -332,9 +332,12 @@ def _refuse(command: str, settings: Any) -> None:
         _ = settings.chosen_format  # refused where nothing names one
     if command in ("eval", "predict", "export", "push"):
         from .loaders.remote.stores import url_of
-        from .train.checkpoints.model_files import find
+        from .train.checkpoints.model_files import find, refuse_swapped
 
-        for run in settings.runs if command == "eval" else (settings.checkpoint,):
+        runs = settings.runs if command == "eval" else (settings.checkpoint,)
+        if command in ("eval", "predict"):
+            refuse_swapped(command, runs, [settings.dataset] if command == "eval" else settings.sources)
+        for run in runs:
             if url_of(run) is None:
                 find(run)
     if command == "suggest":

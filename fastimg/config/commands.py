@@ -163,7 +163,8 @@ class Convert:  # more than 12 fields: a flag each
 
 @dataclass(frozen=True, kw_only=True)
 class Verify(FromStore):
-    """Check that a dataset is intact: sizes, checksums, indexes, labels. Every fault is reported."""
+    """Check that a dataset is intact: sizes, checksums, indexes, labels; of files, the headers. Every fault is
+    reported, and what was not checked."""
 
     data: Positional[Path]
     """Shards made by `fastimg convert`, other tars or .beton files, or a folder of images or texts; or a URL of these.
@@ -171,7 +172,7 @@ class Verify(FromStore):
     deep: bool = False
     """Also decode every image, or read every text."""
     max_pixels: int = MAX_PIXELS
-    """With --deep: report images with more pixels than this."""
+    """Report images with more pixels than this, with --deep or in data that was not converted."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -221,8 +222,8 @@ class Eval:  # more than 12 fields: a flag each
     """A setting of the object store by obstore's name, such as region=eu-west-1, endpoint=URL or skip_signature=true;
     may be given several times. Keys and passwords belong into the environment."""
     plot: Path | None = None
-    """Picture of the confusion matrix to write, or its URL; the most confident mistakes are written beside it, as
-    mistakes-SPLIT.csv and mistakes-SPLIT.png (default: confusion-SPLIT.png next to the checkpoint)."""
+    """Picture of the confusion matrix to write, or its URL; the most confident mistakes are written beside it
+    (default: confusion-NAME.png next to the checkpoint, NAME being what is evaluated, such as val)."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -244,8 +245,8 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     checkpoint: Positional[Path]
     """The model: a run's folder (its best checkpoint) or its URL, a checkpoint's folder, or a model.safetensors."""
     sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]")]] = ()
-    """Image files, or folders to search for images; .txt files for a model that reads texts; or URLs of these or of a
-    dataset."""
+    """Image files, folders to search for images, or converted data; .txt files for a model that reads texts; or URLs of
+    these."""
     text: tuple[str, ...] = ()
     """Texts to classify, each of them quoted; may be given several times."""
     topk: int = 5
@@ -270,6 +271,8 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     """Print one JSON object per line instead of a table."""
     csv: Path | None = None
     """Write the result to this csv file, or to its URL in an object store; - stands for standard output."""
+    sheet: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Picture to draw of the first 48 images, each with what is predicted of it: a .png file or its URL."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from fastimg.loaders.containers.derived.digests import differing
 from fastimg.loaders.containers.derived.kept import DerivedPlace
 from fastimg.loaders.containers.description import DERIVED, QUICK_SUM, read_description
 from fastimg.loaders.containers.fields import WithFields
-from fastimg.loaders.containers.foreign import foreign_shards
+from fastimg.loaders.containers.foreign import foreign_betons, foreign_shards
 from fastimg.loaders.containers.quick_sums import both_sums_of_file, sum_of_file
 from fastimg.loaders.containers.tars.shards import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
@@ -54,13 +54,15 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was checked, and what was wrong."""
+    """What was checked, what was not, and what was wrong."""
 
     data: str
     deep: bool
     shards: int
+    headers: int  # images of which only the header was read, where no dataset.json states checksums; 0 if deep
     images: int  # images decoded or texts read; 0 unless deep
     content: Content
+    unchecked: list[str]  # sentences
     faults: list[Fault]
     recompressed: dict[str, Any] | None = None  # as dataset.json states it: by format, what --recompress changed
 
@@ -79,20 +81,24 @@ def verify(config: Verify, out: Console, err: Console) -> int:
         recompressed = stated_recompression(config.data)
         splits: dict[str, Any] = description["splits"] if described else list_splits(config.data)
         _refuse_flags(config, description.get("content", "images"))
+        if described and not config.deep:
+            refuse_set(config, ("max_pixels",), "on converted data without --deep")
     except DataError as error:
         if not described:
             raise  # there is no dataset
-        faults, shards, images = [Fault(str(config.data), str(error))], 0, 0
+        faults, shards, looked_at = [Fault(str(config.data), str(error))], 0, 0
     else:
         faults, shards = _all_shard_faults(config.data, splits if described else None, err)
-        more, images, content = _content_faults(config, splits, {fault.name for fault in faults}, err)
+        more, looked_at, content = _content_faults(config, splits, {fault.name for fault in faults}, err)
         faults += more
     result = Verification(
         data=as_given(config.data),
         deep=config.deep,
         shards=shards,
-        images=images,
+        headers=0 if config.deep else looked_at,
+        images=looked_at if config.deep else 0,
         content=content,
+        unchecked=list(_unchecked(config.deep, described, content)),
         faults=[Fault(printable(name), printable(with_flags(fault))) for name, fault in dict.fromkeys(faults)],
         recompressed=recompressed,
     )
@@ -104,6 +110,14 @@ def verify(config: Verify, out: Console, err: Console) -> int:
     else:
         _print(result, out)
     return 1 if result.faults else 0
+
+
+def _unchecked(deep: bool, described: bool, content: Content) -> Iterator[str]:
+    """What was not checked, and what would check it."""
+    if not described:
+        yield "no checksums, which only converted data has"
+    if not deep:
+        yield "--deep decodes every image" if content == "images" else "--deep reads every text"
 
 
 def _refuse_flags(config: Verify, content: Content) -> None:
@@ -125,21 +139,24 @@ def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console
                 indexes = wanted_indexes([entry] if "index_bytes" in entry else [])
                 faults += _fetched_faults(mirror, wanted, indexes[0] if indexes else None)
         return faults, len(entries)
-    tars = [tar for tars in foreign_shards(data).values() for tar in tars] if data.is_dir() else []
+    if not data.is_dir():
+        return faults, 1  # a .beton
+    tars = [tar for tars in foreign_shards(data).values() for tar in tars]
     for tar in tars:
         faults += _index_faults(tar) if mirror is None else _fetched_faults(mirror, mirror.wanted_tars([tar])[0], None)
-    return faults, len(tars)
+    return faults, len(tars or foreign_betons(data))
 
 
 def _content_faults(
     config: Verify, splits: dict[str, Any], known: Collection[str], err: Console
 ) -> tuple[list[Fault], int, Content]:
-    """What is wrong with samples, how many of them were decoded or read, and their kind.
+    """What is wrong with samples, how many of them were looked at, and their kind.
 
-    A split that cannot be opened because of a file whose fault is `known` has no other one.
+    If `deep`, they are decoded or read. Else the headers of images are read where no checksum vouches for them. A split
+    that cannot be opened because of a file whose fault is `known` has no other one.
     """
     faults: list[Fault] = []
-    images = 0
+    looked_at = 0
     content: Content = "images"
     printed: set[str] = set()
     for name, split in splits.items():
@@ -164,14 +181,14 @@ def _content_faults(
             if isinstance(dataset, WithFields) and dataset.stored is not None:
                 lacking = missing_faults(dataset.stored.columns, split.get("missing_fields", {}))
                 faults += [Fault(dataset.name, fault) for fault in lacking]
-            if config.deep:
-                images += len(dataset)
-                faults += _sample_faults(dataset, config.max_pixels, err)
+            if config.deep or (content == "images" and not isinstance(split, dict)):
+                looked_at += len(dataset)
+                faults += _sample_faults(dataset, config, err)
             if (captions := captions_of(config.data, dataset)) is not None:
                 faults += _caption_faults(captions, split.get("missing_inputs"), config.deep)
         finally:
             dataset.close()
-    return faults, images, content
+    return faults, looked_at, content
 
 
 def _derived_faults(config: Verify, split: str, stated: Any) -> Iterator[Fault]:
@@ -283,8 +300,8 @@ def _target_faults(dataset: Dataset, stated: dict[str, int]) -> Iterator[Fault]:
             )
 
 
-def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:
-    """Decode every image, or read every text, once, in chunks on all cores."""
+def _sample_faults(dataset: Dataset, config: Verify, err: Console) -> list[Fault]:
+    """If `deep`, decode every image, or read every text; else read the headers of images. In chunks on all cores."""
     chunks = [range(start, min(start + 64, len(dataset))) for start in range(0, len(dataset), 64)]
 
     def faults_of(chunk: range) -> list[Fault]:
@@ -293,7 +310,9 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
             try:
                 data = dataset.read(index, scratch)
                 if dataset.content == "images":
-                    header = read_header(data, max_pixels)
+                    header = read_header(data, config.max_pixels)
+                    if not config.deep:
+                        continue
                     decode(data, header, scratch)
                     of_fields = sample_field_faults(dataset, index, header.size) if dataset.fields else ()
                     faults += [Fault(dataset.sample_name(index), fault) for fault in of_fields]
@@ -304,7 +323,7 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
         return faults
 
     with telling_of_compilation(err), ThreadPoolExecutor(available_cpus(), "verify") as pool:
-        what = samples_of(dataset.content)
+        what = samples_of(dataset.content) if config.deep else "headers"
         found = pool.map(faults_of, chunks)
         steps = track(found, what, len(chunks), console=err, transient=True, disable=not err.is_terminal)
         return [fault for faults in steps for fault in faults]
@@ -323,13 +342,18 @@ def _print(result: Verification, out: Console) -> None:
         say(out, f"{name}: {fault}")
     if len(result.faults) > 100:
         say(out, f"... and {len(result.faults) - 100:,} more, see --json")
-    noun, done, would = ("image", "decoded", "decodes every image")
-    if result.content != "images":
-        noun, done, would = ("text", "read", "reads every text")
-    looked = plural(result.shards, "shard")
-    looked += f", {plural(result.images, noun)} {done}" if result.deep else f"; --deep {would}"
+    looked = [plural(result.shards, "shard")] if result.shards else []
+    if result.headers:
+        looked.append(f"{plural(result.headers, 'header')} read")
+    if result.deep:
+        looked.append(
+            f"{plural(result.images, 'image')} decoded"
+            if result.content == "images"
+            else f"{plural(result.images, 'text')} read"
+        )
     count = len(result.faults)
     verdict = plural(count, "fault") if count else "no fault"
-    say(out, f"{result.data}: {verdict} ({looked})")
+    told = "; ".join(filter(None, [", ".join(looked), *result.unchecked]))
+    say(out, f"{result.data}: {verdict} ({told})")
     for line in recompression_lines(result.recompressed) if result.recompressed else ():
         say(out, f"recompressed {line}")

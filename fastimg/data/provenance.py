@@ -18,13 +18,15 @@ from fastimg.config.values.folds import Fold
 from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import samples_of, singular
 from fastimg.loaders.containers.tars.dataset import TarDataset
-from fastimg.loaders.folders.folder import Level
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level
 from fastimg.loaders.folders.stored_files import StoredFilesDataset
 from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.loaders.runtime.scratch import Scratch
 
 from . import folds
 from .datasets import DatasetPart, filled_splits, open_filled
+from .elsewhere import as_given
 from .splits import share_of_split, stratified_split
 
 _AT_ONCE = 8  # requests to an object store
@@ -174,7 +176,8 @@ def _judged(
 ) -> Selection:
     """The part of a split to evaluate: the part that was held out, unless the `whole` split is asked for."""
     dataset = open_filled(data, split, classes, evaluates=True)
-    selection = Selection(dataset=dataset, split=split, origin=split)
+    nameless = not whole and _is_one_folder(dataset)
+    selection = Selection(dataset=dataset, split=split, origin=_name(data) if nameless else split)
     unit = samples_of(dataset.content)
     if history is None:
         if split in ("val", "test"):
@@ -211,6 +214,29 @@ def _judged(
     if holding is not None and whole:
         warning += f"; leave out --split to evaluate the {unit} that were held out"
     return replace(selection, trained_on=True, warning=warning)
+
+
+def file_label(data: Path, selection: Selection, history: Sequence[TrainedOn] | None) -> str:
+    """What files about an evaluation are called after: the split of the data that was trained on, else the data too.
+
+    A folder of class folders without splits has only its own name.
+    """
+    own = not _is_one_folder(selection.dataset)
+    trained_there = any(each.data == _path_digest(data) for each in history or ())
+    words = [*([] if own and trained_there else [_name(data)]), *([selection.split] if own else [])]
+    return "-".join([*words, *(["held-out"] if selection.indices is not None else [])])
+
+
+def _is_one_folder(dataset: Dataset) -> bool:
+    """Whether class folders lie in no folder of a split, so that `train` is only what they are read as."""
+    if not isinstance(dataset, FilesDataset) or not len(dataset):
+        return False
+    return not any(part.lower() in SPLIT_FOLDERS for part in Path(dataset.paths[0]).parent.parts)
+
+
+def _name(data: Path) -> str:
+    """The last part of the data's path, or of its URL."""
+    return Path(as_given(data.resolve() if mirror_at(data) is None else data)).name.removesuffix(".beton")
 
 
 _UNKNOWN = (

@@ -41,11 +41,17 @@ class EvaluatedPart:
     checkpoint: str
     data: str
     split: str
-    part: str  # a description: the split, or which part of it
+    part: str  # a description: the split, which part of it, or the name of a folder without splits
     trained_on: bool | None
     warning: str | None
     images: int
     unreadable: int
+
+    @property
+    def heading(self) -> str:
+        """The data, the part of it unless that is its name, and the number of images."""
+        part = "" if self.part == Path(self.data).name else f" ({self.part})"
+        return f"{self.data}{part}, {plural(self.images, 'image')}"
 
 
 def stated(config: Eval, file: Path, selection: Selection, loader: BatchSource, images: int) -> dict[str, Any]:

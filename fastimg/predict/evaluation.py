@@ -22,7 +22,7 @@ from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import check_backend, check_classes, chosen_backend, display_name
 from fastimg.data.elsewhere import local_folder
-from fastimg.data.provenance import select
+from fastimg.data.provenance import file_label, select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource
 from fastimg.loaders.decode import MAX_PIXELS
@@ -97,13 +97,14 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
                 return evaluate_targets(config, told, engine, tasks, selection, loader, ranks, out, err)
             found = _predictions(engine, loader, err)
             report_unreadable(config, dataset, loader, len(found.truth), err)
-            plot = place.path or file.parent / f"confusion-{selection.split}.png"
+            label = file_label(config.data, selection, engine.card.trained_on)
+            plot = place.path or file.parent / f"confusion-{label}.png"
             names = engine.card.classes
             matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
             title = f"{display_name(config.checkpoint)} on {selection.origin}"
             remarks = _draw(matrix, names, title, plot)
             most = config.max_pixels or MAX_PIXELS
-            mistakes = write_mistakes(found, dataset, names, selection.split, title, plot.parent, most)
+            mistakes = write_mistakes(found, dataset, names, label, title, plot.parent, most)
     sheet = None if mistakes.sheet is None else place.address(mistakes.sheet)
     part = told(len(found.truth))
     part |= {"plot": place.address(plot), "mistakes": place.address(mistakes.table), "mistakes_sheet": sheet}
@@ -194,7 +195,7 @@ def _print(result: Evaluation, out: Console) -> None:
         table.add_row(Text(score.name), f"{score.precision:.2%}", recall, str(score.images))
     if len(result.classes) > 100:
         table.add_row(f"... {len(result.classes) - 100} more, see --json", "", "", "")
-    print_table(out, table, f"{result.data} ({result.part}), {plural(result.images, 'image')}")
+    print_table(out, table, result.heading)
     top5 = f"  top-5 {result.top5:.2%}" if result.top5 is not None else ""
     left_out = f"  ({result.unreadable} could not be decoded)" if result.unreadable else ""
     balanced = f"balanced accuracy {result.balanced_accuracy:.2%}"

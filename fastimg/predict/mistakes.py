@@ -8,21 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from fastimg.errors import UserError, printable
-from fastimg.loaders import DataError, Dataset
+from fastimg.loaders import Dataset
 from fastimg.loaders.containers.atomic import replace_file
-from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
+from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.errors import not_written
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.reporting.lettering import LEFT_TO_RIGHT, Lettering, lettering
-from fastimg.train.reporting.tiles import Pixels, Tile, line_length, save_sheet
+from fastimg.train.reporting.tiles import Tile, line_length, save_sheet
 from fastimg.wording import plural
 
+from .pictures import COLUMNS, SIDE, grey, thumbnail
+
 SHOWN = 24  # mistakes on the sheet
-_COLUMNS = 6
-_SIDE = 192  # pixels
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,19 @@ def write_mistakes(
     found: Predictions,
     dataset: Dataset,
     classes: Sequence[str],
-    split: str,
+    label: str,
     part: str,
     folder: Path,
     max_pixels: int = MAX_PIXELS,
 ) -> MistakeFiles:
-    """Write mistakes-SPLIT.csv and, of images, mistakes-SPLIT.png to `folder`.
+    """Write mistakes-LABEL.csv and, of images, mistakes-LABEL.png to `folder`.
 
-    `part` says in words what of the split was evaluated, and `max_pixels` which images the evaluation read. Raises
-    UserError if they cannot be written.
+    `label` is a short name of what was evaluated, `part` says it in words, and `max_pixels` which images the evaluation
+    read. Raises UserError if they cannot be written.
     """
     places = found.mistakes()
     texts = dataset.content == "text"
-    table, sheet = folder / f"mistakes-{split}.csv", None if texts else folder / f"mistakes-{split}.png"
+    table, sheet = folder / f"mistakes-{label}.csv", None if texts else folder / f"mistakes-{label}.png"
     try:
         replace_file(table, _table(found, places, dataset, classes, texts).encode())
         if sheet is None:
@@ -118,13 +117,12 @@ def _draw(
     letters = lettering([*names.values(), *keys, title])
     tiles, broken = list[Tile](), 0
     for place, key in zip(shown, keys, strict=True):
-        pixels = _pixels(dataset, int(found.ids[place]), max_pixels)
+        pixels = thumbnail(dataset, int(found.ids[place]), max_pixels)
         broken += pixels is None
-        pixels = np.full((_SIDE, _SIDE, 3), 225, np.uint8) if pixels is None else pixels
         lines = _caption(found, int(place), names, key, letters)
-        tiles.append(Tile(pixels, lines, wrong=True))
-    rows = [tiles[at : at + _COLUMNS] for at in range(0, len(tiles), _COLUMNS)]
-    save_sheet(rows, [""] * len(rows), _SIDE, file, letters, letters.text(title))
+        tiles.append(Tile(grey() if pixels is None else pixels, lines, wrong=True))
+    rows = [tiles[at : at + COLUMNS] for at in range(0, len(tiles), COLUMNS)]
+    save_sheet(rows, [""] * len(rows), SIDE, file, letters, letters.text(title))
     return broken, letters.note(names)
 
 
@@ -132,7 +130,7 @@ def _caption(
     found: Predictions, place: int, names: dict[int, str], key: str, letters: Lettering
 ) -> tuple[str, str, str]:
     """The predicted class with its probability, the true class, and the sample's key."""
-    length = line_length(_SIDE)
+    length = line_length(SIDE)
     true, predicted = int(found.truth[place]), int(found.predicted[place])
     sure = f"{LEFT_TO_RIGHT}{found.confidence[place]:.0%} "
     return (
@@ -140,15 +138,3 @@ def _caption(
         "true: " + letters.class_label(names[true], true, length - 6),
         letters.text(key, length),
     )
-
-
-def _pixels(dataset: Dataset, index: int, max_pixels: int) -> Pixels | None:
-    """A whole image, shrunk; None if it cannot be decoded: another loader may have decoded it."""
-    scratch = Scratch()
-    try:
-        data = dataset.read(index, scratch)
-        image = Image.fromarray(np.ascontiguousarray(decode(data, read_header(data, max_pixels), scratch)))
-    except DataError:
-        return None
-    image.thumbnail((_SIDE, _SIDE))
-    return np.asarray(image)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import overload
 
@@ -20,19 +21,24 @@ from fastimg.embeddings.text_rows import TextRows
 from fastimg.errors import UsageError, printable
 from fastimg.loaders import Dataset, FilesDataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.datasets import is_plain_folder, unfinished
+from fastimg.loaders.containers.foreign import is_beton
 from fastimg.loaders.folders.stored_files import open_unlabelled
+from fastimg.loaders.folders.walk import find_images
 from fastimg.loaders.remote.mirrors import mirror_at
 from fastimg.loaders.remote.stores import shown
 from fastimg.models.ranks import start
 from fastimg.system.terminal import say
-from fastimg.wording import plural
+from fastimg.train.checkpoints.model_files import run_name
+from fastimg.wording import plural, with_flags
 
 from . import inference
 from .answering.files import find_files
 from .answering.in_memory import GivenTexts
 from .answering.of_samples import Wanted, answers_of
-from .answers import Answer, check_csv, print_answers, write_csv
+from .answers import Answer, check_output, print_answers, write_csv
 from .files_at_urls import files_at_urls
+from .prediction_sheet import PredictionSheet
 from .result_places import result_place
 
 Named = tuple[Dataset, Sequence[str], TextRows | None]  # samples, their names, and the texts beside images
@@ -61,12 +67,16 @@ def predict(config: Predict, out: Console, err: Console) -> int:
     """Classify and print. Returns the exit code: 1 where a file could not be read. Raises UsageError and UserError."""
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
+    columns: list[str] = []
     with result_place("--csv", config.csv, config) as place:
         if place.path is not None:
-            check_csv(place.path)
+            check_output("--csv", place.path)
         answers = classify(config, err)
         if place.path is not None:
-            write_csv(answers, place.path)
+            columns = write_csv(answers, place.path)
+    if place.path is not None and str(place.path) != "-":
+        names = columns if len(columns) <= 6 else [*columns[:4], "...", columns[-1]]
+        say(err, f"{place.address(place.path)}: {plural(len(answers), 'row')} of {', '.join(names)}")
     if config.json:
         for answer in answers:
             print(printable(json.dumps(answer.as_dict(), ensure_ascii=False)))
@@ -84,7 +94,7 @@ def predict(config: Predict, out: Console, err: Console) -> int:
 
 
 def classify(config: Predict, err: Console) -> list[Answer]:
-    """An answer for each file, in order, then for each text. Raises UsageError and UserError."""
+    """An answer for each file or sample, in order, then for each text; and --sheet. Raises UsageError and UserError."""
     refuse(config, PREDICT)
     if not config.sources and not config.text:
         raise UsageError(
@@ -92,15 +102,29 @@ def classify(config: Predict, err: Console) -> list[Answer]:
             "name .txt files or folders, or give --text '...'"
         )
     tell = partial(say, err)
-    with files_at_urls(config.sources, config.storage_option) as fetched:
-        sources = (fetched.get(source) or local_folder(source, config, tell) for source in config.sources)
-        answers = _answered(replace(config, sources=tuple(sources)), err)
-    urls = {str(path): shown(source) for source, path in fetched.items()}
-    return [replace(answer, file=urls.get(answer.file, answer.file)) for answer in answers]
+    with result_place("--sheet", config.sheet, config) as place:
+        sheet = None if place.path is None else PredictionSheet(config.max_pixels)
+        if place.path is not None:
+            check_output("--sheet", place.path)
+        with files_at_urls(config.sources, config.storage_option) as fetched:
+            sources = (fetched.get(source) or local_folder(source, config, tell) for source in config.sources)
+            answers = _answered(replace(config, sources=tuple(sources)), sheet, err)
+        urls = {str(path): shown(source) for source, path in fetched.items()}
+        answers = [replace(answer, file=urls.get(answer.file, answer.file)) for answer in answers]
+        if sheet is not None and place.path is not None:
+            sheet.named([answer.file for answer in answers])
+            note = sheet.draw(place.path, run_name(config.checkpoint), len(answers))
+    if sheet is not None and place.path is not None:
+        say(
+            err, f"{place.address(place.path)}: pictures of {len(sheet.pictures):,} of {plural(len(answers), 'answer')}"
+        )
+        if note is not None:
+            say(err, f"{place.address(place.path)}: {note}")
+    return answers
 
 
-def _answered(config: Predict, err: Console) -> list[Answer]:
-    """An answer for each file, folder or dataset, and for each text."""
+def _answered(config: Predict, sheet: PredictionSheet | None, err: Console) -> list[Answer]:
+    """An answer for each file, folder or dataset, and for each text; pictures of the first go to the sheet."""
     answers: list[Answer] = []
     with start(config.device) as ranks:
         engine = inference.load(config.checkpoint, ranks.device, config.amp, config.tta, partial(say, err))
@@ -108,16 +132,9 @@ def _answered(config: Predict, err: Console) -> list[Answer]:
         pair = engine.model.pair is not None
         if config.text and content == "images" and not pair:
             raise UsageError(f"--text: {config.checkpoint} reads images, not texts; give image files instead")
-        fetched = [] if pair else [source for source in config.sources if mirror_at(source) is not None]
-        files_given = tuple(source for source in config.sources if source not in fetched)
-        datasets: list[Named] = _pairs(config, engine) if pair else _datasets(fetched, engine, config, err)
-        if files_given and not pair:
-            bands = engine.card.preprocessing.field is not None
-            paths, notes = find_files(files_given, content, undecodable=True, bands=bands)
-            for note in notes:
-                say(err, note)
-            files = [str(path) for path in paths]
-            datasets.append((FilesDataset(Path(), files, content=content), files, None))
+        if sheet is not None and content == "text":
+            raise UsageError(f"--sheet: {config.checkpoint} reads texts, which have no pictures; leave it out")
+        datasets: list[Named] = _pairs(config, engine) if pair else _given_data(config, engine, err)
         if config.text and not pair:
             datasets.append((GivenTexts(config.text), list(config.text), None))
         wanted = Wanted(config.topk, config.threshold)
@@ -129,15 +146,44 @@ def _answered(config: Predict, err: Console) -> list[Answer]:
             loader = engine.loader(dataset, batch_size, workers, config.max_pixels, "skip", texts=beside)
             try:
                 engine.compile_decoders(dataset, None, partial(say, err))
-                answers += answers_of(engine, loader, names, wanted, err)
+                found = answers_of(engine, loader, names, wanted, err)
+                answers += found
+                if sheet is not None:
+                    sheet.take(dataset, found)
             finally:
                 loader.close()
                 dataset.close()
     return answers
 
 
-def _datasets(folders: Sequence[Path], engine: inference.Inference, config: Predict, err: Console) -> list[Named]:
-    """All splits of datasets in an object store; of folders of files there, all files."""
+def _given_data(config: Predict, engine: inference.Inference, err: Console) -> list[Named]:
+    """The datasets and files of the command line, in order: files, and those of folders, that follow each other are
+    one dataset."""
+    found: list[Named] = []
+    for converted, group in groupby(config.sources, _is_dataset):
+        if converted:
+            found += _datasets(tuple(group), engine, err)
+            continue
+        content: Content = "images" if engine.model.text is None else "text"
+        bands = engine.card.preprocessing.field is not None
+        paths, notes = find_files(tuple(group), content, undecodable=True, bands=bands)
+        for note in notes:
+            say(err, note)
+        files = [str(path) for path in paths]
+        found.append((FilesDataset(Path(), files, content=content), files, None))
+    return found
+
+
+def _is_dataset(source: Path) -> bool:
+    """Whether a path is opened as a dataset: shards, .beton files, or what is in an object store. A folder of images
+    without a dataset.json is not one, whatever else is in it."""
+    if mirror_at(source) is not None or (source / "dataset.json").exists() or unfinished(source) or is_beton(source):
+        return True
+    return source.is_dir() and not is_plain_folder(source) and not find_images(source, undecodable=True)[0]
+
+
+def _datasets(folders: Sequence[Path], engine: inference.Inference, err: Console) -> list[Named]:
+    """All splits of datasets; of folders of files in an object store, all files."""
     found: list[Named] = []
     for folder in folders:
         plain = open_unlabelled(folder, "images" if engine.model.text is None else "text")
@@ -149,6 +195,8 @@ def _datasets(folders: Sequence[Path], engine: inference.Inference, config: Pred
         for split in list_splits(folder):
             dataset = open_dataset(folder, split)
             inference.check_content(engine, dataset, folder)
+            for note in dataset.notes:
+                say(err, with_flags(note))
             found.append((dataset, SampleKeys(dataset), None))
     for line in sources([dataset for dataset, _, _ in found]):
         say(err, line)

@@ -130,7 +130,7 @@ def _print(result: TargetEvaluation, tasks: Tasks, out: Console) -> None:
         name = task.target.name
         told = _told(result.targets[name], ("loss", *task.metrics))
         table.add_row(Text(printable(name)), told or "no image has it", f"{result.present[name]:,}")
-    print_table(out, table, f"{result.data} ({result.part}), {plural(result.images, 'image')}")
+    print_table(out, table, result.heading)
     if result.unreadable:
         say(out, f"{plural(result.unreadable, 'image')} could not be decoded")
     if result.warning is not None:

@@ -13,14 +13,14 @@ from fastimg.loaders.remote.origins import origin_of
 from fastimg.loaders.remote.stores import url_of
 
 # The settings that name what a command writes, where that may be a URL; a run's are apart.
-_RESULTS: dict[type, str] = {
-    Embed: "dst",
-    Export: "output",
-    Predict: "csv",
-    Eval: "plot",
-    Inspect: "output",
-    Bench: "plot",
-    Suggest: "output",
+_RESULTS: dict[type, tuple[str, ...]] = {
+    Embed: ("dst",),
+    Export: ("output",),
+    Predict: ("csv", "sheet"),
+    Eval: ("plot",),
+    Inspect: ("output",),
+    Bench: ("plot",),
+    Suggest: ("output",),
 }
 
 
@@ -47,8 +47,8 @@ def _has_run_elsewhere(config: Any) -> bool:
 
 
 def uses_store(config: Any) -> bool:
-    written = getattr(config, _RESULTS.get(type(config), ""), None)
-    writes = written is not None and url_of(written) is not None
+    written = [getattr(config, name) for name in _RESULTS.get(type(config), ())]
+    writes = any(result is not None and url_of(result) is not None for result in written)
     return writes or _is_elsewhere(config) or _has_run_elsewhere(config)
 
 

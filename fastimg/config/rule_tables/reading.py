@@ -33,6 +33,7 @@ EVAL: tuple[Rule, ...] = (
 PREDICT: tuple[Rule, ...] = (
     Range("topk", at_least(1), "1 or more"),
     Range("threshold", is_share, "a probability from 0 to 1"),
+    Range("sheet", lambda file: file.suffix == ".png", "a name that ends in .png"),
     *FROM_STORE,
     *_READING,
 )

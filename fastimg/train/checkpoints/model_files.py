@@ -1,8 +1,9 @@
 """Which file a path to a model means. Imports nothing that takes time."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from fastimg.errors import UserError
+from fastimg.errors import UsageError, UserError
 
 MODEL = "model.safetensors"
 
@@ -16,3 +17,37 @@ def find(path: Path) -> Path:
             return candidate
     reason = "no checkpoint in it" if path.exists() else "no such file or folder"
     raise UserError(f"{path}: {reason}; give a run directory or a model.safetensors")
+
+
+def run_name(path: Path) -> str:
+    """What a model is called in pictures: the run, else the checkpoint's folder or its file."""
+    file = find(path)
+    folder = file.parent
+    named = folder.parent if folder.name in ("best", "last") else folder if file.name == MODEL else file
+    return named.resolve().name
+
+
+def refuse_swapped(command: str, models: Sequence[Path], data: Sequence[Path]) -> None:
+    """Raises UsageError where a path that should be a model is none, and one that should be data is a model.
+
+    Whatever else is wrong is told by those who open these paths.
+    """
+    wrong = [path for path in models if not _is_model(path)]
+    if not wrong or not any(map(_is_model, data)):
+        return
+    order = [*map(str, sorted([*models, *data], key=_is_no_model))]
+    raise UsageError(
+        f"{command}: {order[-1]} stands where a run or checkpoint is expected, which {order[0]} is; write "
+        f"`fastimg {command} {' '.join(order)}`"
+    )
+
+
+def _is_model(path: Path) -> bool:
+    """Whether a path is certainly a run or a checkpoint: `find` also takes files of any other name."""
+    if path.is_file():
+        return path.suffix == Path(MODEL).suffix
+    return any((path / name).is_file() for name in (f"best/{MODEL}", f"last/{MODEL}", MODEL))
+
+
+def _is_no_model(path: Path) -> bool:
+    return not _is_model(path)

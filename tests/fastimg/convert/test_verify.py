@@ -114,13 +114,40 @@ def test_an_index_that_belongs_to_another_tar_is_found(
     assert {Path(fault["name"]).name for fault in found} & {"x-00001.idx", "x-00001.tar"}
 
 
-def test_deep_names_an_image_of_a_folder(image_folder: Path, faults: Callable[..., list[dict[str, Any]]]) -> None:
-    victim = image_folder / "red/000.jpg"
-    victim.write_bytes(victim.read_bytes()[:200])
-    assert faults(image_folder) == []
-    (fault,) = faults(image_folder, "--deep")
-    assert fault["name"].endswith("red/000.jpg")
-    assert "truncated" in fault["fault"].lower()
+def test_headers_of_a_plain_folder_are_read_and_what_was_not_checked_is_said(
+    image_folder: Path, faults: Callable[..., list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut, other = image_folder / "red/000.jpg", image_folder / "red/001.jpg"
+    cut.write_bytes(cut.read_bytes()[:200])  # its header is whole
+    assert cli.run(["verify", str(image_folder)]) == 0
+    said = "no fault (36 headers read; no checksums, which only converted data has; --deep decodes every image)"
+    assert capsys.readouterr().out == f"{image_folder}: {said}\n"
+    other.write_bytes(b"<html>not found</html>")
+    (fault,) = faults(image_folder)
+    assert fault["name"] == str(other)
+    assert [fault["name"] for fault in faults(image_folder, "--deep")] == [str(cut), str(other)]
+    assert len(faults(image_folder, "--max-pixels", "10")) == 36
+
+
+def test_headers_of_shards_without_a_description_are_read(
+    shards: Path, faults: Callable[..., list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shards / "dataset.json").unlink()
+    (shards / "convert.json").unlink(missing_ok=True)
+    number = len(list(shards.glob("*.tar")))
+    assert cli.run(["verify", str(shards), "--deep"]) == 0
+    assert f"no fault ({number} shards, 36 images decoded; no checksums" in capsys.readouterr().out
+    assert cli.run(["verify", str(shards), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["shards"], told["headers"], told["images"]) == (number, 36, 0)
+    assert told["unchecked"] == ["no checksums, which only converted data has", "--deep decodes every image"]
+
+
+def test_max_pixels_without_anything_that_has_pixels_is_refused(
+    shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["verify", str(shards), "--max-pixels", "10"]) == 2
+    assert "--max-pixels has no effect on converted data without --deep" in capsys.readouterr().err
 
 
 def test_a_missing_dataset_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

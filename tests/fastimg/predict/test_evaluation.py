@@ -511,3 +511,16 @@ def test_the_precision_of_the_training_is_the_default(trained, tmp_path, cli, mo
         assert np.array_equal(same, mine) and not np.array_equal(same, other)
     assert load_model(trained.run)[1].precision == "float32"
     assert fastimg.load(trained.run, workers=1).predict([image])[0].probabilities == exact[2]
+
+
+def test_files_are_called_after_what_was_evaluated(trained, cli, tmp_path):
+    """The split of the data that was trained on; of a folder without splits its own name, though it is read as train"""
+    data = shutil.copytree(trained.images / "val", tmp_path / "photos")
+    ran = cli("eval", trained.run, data, "--no-amp")
+    best = trained.run / "best"
+    assert ran.code == 0 and f"{data}, 12 images" in ran.out and "(train)" not in ran.out, ran.err
+    assert f"confusion matrix: {best / 'confusion-photos.png'}" in ran.out
+    assert {"mistakes-photos.csv", "mistakes-photos.png"} <= {file.name for file in best.iterdir()}
+    moved = shutil.copytree(trained.images, tmp_path / "moved")
+    assert json.loads(cli("eval", trained.run, moved, "--json").out)["plot"] == str(best / "confusion-moved-val.png")
+    assert json.loads(cli("eval", trained.run, trained.images, "--json").out)["plot"] == str(best / "confusion-val.png")

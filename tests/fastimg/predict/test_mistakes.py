@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fastimg.loaders import FilesDataset, decode
-from fastimg.predict import mistakes
+from fastimg.predict import mistakes, pictures
 from fastimg.predict.mistakes import Predictions, write_mistakes
 
 
@@ -79,7 +79,7 @@ def test_the_limit_of_pixels_is_the_evaluations(trained, tmp_path, cli, monkeypa
         limits.append(max_pixels)
         return decode.read_header(content, max_pixels)
 
-    monkeypatch.setattr(mistakes, "read_header", read_header)
+    monkeypatch.setattr(pictures, "read_header", read_header)
     data = shutil.copytree(trained.images / "val", tmp_path / "data")
     (data / "red").rename(data / "other")
     (data / "blue").rename(data / "red")

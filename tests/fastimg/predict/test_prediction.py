@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.cells import cell_len
+from rich.console import Console
 
-from fastimg.errors import UserError
-from fastimg.predict import inference
-from fastimg.predict.answers import Answer, write_csv
+import fastimg
+from fastimg.errors import UsageError, UserError
+from fastimg.predict import inference, prediction_sheet
+from fastimg.predict.answers import Answer, print_answers, write_csv
 
 
 @pytest.fixture
@@ -263,3 +266,71 @@ def test_of_equally_likely_classes_the_first_comes_first(trained, cli, monkeypat
     )
     told = answers(cli("predict", trained.run, *files, "--json", "--topk", "2"))
     assert [answer["classes"] for answer in told] == [["green", "red"]] * 12
+
+
+def test_converted_data(trained, run, cli):
+    """Every sample of every split, by its key, in the order of the command line."""
+    file = trained.images / "val" / "red" / "0.jpg"
+    ran = cli("predict", run, file, trained.shards, file, "--json", "--no-amp")
+    told = answers(ran)
+    assert ran.code == 0 and len(told) == 38 and told[0] == told[-1], ran.err
+    alone = {answer["file"]: answer for answer in answers(cli("predict", run, trained.shards, "--json", "--no-amp"))}
+    assert list(alone) == [answer["file"] for answer in told[1:-1]]
+    assert alone["red/0.jpg" if "red/0.jpg" in alone else next(iter(alone))]["classes"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_each_image_has_one_line_on_a_terminal(columns):
+    out = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
+    names = ["Weimaraner", "Brabancon griffon", "Rhodesian ridgeback", "Norwegian elkhound", "German shepherd"]
+    shares = [0.9, 0.05, 0.03, 0.01, 0.01]
+    files = ["a.jpg", "/data/photographs/of/the/year/2026/in/a/deep/folder/dogs/IMG_20260101_000001.jpg", "犬" * 60]
+    print_answers([Answer(file, names, shares) for file in files] + [Answer("b.jpg", names[:1], [1.0])], out)
+    lines = out.file.getvalue().splitlines()
+    rows = [line for line in lines if line.startswith("│")]
+    assert len(lines) == 8 and len(rows) == 4 and all(cell_len(line) <= columns for line in lines)
+    assert "000001.jpg" in rows[1] and all("Weimaraner 90.0%" in row for row in rows[:3])
+    assert "…" not in rows[3] or columns < 80
+
+
+def test_a_sheet_and_what_csv_wrote(trained, run, tmp_path, cli, monkeypatch):
+    drawn = []
+    save = prediction_sheet.save_sheet
+
+    def save_sheet(rows, names, side, file, letters, title):
+        drawn.append((rows, title))
+        save(rows, names, side, file, letters, title)
+
+    monkeypatch.setattr(prediction_sheet, "save_sheet", save_sheet)
+    monkeypatch.setattr(prediction_sheet, "SHOWN", 3)
+    (tmp_path / "bad.jpg").write_bytes(b"nothing")
+    sheet, table = tmp_path / "sheet.png", tmp_path / "answers.csv"
+    files = [tmp_path / "bad.jpg", *sorted((trained.images / "val" / "red").iterdir())]
+    ran = cli("predict", run, *files, "--sheet", sheet, "--csv", table)
+    assert ran.code == 1 and ran.out == ""
+    assert f"{sheet}: pictures of 3 of 5 answers" in ran.err
+    assert f"{table}: 5 rows of file, error, class1, probability1, ..., probability3" in ran.err
+    (((bad, first, _),), title) = drawn[0]
+    assert title == "run: 5 predictions, of which these are the first 3"
+    assert bad.lines == ("not read", "bad.jpg") and bad.wrong and bad.pixels.std() == 0
+    assert first.lines[-1] == "0.jpg" and first.pixels.std() > 0 and first.lines[0].lstrip("\u200e")[0].isdigit()
+    with Image.open(sheet) as picture:
+        assert picture.width > 500
+    ran = cli("predict", run, files[1], "--sheet", tmp_path / "sheet.jpg")
+    assert ran.code == 2 and "give a name that ends in .png" in ran.err
+    ran = cli("predict", run, files[1], "--sheet", tmp_path / "nowhere" / "sheet.png")
+    assert ran.code == 1 and "--sheet" in ran.err and "answer" not in ran.err
+
+
+def test_swapped_arguments_are_recognised(trained, run, cli):
+    photo = trained.images / "val" / "red" / "0.jpg"
+    for command, given, right in (
+        ("predict", (trained.images, run), (run, trained.images)),
+        ("predict", (photo, photo, run), (run, photo, photo)),
+        ("eval", (trained.images, run), (run, trained.images)),
+        ("eval", (run, trained.images, run / "last"), (run, run / "last", trained.images)),
+    ):
+        ran = cli(command, *given)
+        assert ran.code == 2 and f"write `fastimg {command} {' '.join(map(str, right))}`" in ran.err, ran.err
+    with pytest.raises(UsageError, match="stands where a run or checkpoint is expected"):
+        fastimg.predict(trained.images, run)
