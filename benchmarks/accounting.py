@@ -249,7 +249,7 @@ def _bench(args: argparse.Namespace, data: Path) -> tuple[str, float]:
         "--full",
         "--loaders",
         "none",
-        "--threads",
+        "--workers-curve",
         "none",
     ]
     done = _fastimg("bench", data, *_model(args), *flags)

@@ -10,7 +10,7 @@ tpe: trials by TPE and at random; how many of TPE's it takes to reach the best o
 loss, since accuracies of a few hundred samples tie. medians: of what
 tpe has recorded with so many trials, the best so far after each trial, its median over the seeds: how many trials of
 TPE reach that of all random ones. time: the accuracy on the test split of what each way finds in the same time: `train`
-with its defaults and the same weights, `suggest` and its file, `search --time`, and search over the same flags at
+with its defaults and the same weights, `suggest` and its file, `search --max-time`, and search over the same flags at
 random.
 
 FOLDER holds dogs-vs-cats/, flowers/ (class folders), text/sst2/train.tsv and text/imdb/ (pos, neg). `small` is made of
@@ -164,16 +164,25 @@ def found_by(way: str, args: argparse.Namespace, data: Path, home: Path, seed: i
         command("train", data, *starts, *size, *training)
         return home / "run"
     if way == "suggest":
-        command("suggest", data, "--time", args.time, *starts, "-o", home.with_suffix(".yaml"))
+        command("suggest", data, "--max-time", args.time, *starts, "-o", home.with_suffix(".yaml"))
         command("train", data, "--config", home.with_suffix(".yaml"), *training)
         return home / "run"
     space: list[object] = []
     behind = list(size)
     if way == "random":
-        space = [word for text in HEADS for word in ("--param", text)] + ["--sampler", "random", "--pruner", "none"]
+        space = [word for text in HEADS for word in ("--param", text)] + ["--algorithm", "random", "--pruner", "none"]
         behind = ["--freeze", "backbone", "--epochs", args.epochs, *size]
     command(
-        "search", data, *starts, *space, "--time", args.time, *common, "-o", home, *(["--", *behind] if behind else [])
+        "search",
+        data,
+        *starts,
+        *space,
+        "--max-time",
+        args.time,
+        *common,
+        "-o",
+        home,
+        *(["--", *behind] if behind else []),
     )
     return home / "best"
 
@@ -199,7 +208,7 @@ def searched(
     params = [word for text in space for word in ("--param", text)]
     size = ["--img-size", args.img_size] if args.img_size else []
     shared = ["--", "--freeze", "backbone", "--epochs", args.epochs, *size]
-    given = ["--trials", trials or args.trials, "--sampler", sampler, "--pruner", "none", "--seed", seed]
+    given = ["--trials", trials or args.trials, "--algorithm", sampler, "--pruner", "none", "--seed", seed]
     given += ["--device", args.device]
     text = command("search", data, *started_with(args), *params, *given, *more, "-o", home, "--json", *shared)
     found: dict[str, Any] = json.loads(text)

@@ -103,6 +103,7 @@ def predict(
     amp: bool | None = None,
     device: str = "auto",
     sheet: str | PathLike[str] | None = None,
+    overwrite: bool = False,
     progress: bool = False,
 ) -> list[Answer]:
     """Classify images, or texts, with a checkpoint, as `fastimg predict` does.

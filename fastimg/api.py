@@ -167,7 +167,15 @@ def predict(
 
 
 _LOADING = threading.Lock()  # torch has one random state, which building a model draws from, and is put back
-_LATER = (*_ON_A_COMMAND_LINE, "sources", "text", "topk", "threshold", "sheet")  # what a Predictor is asked each time
+_LATER = (
+    *_ON_A_COMMAND_LINE,
+    "sources",
+    "text",
+    "topk",
+    "threshold",
+    "sheet",
+    "overwrite",
+)  # what a Predictor is asked each time
 
 
 @takes_settings_of(Predict, ["checkpoint"], without=_LATER)

@@ -148,6 +148,8 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         return 0
     if arguments[0].partition("=")[0] == "--print-completion":
         return _print_completion(arguments)
+    if arguments[0] == "help":  # as git and ultralytics have it
+        return _dispatch([*arguments[1:2], "--help"], console)
     command, rest = arguments[0], arguments[1:]
     if command not in _COMMANDS:
         raise UsageError(f"no command {command!r}{nearest(command, _COMMANDS) or ';'} `fastimg --help` lists them")

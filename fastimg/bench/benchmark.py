@@ -74,7 +74,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
     """Measure, and print tables on `console`, or JSON. Raises UsageError, UserError and DataError."""
     check(settings)
     with ExitStack() as stack:
-        place = stack.enter_context(result_place("--plot", settings.plot, settings))
+        place = stack.enter_context(result_place("--output", settings.output, settings, overwrite=settings.overwrite))
         stack.enter_context(sigterm_exits())
         ranks = stack.enter_context(start(settings.device))
         request = understand(settings, ranks.device.type)
@@ -83,7 +83,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
         if ranks.world_size > 1:
             raise UsageError("bench measures a single process; start it without torchrun")
         refusals.check_device(_config(request, ranks, ""), ranks.device.type)
-        here = replace(with_local_data(settings), plot=place.path)
+        here = replace(with_local_data(settings), output=place.path)
         request = replace(request, settings=here)
         images = open_images(here.data, settings.split, settings.seed)
         for lease in images.leases:
@@ -97,8 +97,8 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
     if settings.json:
         print(json.dumps(record, allow_nan=False))
         return
-    if settings.plot is not None:
-        say(console, f"drawn in {shown(settings.plot)}")
+    if settings.output is not None:
+        say(console, f"drawn in {shown(settings.output)}")
     for result in trained:  # last, since it is what one wants to know
         show_verdict(console, result, named=len(trained) > 1)
 
@@ -266,9 +266,9 @@ def _compare_all(
         records = comparison.records()
         record |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
         record["left_out"] = comparison.left_out
-    if settings.plot is not None:
+    if settings.output is not None:
         scaling = [{"name": rig.config.loader, **row} for row in record.get("scaling", [])]
-        plot_loaders(records or scaling, settings.plot)
+        plot_loaders(records or scaling, settings.output)
     if settings.tune:
         with effort.timetable.measuring("tuning"):
             best = tuning.tune(rig, images, count, effort.timetable.progress)

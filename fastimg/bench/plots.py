@@ -21,11 +21,13 @@ _FAR = 1.5  # times the fastest of the others
 def check_file(file: Path) -> None:
     """Check the file before measuring. Raises UsageError and UserError if no picture can be written there."""
     if file.suffix.lower() != ".png":
-        raise UsageError(f"--plot {shown(file)}: give a file name that ends in .png")
+        raise UsageError(f"--output {shown(file)}: give a file name that ends in .png")
     if url_of(file) is not None:
         return
     if file.is_dir() or not file.absolute().parent.is_dir():
-        raise UsageError(f"--plot {file}: {'a folder' if file.is_dir() else 'its folder does not exist'}; give a file")
+        raise UsageError(
+            f"--output {file}: {'a folder' if file.is_dir() else 'its folder does not exist'}; give a file"
+        )
     there = file.exists()
     try:
         file.open("ab").close()  # permissions alone do not tell
@@ -59,7 +61,7 @@ def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def _unwritable(file: Path, error: OSError) -> UserError:
-    return UserError(f"--plot {file}: {not_written(error, 'choose a file that can be written')}")
+    return UserError(f"--output {file}: {not_written(error, 'choose a file that can be written')}")
 
 
 def _bars(axis: "Axes", records: Sequence[Mapping[str, Any]]) -> None:

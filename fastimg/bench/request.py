@@ -76,10 +76,10 @@ def check(settings: Bench) -> None:
             near = nearest(name, NAMES) or ";"
             raise UsageError(f"--stages {name}: no such stage{near} choose from {', '.join(NAMES)}, or all, or none")
     compared = _loaders(settings), _threads(settings)
-    if settings.plot is not None and not any(compared):
-        raise UsageError("--plot has no effect without --loaders or --threads; add one of them, or --full")
-    if settings.plot is not None:
-        check_file(settings.plot)
+    if settings.output is not None and not any(compared):
+        raise UsageError("--output has no effect without --loaders or --workers-curve; add one of them, or --full")
+    if settings.output is not None:
+        check_file(settings.output)
     if settings.scratch is not None and not settings.scratch.is_dir():
         raise UsageError(f"--scratch {settings.scratch}: no such folder; create it, or leave it out")
 
@@ -133,12 +133,12 @@ def _loaders(settings: Bench) -> tuple[str, ...]:
 
 def _threads(settings: Bench) -> tuple[int, ...]:
     """Parse `1,2,4` into numbers, without duplicates. With --full they are powers of two, and all cores."""
-    if settings.threads is None and settings.full:
+    if settings.workers_curve is None and settings.full:
         cores = available_cpus()
         return tuple(sorted({*(2**k for k in range(10) if 2**k < cores), cores}))
-    text = settings.threads
+    text = settings.workers_curve
     counts = [] if text in (None, "none") else [count.strip() for count in str(text).split(",") if count.strip()]
     for count in counts:
         if not count.isdigit() or int(count) < 1:
-            raise UsageError(f"--threads {text}: {count} is not a number of threads; write 1,2,4 for example")
+            raise UsageError(f"--workers-curve {text}: {count} is not a number of threads; write 1,2,4 for example")
     return tuple(dict.fromkeys(int(count) for count in counts))

@@ -54,6 +54,12 @@ _NAMES = (
 _BLUR = "RandomGaussianBlur"
 TRIVIAL = ("trivial", "ta_wide", "trivial-gray")
 _THREE = ("3aug", "3a")
+_CALLED = {  # as torchvision, and those who use it, call policies
+    **dict.fromkeys(("trivialaugmentwide", "trivialaugment", "tawide", "ta"), "trivial"),
+    **dict.fromkeys(("randaugment", "ra"), "rand-m9-mstd0.5"),
+    **dict.fromkeys(("autoaugment", "aa"), "auto"),
+    "augmix": "augmix-m3-w3",
+}
 
 
 def _is_share(value: float) -> bool:
@@ -160,6 +166,9 @@ def named_policy(name: str, said: str) -> str:
 def check_policy(config: Augmenting) -> None:
     """Whether there is the policy that --aa names. Raises UsageError."""
     if config.aa is not None and config.aa not in TRIVIAL and config.aa != "none":
+        called = _CALLED.get(config.aa.lower().replace("-", "").replace("_", ""))
+        if called is not None and config.aa.split("-")[0] not in HEADS:
+            raise UsageError(f"--aa {config.aa}: unknown policy; write {called}")
         if config.aa.split("-")[0] not in HEADS and (near := nearest(config.aa, (*TRIVIAL, "none"))):
             raise UsageError(f"--aa {config.aa}: unknown policy{near}")
         named_policy(config.aa, "--aa")

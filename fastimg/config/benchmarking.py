@@ -16,8 +16,8 @@ class Measuring:  # more than 12 fields: a flag each
     """What to read: shards, .beton files, or a folder of images, with or without subfolders for classes; or the URL of
     shards or a folder in an object store."""
     quick: Switch[bool] = False
-    """Answer in about 20 seconds: every stage, real/synthetic and the verdict, and what --loaders, --threads and --tune
-    add. This is the default."""
+    """Answer in about 20 seconds: every stage, real/synthetic and the verdict, and what --loaders,
+    --workers-curve and --tune add. This is the default."""
     full: Switch[bool] = False
     """Take minutes instead: measure longer, try what would be faster, and compare all installed loaders and several
     numbers of threads. The plan that is printed first says how long it takes."""
@@ -41,7 +41,7 @@ class Measuring:  # more than 12 fields: a flag each
     """Side of the crops in pixels (default: that of the newest run, if its model is measured, else 224)."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that decode images; auto is the number that `train` would use."""
-    threads: Annotated[str | None, arg(metavar="N[,N...]")] = None
+    workers_curve: Annotated[str | None, arg(metavar="N[,N...]", hidden=("--threads",))] = None
     """Measure the loader, and each of --loaders, with these numbers of threads, separated by commas (default: none;
     with --full 1, 2, 4 and so on)."""
     images: int | None = None
@@ -68,8 +68,10 @@ class Measuring:  # more than 12 fields: a flag each
     """Folder for temporary converted copies of some of the images (default: the system's temporary folder)."""
     seed: int = 0
     """Seed of the order, the crops and augmentation."""
-    plot: Path | None = None
-    """Picture (PNG) to draw of --loaders as bars, and over --threads as curves, or its URL in an object store."""
+    output: Annotated[Path | None, arg(aliases=("-o",), metavar="FILE", hidden=("--plot",))] = None
+    """Picture (PNG) to draw of --loaders as bars, and over --workers-curve as curves, or its URL in an object store."""
+    overwrite: Switch[bool] = False
+    """Replace the file of --output."""
     json: bool = False
     """Print the result as JSON."""
 

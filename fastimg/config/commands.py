@@ -221,9 +221,11 @@ class Eval:  # more than 12 fields: a flag each
     storage_option: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """A setting of the object store by obstore's name, such as region=eu-west-1, endpoint=URL or skip_signature=true;
     may be given several times. Keys and passwords belong into the environment."""
-    plot: Path | None = None
+    output: Annotated[Path | None, arg(aliases=("-o",), metavar="FILE", hidden=("--plot",))] = None
     """Picture of the confusion matrix to write, or its URL; the most confident mistakes are written beside it
     (default: confusion-NAME.png next to the checkpoint, NAME being what is evaluated, such as val)."""
+    overwrite: Switch[bool] = False
+    """Replace the file of --output."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -273,6 +275,8 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     """Write the result to this csv file, or to its URL in an object store; - stands for standard output."""
     sheet: Annotated[Path | None, arg(metavar="FILE")] = None
     """Picture to draw of the first 48 images, each with what is predicted of it: a .png file or its URL."""
+    overwrite: Switch[bool] = False
+    """Replace the files of --csv and --sheet."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,12 +24,14 @@ YamlOnly = Annotated[T, "yaml only"]  # a setting that has no flag
 class arg:
     """How a flag is written.
 
-    aliases: further names. metavar: what stands for its value in `--help`; by default its type.
+    aliases: further names. hidden: names that are understood, but not shown: those that a flag had before, or has in
+    another command. metavar: what stands for its value in `--help`; by default its type.
     alone: the value that the flag has where none follows; words: those that may follow then, by default any. Of a flag
     with a --no- twin another word is not refused: it is the next argument.
     """
 
     aliases: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
     metavar: str | None = None
     alone: str | None = None
     words: tuple[str, ...] = ()
@@ -45,6 +47,11 @@ class Flag:
     default: Any  # dataclasses.MISSING: it must be given
     switch: bool
     mark: arg
+
+    @property
+    def understood(self) -> tuple[str, ...]:
+        """Every name of the flag, also those that are not shown."""
+        return (*self.names, *self.mark.hidden)
 
     @property
     def negatable(self) -> bool:
@@ -119,7 +126,7 @@ def metavar(hint: Any) -> str:
 
 def flag_names(flags: Sequence[Flag]) -> frozenset[str]:
     """Every name of these flags, as it is typed; with the --no- twins of those that are on or off."""
-    names = {name for flag in flags for name in flag.names}
+    names = {name for flag in flags for name in flag.understood}
     twins = {f"--no-{flag.names[0][2:]}" for flag in flags if flag.negatable}
     return frozenset(names | twins)
 

@@ -33,7 +33,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "train-crop-size": ("train-size", "train-resolution", "crop-size"),
     "val-crop-size": ("val-size", "test-size", "eval-crop-size", "test-input-size"),
     "val-resize-size": ("resize-size", "resize", "val-resize"),
-    "workers": ("dataloader-num-workers", "nworkers", "nw", "n-workers", "num-threads"),
+    "workers": ("num-workers", "dataloader-num-workers", "nworkers", "nw", "n-workers", "num-threads", "threads"),
     "prefetch": ("prefetch-factor", "dataloader-prefetch-factor"),
     "epochs": ("max-epochs", "num-epochs", "num-train-epochs", "n-epochs", "epoch", "ep"),
     "duration": ("max-steps", "max-duration", "total-steps", "num-steps", "iterations", "max-iters"),
@@ -75,7 +75,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     ),
     "numa-binding": ("numa-bind", "numa", "numa-affinity", "cpu-affinity"),
     "sync-bn": ("sync-batchnorm", "syncbn", "sync-batch-norm"),
-    "aa": ("auto-augment", "autoaugment", "trivial-augment", "rand-augment", "augmix", "augment", "aug"),
+    "aa": ("auto-augment", "autoaugment", "augmix", "augment", "aug"),
     "hue": ("hsv-h", "hue-jitter", "random-hue"),
     "grayscale-prob": ("grayscale", "random-grayscale", "gray", "grey"),
     "gaussian-blur-prob": ("gaussian-blur", "blur", "blur-prob"),
@@ -114,6 +114,25 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "overwrite": ("force", "exist-ok", "overwrite-output-dir"),
     "json": ("as-json", "format-json"),
 }
+# Names that they give to what is written in another way here, by what to write; a part in backticks needs no flag.
+_INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "--log wandb": ("wandb", "use-wandb", "log-wandb", "wandb-project"),
+    "--log tensorboard": ("tensorboard", "use-tensorboard", "tb", "log-tb"),
+    "--log mlflow": ("mlflow", "use-mlflow"),
+    "--aa trivial": (
+        "trivialaugment",
+        "trivial-augment",
+        "trivialaugmentwide",
+        "trivial-augment-wide",
+        "ta-wide",
+        "ta",
+    ),
+    "--aa rand-m9-mstd0.5": ("randaugment", "rand-augment", "ra-magnitude", "randaug"),
+    "--resident, which keeps decoded images in memory": ("cache", "cache-images", "cache-ram", "in-memory"),
+    "--model-kwargs drop_rate=VALUE": ("dropout", "drop", "drop-rate", "dropout-rate"),
+    "--val-fraction 0.9, say, which trains on a tenth": ("fraction", "data-fraction", "train-fraction", "subset"),
+    "`fastimg eval RUN DATA`": ("test-only", "eval-only", "evaluate", "evaluate-only", "validate", "do-eval"),
+}
 _DATA = ("data", "data-dir", "data-path", "dataset", "dataset-dir", "root", "train-dir", "source", "input", "data-root")
 _NEAR = 0.7  # how alike a flag and a typing error of it are, at least
 
@@ -129,7 +148,7 @@ def check(command: str, kind: type[Any], arguments: Sequence[str], others: Mappi
     Raises UsageError with what was probably meant.
     """
     known = flags_of(kind)
-    choices = {name: flag.choices for flag in command_flags(kind) if flag.choices for name in flag.names}
+    choices = {name: flag.choices for flag in command_flags(kind) if flag.choices for name in flag.understood}
     for argument, following in itertools.pairwise([*arguments, ""]):
         if argument == "--":
             return
@@ -175,6 +194,9 @@ _MEANS: Mapping[str, str] = MappingProxyType({theirs: ours for ours, all_ in _EL
 def _hint(word: str, command: str, known: frozenset[str], others: Mapping[str, type[Any]]) -> str:
     name = word.lstrip("-").lower()
     names = {flag.lstrip("-") for flag in known if flag.startswith("--")}
+    instead = next((what for what, theirs in _INSTEAD.items() if name in theirs), None)
+    if instead is not None and _is_taken(instead, command, known):
+        return f"; write {instead}"
     if (meant := suggestion(name, names)) is not None:
         return f"; did you mean --{meant}?"
     if name in _DATA:
@@ -185,6 +207,11 @@ def _hint(word: str, command: str, known: frozenset[str], others: Mapping[str, t
     if elsewhere:
         return f", which belongs to {' and '.join(elsewhere)}; `fastimg {command} --help` lists the flags of {command}"
     return f"; `fastimg {command} --help` lists its flags"
+
+
+def _is_taken(instead: str, command: str, known: Collection[str]) -> bool:
+    """Whether a command takes what is to be written: a flag that it has, or in place of `train` another command."""
+    return command == "train" if instead.startswith("`") else instead.split()[0].rstrip(",") in known
 
 
 def descriptions(kind: type[Any]) -> dict[str, str]:

@@ -26,17 +26,17 @@ class Search:  # more than 12 fields: a flag each
     param: Annotated[tuple[str, ...], arg(aliases=("-p",), metavar="FLAG=VALUES")] = ()
     """A flag of `train` to search, and its values: lr=log:1e-4:1e-1 (by orders of magnitude), smoothing=0:0.2,
     smoothing=0:0.2:0.05 (in steps), epochs=int:5:20, or aa=none,trivial (one of these) (default: the encoders at hand
-    and their settings, in stages, within --time)."""
+    and their settings, in stages, within --max-time)."""
     trials: int | None = None
-    """Number of trials (default: until --time is over)."""
-    time: Annotated[str | None, arg(metavar="TIME")] = None
+    """Number of trials (default: until --max-time is over)."""
+    max_time: Annotated[str | None, arg(metavar="TIME", hidden=("--time",))] = None
     """End the search after this long, as in 90s, 20m or 2h; results found by then are kept."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME[,NAME...]")] = None
     """Names of the encoders to compare, as for `train`, separated by commas; with --param, the model of all trials."""
     weights: tuple[Path, ...] = ()
     """Weights to start from: files, runs, or their URLs, each for the encoder that it names, or for one of --arch. With
     --param: the weights of all trials."""
-    sampler: Literal["tpe", "random", "grid", "gp"] = "tpe"
+    algorithm: Annotated[Literal["tpe", "random", "grid", "gp"], arg(hidden=("--sampler",))] = "tpe"
     """How the next values are chosen: near those that did well (tpe), by a Gaussian process (gp), at random, or all
     combinations (grid)."""
     pruner: Literal["hyperband", "median", "none"] | None = None
@@ -88,7 +88,7 @@ class Suggest(FromStore):  # more than 12 fields: a flag each
     data: Positional[Path]
     """What to train on: shards made by `fastimg convert`, or a folder of images or texts; or the URL of shards or a
     folder in an object store."""
-    time: Annotated[str | None, arg(metavar="TIME")] = None
+    max_time: Annotated[str | None, arg(metavar="TIME", hidden=("--time",))] = None
     """How long training may take: 90s, 20m or 2h (default: a usual number of epochs, and the file says how long they
     take)."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
@@ -114,8 +114,8 @@ class Suggest(FromStore):  # more than 12 fields: a flag each
 
 
 def check(config: Suggest) -> float | None:
-    """Refuse what the flags alone show to be wrong; returns the seconds of --time. Raises UsageError."""
-    seconds = None if config.time is None else limit(config.time, "--time")
+    """Refuse what the flags alone show to be wrong; returns the seconds of --max-time. Raises UsageError."""
+    seconds = None if config.max_time is None else limit(config.max_time, "--max-time")
     if config.output.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--output {shown(config.output)}: give a .yaml file, which train --config reads")
     if url_of(config.output) is None and config.output.exists() and not config.overwrite:

@@ -348,7 +348,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Number of passes over the training split (default: 10)."""
     duration: Annotated[str | None, arg(metavar="TIME")] = None
     """Length of the run, instead of --epochs: 16ep (epochs), 300ba (optimiser steps) or 100000sp (samples)."""
-    max_time: Annotated[str | None, arg(metavar="TIME")] = None
+    max_time: Annotated[str | None, arg(metavar="TIME", hidden=("--time",))] = None
     """End the run this long after it was started, as in 90s, 30m or 2h, with a checkpoint to resume from. It ends after
     a step, so leave time for that step, a validation and the checkpoint (default: no limit)."""
     sched: Literal["cosine", "linear", "step", "constant"] | None = None

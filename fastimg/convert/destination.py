@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Convert
-from fastimg.errors import UserError
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import not_written
 
 from .journal import CONTENTS, REPLACES, STAGED, DestinationState, Held, Journal, clear, is_shard, journal_options
@@ -48,7 +48,7 @@ def admit(
             raise UserError(
                 f"{where}: holds an unfinished conversion; continue it with --resume, or start again with --overwrite"
             )
-        raise UserError(f"{where}: already holds a dataset; give another {place}, or replace it with --overwrite")
+        raise UsageError(f"{where}: already holds a dataset; give another {place}, or replace it with --overwrite")
     if state is DestinationState.APPENDING and not base:
         raise UserError(f"{where}: {_APPENDING}")
     if options and held.begun and state is not DestinationState.DATASET:

@@ -182,8 +182,8 @@ def evaluate_runs(config: Eval, out: Console, err: Console) -> RunsEvaluation:
     refuse(config, EVAL)
     check_backend(chosen_backend(config.loader))
     check_classes(config.dataset, config.classes)
-    if config.plot is not None:
-        raise UsageError("--plot has no effect with several runs; leave it out, or evaluate one run")
+    if config.output is not None:
+        raise UsageError("--output has no effect with several runs; leave it out, or evaluate one run")
     if twice := next((run for number, run in enumerate(config.runs) if run in config.runs[:number]), None):
         raise UsageError(f"eval: {twice} is given twice; name each run once")
     runs: list[RunScore] = []

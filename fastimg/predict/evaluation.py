@@ -76,7 +76,10 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
     asked, config = config, replace(config, data=local_folder(config.data, config, partial(say, err)))
     backend = chosen_backend(config.loader)
     check_backend(backend)
-    with result_place("--plot", config.plot, config) as place, start(config.device) as ranks:
+    with (
+        result_place("--output", config.output, config, overwrite=config.overwrite) as place,
+        start(config.device) as ranks,
+    ):
         engine = inference.load(config.checkpoint, ranks.device, config.amp, config.tta, partial(say, err))
         check_classes(config.data, config.classes)
         selection = select(config.data, config.split, engine.card.trained_on, config.classes)
@@ -90,9 +93,10 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         with closing(loader), closing(dataset):
             told = partial(stated, asked, file, selection, loader)
             if tasks is not None:
-                if config.plot is not None:
+                if config.output is not None:
                     raise UsageError(
-                        "--plot has no effect: a confusion matrix shows one class, which all samples have; leave it out"
+                        "--output has no effect: a confusion matrix shows one class, which all samples have; leave it "
+                        "out"
                     )
                 return evaluate_targets(config, told, engine, tasks, selection, loader, ranks, out, err)
             found = _predictions(engine, loader, err)
@@ -151,9 +155,9 @@ def _draw(matrix: npt.NDArray[np.int64], names: Sequence[str], part: str, plot: 
     try:
         return plot_confusion(matrix, names, f"{part}: top-1 {matrix.trace() / images:.2%} of {images}", plot)
     except OSError as error:
-        raise UserError(f"--plot {plot}: {not_written(error, 'choose a file that can be written')}") from error
+        raise UserError(f"--output {plot}: {not_written(error, 'choose a file that can be written')}") from error
     except ValueError as error:  # matplotlib's message names the formats that it can write
-        raise UsageError(f"--plot {plot}: {error}; give a name that ends in .png") from error
+        raise UsageError(f"--output {plot}: {error}; give a name that ends in .png") from error
 
 
 def _scored(batch: Batch, probabilities: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -192,7 +192,7 @@ def _file(config: Export, output: Path | None, source: Path) -> Path:
     if file.exists() and file.samefile(source):
         raise UsageError(f"{file}: is the checkpoint itself; give another --output")
     if os.path.lexists(file) and not config.overwrite:
-        raise UserError(f"{file}: exists already; give another --output, or replace it with --overwrite")
+        raise UsageError(f"--output {file}: exists already; add --overwrite, or give another file")
     return file
 
 

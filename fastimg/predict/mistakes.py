@@ -75,7 +75,9 @@ def write_mistakes(
         undecodable, note = _draw(found, places, dataset, classes, part, sheet, max_pixels)
         return MistakeFiles(table, sheet, undecodable, note)
     except OSError as error:
-        raise UserError(f"{folder}: {not_written(error, 'choose a folder that can be written, by --plot')}") from error
+        raise UserError(
+            f"{folder}: {not_written(error, 'choose a folder that can be written, by --output')}"
+        ) from error
 
 
 def _table(found: Predictions, places: Iterable[int], dataset: Dataset, classes: Sequence[str], texts: bool) -> str:

@@ -68,7 +68,7 @@ def predict(config: Predict, out: Console, err: Console) -> int:
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
     columns: list[str] = []
-    with result_place("--csv", config.csv, config) as place:
+    with result_place("--csv", config.csv, config, overwrite=config.overwrite) as place:
         if place.path is not None:
             check_output("--csv", place.path)
         answers = classify(config, err)
@@ -102,7 +102,7 @@ def classify(config: Predict, err: Console) -> list[Answer]:
             "name .txt files or folders, or give --text '...'"
         )
     tell = partial(say, err)
-    with result_place("--sheet", config.sheet, config) as place:
+    with result_place("--sheet", config.sheet, config, overwrite=config.overwrite) as place:
         sheet = None if place.path is None else PredictionSheet(config.max_pixels)
         if place.path is not None:
             check_output("--sheet", place.path)

@@ -19,7 +19,7 @@ SHOWN = 48  # samples on the sheet
 
 @dataclass
 class PredictionSheet:
-    """Pictures are taken while their data is open, and drawn when everything is predicted."""
+    """Holds pictures, which are taken while their data is open, and drawn when everything is predicted."""
 
     max_pixels: int
     pictures: list[tuple[Answer, Pixels | None]] = field(default_factory=list)

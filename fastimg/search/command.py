@@ -62,7 +62,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
         return
     print_board(board, console)
     for reason, count in list(board.pruned.items())[:3]:
-        more = "; more --time goes on with it" if reason.startswith(TIME_OVER) else ""
+        more = "; more --max-time goes on with it" if reason.startswith(TIME_OVER) else ""
         say(f"ended early {plural(count, 'trial')}: {reason}{more}")
     assert board.winner is not None
     say(
@@ -91,7 +91,7 @@ def _ray_hosts(asked: SearchRequest, stack: ExitStack) -> TrialHosts:
     hosts = stack.enter_context(connected(cluster))
     if hosts.device == "cuda" and not asked.parameters and not _gpus():
         raise UsageError(
-            "search --time: encoders are measured where the search starts, which has no GPU, and trials have one; "
+            "search --max-time: encoders are measured where the search starts, which has no GPU, and trials have one; "
             "start it on a machine of the cluster that has one, or search with --param"
         )
     return hosts

@@ -64,7 +64,10 @@ def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress:
         pool.deadline = began + asked.seconds - study.seconds
         if study.seconds >= asked.seconds:
             took = spent(study.seconds)
-            say(f"time        --time {asked.asked.time} is used up: {took} were searched before; give more to go on")
+            say(
+                f"time        --max-time {asked.asked.max_time} is used up: {took} were searched before; give more to "
+                "go on"
+            )
     try:
         for record in pool.run(search.jobs(), study.report):
             search.ended(record, say, progress)
@@ -143,7 +146,7 @@ class _ParamSearch:
             self._models.free(self.records, {board.winner.run} | self._front(), speeds)
             board = self._models.marked(board)
             write(board, self._asked.folder)
-        if self._study.exhausted and self._asked.asked.sampler != "grid":
+        if self._study.exhausted and self._asked.asked.algorithm != "grid":
             say(f"tried       all of the {plural(self._study.combinations, 'combination')} that there are")
         if self._models.bytes:
             say(f"deleted     {self._models.told()}")
@@ -195,7 +198,7 @@ class _ParamSearch:
 def _plan(asked: SearchRequest, metric: str) -> StudyPlan:
     return StudyPlan(
         parameters=asked.parameters,
-        sampler=asked.asked.sampler,
+        sampler=asked.asked.algorithm,
         pruner=pruner_of(asked),
         largest=(not lower_is_better(metric), True)[: len(asked.objectives)],
         seed=asked.asked.seed,
@@ -210,7 +213,7 @@ def _announced(asked: SearchRequest, study: SearchStudy, data: DataFacts, metric
     pruner = pruner_of(asked)
     early = "" if pruner == "none" else f"; {pruner} ends trials that are not promising"
     words = (
-        f"search      {', '.join(map(str, asked.parameters))}; {asked.asked.sampler}, "
+        f"search      {', '.join(map(str, asked.parameters))}; {asked.asked.algorithm}, "
         f"{' or '.join(ends) or plural(study.combinations, 'combination')}{early}; each trains on "
         f"{plural(data.train, noun)} and is compared by {metric} on {data.val:,}: {data.validation}"
     )
@@ -225,7 +228,7 @@ def _nothing(asked: SearchRequest, records: list[TrialRecord]) -> str:
     """Why there is no winner."""
     counted = reasons(records)
     if all(record.cut for record in records):
-        return f"--time {asked.asked.time}: too short for one trial; give more, or fewer --epochs behind `--`"
+        return f"--max-time {asked.asked.max_time}: too short for one trial; give more, or fewer --epochs behind `--`"
     reason, count = next(iter(counted.items()))
     return f"search: no trial ended well; {count} of {plural(len(records), 'trial')}: {reason}"
 

@@ -130,7 +130,7 @@ def combinations(parameters: Sequence[Parameter]) -> Iterator[dict[str, Any]]:
     for parameter in parameters:
         if parameter.values is None:
             raise UsageError(
-                f"--sampler grid: --param {parameter} has no steps; give them, as in {parameter.flag}="
+                f"--algorithm grid: --param {parameter} has no steps; give them, as in {parameter.flag}="
                 f"{parameter.low:g}:{parameter.high:g}:{(parameter.high - parameter.low) / 4:g}, or name the values"
             )
     names = [parameter.name for parameter in parameters]

@@ -76,7 +76,7 @@ class SearchRequest:
             "settings": dict(self.shared),
             "metric": asked.metric,
             "objective": list(self.objectives),
-            "sampler": asked.sampler if self.parameters else None,
+            "sampler": asked.algorithm if self.parameters else None,
             "pruner": pruner_of(self) if self.parameters else None,
             "seed": asked.seed,
             # Paths below it are in the settings of trials.
@@ -90,12 +90,12 @@ def request(asked: Search) -> SearchRequest:
     url = url_of(asked.data)
     if url is None:
         refuse_no_folder(asked.data)
-    seconds = None if asked.time is None else durations.limit(asked.time, "--time")
+    seconds = None if asked.max_time is None else durations.limit(asked.max_time, "--max-time")
     archs = tuple(name.strip() for name in (asked.arch or "").split(",") if name.strip())
     texts = asked.param or (USUAL if asked.trials is not None else ())
     if not texts and seconds is None:
         raise UsageError(
-            "search: say when it ends: --time 20m finds the best model by stages; --param with --trials N searches "
+            "search: say when it ends: --max-time 20m finds the best model by stages; --param with --trials N searches "
             "values of flags"
         )
     given = _base(asked, archs, bool(texts))
@@ -113,10 +113,10 @@ def request(asked: Search) -> SearchRequest:
             "flags, or leave it out"
         )
     parameters = read(texts, base)
-    if parameters and asked.sampler == "grid":
+    if parameters and asked.algorithm == "grid":
         list(combinations(parameters))  # refuses a range without steps
-    if parameters and asked.sampler != "grid" and asked.trials is None and seconds is None:
-        raise UsageError("search: say when it ends, by --trials N or --time 20m")
+    if parameters and asked.algorithm != "grid" and asked.trials is None and seconds is None:
+        raise UsageError("search: say when it ends, by --trials N or --max-time 20m")
     name = os.path.basename(os.path.abspath(asked.data)) if url is None else named_tars(url)[0].rpartition("/")[2]
     output = asked.output or Path("searches") / (name or "data")
     place = url_of(output)

@@ -89,7 +89,7 @@ def _advised(config: Suggest, seconds: float | None, out: Console, err: Console)
             extra = []
         if seconds is not None:
             extra.append(
-                Suggestion("max_time", config.time, "ends the run, with a checkpoint, if it takes longer after all")
+                Suggestion("max_time", config.max_time, "ends the run, with a checkpoint, if it takes longer after all")
             )
     draft, timing = decision.option
     return Advised(

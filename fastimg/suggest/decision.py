@@ -117,8 +117,8 @@ def _part_of_an_epoch(option: Option, survey: Survey, limit: float) -> Decision:
         least = before + after + (survey.train if head else batch) * timing.sample
         once = "in which the encoder sees everything once" if head else f"of one step with {batch:,} {survey.noun}"
         raise UserError(
-            f"--time {limit:g}s is too short: on this machine {before:.1f} s pass before the first step, and the "
-            f"shortest training, {once}, takes about {short(least)}; give --time {math.ceil(least / ROOM)}s or more"
+            f"--max-time {limit:g}s is too short: on this machine {before:.1f} s pass before the first step, and the "
+            f"shortest training, {once}, takes about {short(least)}; give --max-time {math.ceil(least / ROOM)}s or more"
         )
     whole = short(survey.train * timing.sample)
     why = f"a whole epoch of {survey.train:,} {survey.noun} would take {whole}; so many of them fit into the time"

@@ -176,7 +176,7 @@ def test_what_the_caller_has_switched_on_in_torch_changes_nothing(switched_on, t
     options = {**FAST, "epochs": 2, "lr": 3e-3, "no_aug": True, "output": tmp_path, "name": "run"}
     image = trained.images / "val/red/0.jpg"
     commands = [
-        ["eval", trained.run, trained.images, "--no-amp", "--json", "--plot", tmp_path / "plot.png"],
+        ["eval", trained.run, trained.images, "--no-amp", "--json", "--output", tmp_path / "plot.png", "--overwrite"],
         ["embed", trained.images, tmp_path / "embedded", "--weights", trained.run, "--format", "npy", "--split", "val"],
         ["export", trained.run, "-o", tmp_path / "m.pt2"],
     ]

@@ -174,6 +174,40 @@ def test_help_does_not_import_torch():
     assert ran.stdout.splitlines()[-1] == "0 False"
 
 
+def test_help_is_a_command_too(cli):
+    assert cli("help").out == cli("--help").out
+    assert cli("help", "verify").out == cli("verify", "--help").out
+    assert cli("help", "trian").code == 2
+
+
+def test_names_that_flags_had_before_still_work():
+    parse = command_line._parse
+    found = parse("search", ["D", "--time", "5m", "--sampler", "grid"])
+    assert (found.max_time, found.algorithm) == ("5m", "grid")
+    assert parse("train", ["D", "--time", "5m"]).max_time == parse("suggest", ["D", "--time", "5m"]).max_time == "5m"
+    assert parse("eval", ["R", "D", "--plot", "a.png"]).output == parse("bench", ["D", "--plot", "a.png"]).output
+    assert parse("bench", ["D", "--threads", "1,2"]).workers_curve == "1,2"
+
+
+def test_a_file_that_exists_is_replaced_only_on_demand(trained, cli, tmp_path):
+    photo = trained.images / "val" / "red" / "0.jpg"
+    for command, flag in (
+        (("predict", trained.run, photo), "--csv"),
+        (("predict", trained.run, photo), "--sheet"),
+        (("eval", trained.run, trained.images), "--output"),
+        (("bench", trained.shards, "--loaders", "native"), "--output"),
+        (("suggest", trained.images), "--output"),
+        (("export", trained.run), "--output"),
+    ):
+        name = {"suggest": "a.yaml", "export": "a.safetensors"}.get(command[0], "a.png")
+        (tmp_path / name).write_text("mine")
+        ran = cli(*command, flag, tmp_path / name)
+        assert ran.code == 2 and "exists already; add --overwrite" in ran.err, ran.err
+        assert (tmp_path / name).read_text() == "mine"
+    ran = cli("eval", trained.run, trained.images, "--overwrite")
+    assert ran.code == 2 and "--overwrite has no effect without --output" in ran.err
+
+
 @pytest.mark.parametrize("flag", ["--version", "-V"])
 def test_version(flag, cli):
     assert cli(flag).out == f"fastimg {__version__}\n"
@@ -195,7 +229,8 @@ def test_unknown_flag(command, cli):
 def test_the_known_flags_are_those_of_the_help(command, cli):
     words = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", cli(command, "--help-all").out))
     known = flags.flags_of(COMMANDS[command])
-    assert known - words == set()
+    hidden = {name for flag in command_flags(COMMANDS[command]) for name in flag.mark.hidden}
+    assert known - words == hidden and not hidden & words
     assert {word for word in words - known if word.startswith("--")} <= {
         "--config",
         "--recipe",
@@ -230,6 +265,18 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         ("eval a b --per-device-eval-batch-size 1", "did you mean --batch-size?"),
         ("embed a b --image-size 1", "did you mean --img-size?"),
         ("predict a b --top-k 1", "did you mean --topk?"),
+        ("predict a b --num-workers 1", "did you mean --workers?"),
+        ("train x --wandb", "train has no flag --wandb; write --log wandb"),
+        ("train x --cache ram", "--cache; write --resident, which keeps decoded images in memory"),
+        ("train x --dropout 0.1", "--dropout; write --model-kwargs drop_rate=VALUE"),
+        ("train x --trivialaugment", "--trivialaugment; write --aa trivial"),
+        ("inspect x --ta_wide", "--ta_wide; write --aa trivial"),
+        ("train x --fraction 0.1", "--fraction; write --val-fraction 0.9, say, which trains on a tenth"),
+        ("train x --test-only", "--test-only; write `fastimg eval RUN DATA`"),
+        ("train x --aa TrivialAugmentWide", "--aa TrivialAugmentWide: unknown policy; write trivial"),
+        ("train x --device 0", "--device 0: write cuda:0"),
+        ("search x --max-time 1m --device gpu", "--device gpu: write cuda"),
+        ("predict a b --device 0,1", "--device 0,1: a process uses one GPU; start one for each"),
         ("train --data x", "give the data without a flag: `fastimg train DATA`"),
         ("predict a b --epochs 3", "predict has no flag --epochs, which belongs to demo and train"),
         ("train x --no-such-flag", "train has no flag --no-such-flag; `fastimg train --help` lists its flags"),

@@ -71,7 +71,7 @@ MISSING = {
     "embed": ("embed", "{}/nowhere", "{}/out", "--pretrained"),
     "bench": ("bench", "{}/nowhere"),
     "verify": ("verify", "{}/nowhere"),
-    "search": ("search", "{}/nowhere", "--time", "1m"),
+    "search": ("search", "{}/nowhere", "--max-time", "1m"),
     "inspect": ("inspect", "{}/nowhere"),
     "convert": ("convert", "{}/nowhere", "{}/other"),
 }

@@ -26,10 +26,18 @@ HERE = "is on this machine alone; give a path here"
         (("suggest", "IMAGES"), ("-o", "http://h/a.yaml"), "http://h: a web server is only read; give a URL"),
         (("search", "IMAGES", "--trials", "1"), ("-o", "s3://a"), "--output s3://a: names no folder; give a URL that"),
         (("search", "IMAGES", "--trials", "1"), ("-o", "http://h/a"), "http://h/a: a web server is only read; give"),
-        (("bench", "IMAGES", "--threads", "1"), ("--plot", f"{URL}.jpg"), f"--plot {URL}.jpg: give a file name that"),
+        (
+            ("bench", "IMAGES", "--workers-curve", "1"),
+            ("--output", f"{URL}.jpg"),
+            f"--output {URL}.jpg: give a file name that",
+        ),
         (("bench", "IMAGES"), ("--scratch", URL), f"--scratch {URL}: {HERE}"),
-        (("eval", "RUN", "IMAGES"), ("--plot", "s3://a.png"), "--plot s3://a.png: names no file; give a URL that ends"),
-        (("eval", "RUN", "RUN", "IMAGES"), ("--plot", f"{URL}.png"), "--plot has no effect with several runs"),
+        (
+            ("eval", "RUN", "IMAGES"),
+            ("--output", "s3://a.png"),
+            "--output s3://a.png: names no file; give a URL that ends",
+        ),
+        (("eval", "RUN", "RUN", "IMAGES"), ("--output", f"{URL}.png"), "--output has no effect with several runs"),
         (("predict", "RUN", "IMAGES"), ("--csv", "http://h/x.csv"), "http://h: a web server is only read; give a URL"),
         (("train", "IMAGES"), ("--output", URL), "a run in an object store has a name that you give; add --name"),
         (("export", "RUN", "--format", "onnx"), ("--output", URL), f"--output {URL}: give a URL that ends in a name"),
@@ -61,7 +69,7 @@ def test_what_is_not_written_to_a_url_is_refused(
 
 
 class TestResults:
-    """Of `predict --csv`, `eval --plot`, `inspect --output` and `bench --plot`: the files of a folder, in the store."""
+    """Of `predict --csv`, and of `eval`, `inspect` and `bench` with `--output`: the files of a folder, in the store."""
 
     @pytest.fixture(autouse=True)
     def store(self, named_server, monkeypatch, tmp_path):
@@ -89,7 +97,7 @@ class TestResults:
         assert not (tmp_path / "home").exists() and list((tmp_path / "cache/staging").iterdir()) == []
 
     def test_a_plot_and_the_mistakes_beside_it(self, cli, trained, server, tmp_path):
-        ran = cli("eval", trained.run, trained.images, "--plot", "s3://bucket/e/c.png", "--json")
+        ran = cli("eval", trained.run, trained.images, "--output", "s3://bucket/e/c.png", "--json")
         assert ran.code == 0, ran.err
         told = json.loads(ran.out)
         names = {"plot": "c.png", "mistakes": "mistakes-val.csv", "mistakes_sheet": "mistakes-val.png"}
@@ -108,11 +116,11 @@ class TestResults:
 
     def test_a_plot_of_bench(self, cli, trained, server, monkeypatch):
         def measured(request, *_):
-            request.settings.plot.write_bytes(b"a plot")
+            request.settings.output.write_bytes(b"a plot")
             return {}
 
         monkeypatch.setattr(benchmark, "_measure", measured)
-        ran = cli("bench", trained.shards, "--threads", "1", "--plot", "s3://bucket/b.png")
+        ran = cli("bench", trained.shards, "--workers-curve", "1", "--output", "s3://bucket/b.png")
         assert ran.code == 0, ran.err
         assert (server.folder / "b.png").read_bytes() == b"a plot" and "drawn in s3://bucket/b.png" in ran.out
 
@@ -133,14 +141,14 @@ class TestResults:
     def test_a_store_that_refuses_says_so_at_once(self, cli, trained, server, tmp_path, monkeypatch):
         monkeypatch.setattr(inference, "load", None)
         server.rates = {"denied": 1.0}
-        ran = cli("eval", trained.run, trained.images, "--plot", "s3://bucket/c.png")
+        ran = cli("eval", trained.run, trained.images, "--output", "s3://bucket/c.png")
         assert ran.code == 1 and "s3://bucket/c.png: access denied" in ran.err
         assert self.staged(tmp_path) == []
 
     def test_what_fails_leaves_nothing(self, cli, trained, server, tmp_path):
-        ran = cli("eval", trained.run, trained.images, "--plot", "s3://bucket/c.xyz")
+        ran = cli("eval", trained.run, trained.images, "--output", "s3://bucket/c.xyz")
         said = " ".join(ran.err.split())
-        assert ran.code == 2 and "--plot s3://bucket/c.xyz: " in said and "give a name that ends in .png" in said
+        assert ran.code == 2 and "--output s3://bucket/c.xyz: " in said and "give a name that ends in .png" in said
         assert self.staged(tmp_path) == [] and list(server.folder.iterdir()) == []
 
 
@@ -178,7 +186,7 @@ class TestExport:
         assert [path.name for path in there.iterdir()] == ["m.safetensors"]
         assert (there / "m.safetensors").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
         again = cli("export", trained.run, "-o", "s3://bucket/models/m.safetensors")
-        assert again.code == 1 and "models/m.safetensors: exists already; give another --output" in again.err
+        assert again.code == 2 and "models/m.safetensors: exists already; add --overwrite" in again.err
         assert cli("export", trained.run, "-o", "s3://bucket/models/m.safetensors", "--overwrite").code == 0
         assert not list((tmp_path / "home/fastimg/staging").iterdir()) and not Path("s3:").exists()
 

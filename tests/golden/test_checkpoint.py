@@ -59,7 +59,15 @@ def test_a_checkpoint_has_the_same_structure(kept, tmp_path):
 
 
 def test_it_is_evaluated(kept, capsys, tmp_path):
-    arguments = ["eval", str(kept), str(HERE / "shards"), "--json", "--plot", str(tmp_path / "plot.png")]
+    arguments = [
+        "eval",
+        str(kept),
+        str(HERE / "shards"),
+        "--json",
+        "--output",
+        str(tmp_path / "plot.png"),
+        "--overwrite",
+    ]
     assert run(arguments) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["images"] == 4 and told["loss"] == pytest.approx(0.6931, abs=1e-3)  # zeros: two equal classes

@@ -46,8 +46,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         found = re.match(r"argument ([^:]+): (.*)", message)
         if found is not None:
-            names = found[1].split("/")
-            message = f"{max(names, key=len)}: {found[2]}"
+            names = found[1].split("/")  # the first one in full is how the flag is called
+            message = f"{next((name for name in names if name.startswith('--')), names[0])}: {found[2]}"
         raise UsageError(f"{message}; `{self.prog} --help` lists its flags")
 
 
@@ -56,7 +56,7 @@ def _parser(command: str, known: Sequence[Flag]) -> argparse.ArgumentParser:
     parser = _Parser(f"fastimg {command}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for flag in known:
         if flag.names:
-            parser.add_argument(*flag.names, **_how(flag))
+            parser.add_argument(*flag.understood, **_how(flag))
         if flag.negatable and not flag.is_toggle:
             parser.add_argument(f"--no-{flag.names[0][2:]}", dest=flag.field, action="store_false")
     parser.add_argument(_WORDS, nargs="*")
@@ -109,7 +109,7 @@ def _complete(arguments: Sequence[str], known: Sequence[Flag]) -> list[str]:
     A flag that stands alone gets its value, one that is followed by -1e-3 is joined with it, and the name of a flag has
     `-` in place of `_`.
     """
-    by_name = {name: flag for flag in known for name in flag.names}
+    by_name = {name: flag for flag in known for name in flag.understood}
     arguments = _parted(arguments, by_name)
     complete: list[str] = []
     for argument, following in itertools.zip_longest(arguments, arguments[1:]):

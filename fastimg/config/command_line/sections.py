@@ -98,20 +98,20 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "search": {
         "what to search": ("param", "arch", "weights", "metric", "objective", "config"),
-        "how": ("trials", "time", "sampler", "pruner", "seed", "device", "jobs"),
+        "how": ("trials", "max_time", "algorithm", "pruner", "seed", "device", "jobs"),
         "on a Ray cluster": ("backend", "address", "resources_per_trial", "limit_gpu_memory"),
         "output": ("output", "keep", "storage", "json"),
     },
     "bench": {
         "what to measure": (
-            *("quick", "full", "arch", "stages", "loaders", "threads", "tune", "no_advice", "images", "repeats"),
+            *("quick", "full", "arch", "stages", "loaders", "workers_curve", "tune", "no_advice", "images", "repeats"),
             "batch_size",
             "img_size",
         ),
         "data": ("split", "loader", "workers", "decode", "seed", "scratch", *STORE),
         "augmentation": _AUGMENTATION,
         "precision and devices": ("amp", "channels_last", "device"),
-        "output": ("plot", "json"),
+        "output": ("output", "overwrite", "json"),
     },
 }
 # What `--help` shows of a long command; `--help-all` shows the rest.
@@ -120,7 +120,7 @@ FIRST: Mapping[str, frozenset[str]] = {
         (
             *("arch", "pretrained", "weights", "freeze", "val_fraction", "workers", "img_size", "aa", "mixup"),
             *("cutmix", "batch_size", "opt", "lr", "weight_decay", "epochs", "compile", "device", "output", "resume"),
-            *("recipe", "config", "dry_run"),
+            *("recipe", "config", "dry_run", "name", "hflip", "log", "patience"),
         )
     ),
     "convert": frozenset(
@@ -131,12 +131,35 @@ FIRST: Mapping[str, frozenset[str]] = {
     ),
     "inspect": frozenset(("split", "no_pictures", "samples", "config", "output", "workers", "json", "aa")),
     "search": frozenset(
-        ("param", "arch", "weights", "metric", "objective", "trials", "time", "sampler", "device", "output", "json")
+        (
+            "param",
+            "arch",
+            "weights",
+            "metric",
+            "objective",
+            "trials",
+            "max_time",
+            "algorithm",
+            "device",
+            "output",
+            "json",
+        )
     ),
     "bench": frozenset(
         (
-            *("quick", "full", "arch", "stages", "loaders", "threads", "tune", "batch_size", "img_size", "loader"),
-            *("workers", "device", "plot", "json"),
+            *(
+                "quick",
+                "full",
+                "arch",
+                "stages",
+                "loaders",
+                "workers_curve",
+                "tune",
+                "batch_size",
+                "img_size",
+                "loader",
+            ),
+            *("workers", "device", "output", "json"),
         )
     ),
 }
@@ -152,7 +175,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("fastimg train shards/ --arch resnet50 --resume auto", "continue after an interruption"),
     ),
     "search": (
-        ("fastimg search shards/ --time 20m", "the best model that is found in twenty minutes"),
+        ("fastimg search shards/ --max-time 20m", "the best model that is found in twenty minutes"),
         ("fastimg search shards/ -p lr=log:1e-4:1e-1 aa=none,trivial --trials 20", "values of flags"),
     ),
     "eval": (("fastimg eval runs/NAME shards/", "the best checkpoint of a run"),),

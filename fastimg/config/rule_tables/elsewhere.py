@@ -17,9 +17,9 @@ _RESULTS: dict[type, tuple[str, ...]] = {
     Embed: ("dst",),
     Export: ("output",),
     Predict: ("csv", "sheet"),
-    Eval: ("plot",),
+    Eval: ("output",),
     Inspect: ("output",),
-    Bench: ("plot",),
+    Bench: ("output",),
     Suggest: ("output",),
 }
 

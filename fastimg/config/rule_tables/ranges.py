@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from fastimg.config.rules import Check
 from fastimg.config.yaml_values import MOST, MOST_WHOLE
 
 
@@ -28,6 +29,23 @@ def is_share_below_one(value: float) -> bool:
 
 def is_size(pixels: int) -> bool:
     return 1 <= pixels <= 16384
+
+
+def check_device_name(config: Any) -> str | None:
+    """What to write for a GPU as other programs call it: 0, gpu, 0,1."""
+    name = config.device
+    numbers = [part.strip() for part in name.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in numbers):
+        return "write cuda" if name in ("gpu", "gpus") else None
+    if len(numbers) == 1:
+        return f"write cuda:{name}"
+    return (
+        "a process uses one GPU; start one for each, as in `CUDA_VISIBLE_DEVICES="
+        f"{','.join(numbers)} torchrun --nproc-per-node {len(numbers)} -m fastimg train DATA`"
+    )
+
+
+DEVICE = Check("device", check_device_name)
 
 
 def are_views(text: str) -> bool:

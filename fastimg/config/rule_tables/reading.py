@@ -1,9 +1,12 @@
 """The rules of the other commands."""
 
+from typing import Any
+
 from fastimg.config.intent import reads_text
 from fastimg.config.rules import Check, Excludes, Idle, Needs, Range, Rule
 from fastimg.config.searching import Search
 from fastimg.config.values import trial_resources
+from fastimg.loaders.remote.urls import url_of
 
 from .clusters import CLUSTER, check_cluster_device, on_ray
 from .elsewhere import (
@@ -18,12 +21,27 @@ from .elsewhere import (
     reads_shards_elsewhere,
     written_here,
 )
-from .ranges import at_least, is_share, is_size
+from .ranges import DEVICE, at_least, is_share, is_size
 from .training import AUGMENTATION, LOADER
 
-_READING = (Range("batch_size", at_least(1), "1 or more"), Range("max_pixels", at_least(1), "1 or more"))
+_READING = (DEVICE, Range("batch_size", at_least(1), "1 or more"), Range("max_pixels", at_least(1), "1 or more"))
+
+
+def _new_file(field: str) -> Check:
+    """A file that is written, and does not replace another unless --overwrite is given."""
+
+    def check(config: Any) -> str | None:
+        file = getattr(config, field)
+        if file is None or config.overwrite or url_of(file) is not None or str(file) == "-" or not file.is_file():
+            return None
+        return "exists already; add --overwrite, or give another file"
+
+    return Check(field, check)
+
 
 EVAL: tuple[Rule, ...] = (
+    _new_file("output"),
+    Needs("overwrite", lambda c: c.output is not None, "--output"),
     *FROM_STORE,
     LOADER_ELSEWHERE,
     *_READING,
@@ -31,6 +49,9 @@ EVAL: tuple[Rule, ...] = (
 )
 
 PREDICT: tuple[Rule, ...] = (
+    _new_file("csv"),
+    _new_file("sheet"),
+    Needs("overwrite", lambda c: c.csv is not None or c.sheet is not None, "--csv or --sheet"),
     Range("topk", at_least(1), "1 or more"),
     Range("threshold", is_share, "a probability from 0 to 1"),
     Range("sheet", lambda file: file.suffix == ".png", "a name that ends in .png"),
@@ -67,7 +88,7 @@ INSPECT: tuple[Rule, ...] = (
 
 VERIFY: tuple[Rule, ...] = (*FROM_STORE, Range("max_pixels", at_least(1), "1 or more"))
 
-SUGGEST: tuple[Rule, ...] = FROM_STORE
+SUGGEST: tuple[Rule, ...] = (*FROM_STORE, DEVICE)
 
 DEMO: tuple[Rule, ...] = (written_here("output"),)
 
@@ -80,8 +101,11 @@ CONVERT: tuple[Rule, ...] = (
 )
 
 BENCH: tuple[Rule, ...] = (
+    _new_file("output"),
+    Needs("overwrite", lambda c: c.output is not None, "--output"),
     *FROM_STORE,
     LOADER_ELSEWHERE,
+    DEVICE,
     Check("loaders", check_loaders_elsewhere),
     Excludes("quick", "full"),
     Needs("no_advice", lambda c: bool(c.full), "--full, which alone tries what would be faster"),
@@ -99,6 +123,7 @@ def _parts_a_gpu(config: Search) -> bool:
 SEARCH: tuple[Rule, ...] = (
     *CLUSTER,
     *(Needs(name, on_ray, "--backend ray") for name in ("resources_per_trial", "limit_gpu_memory")),
+    DEVICE,
     Check("device", check_cluster_device),
     Needs("limit_gpu_memory", _parts_a_gpu, "a part of a GPU, as in --resources-per-trial gpu=0.5"),
     Range("trials", at_least(1), "1 or more"),

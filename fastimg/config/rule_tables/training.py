@@ -59,6 +59,7 @@ from .conditions import (
 )
 from .elsewhere import ELSEWHERE, LOADER_ELSEWHERE, check_cluster_and_store, check_output
 from .ranges import (
+    DEVICE,
     are_views,
     at_least,
     is_above_zero,
@@ -302,7 +303,7 @@ _PAIRS: tuple[Rule, ...] = (
     not_of_pairs("grad_checkpointing", _ONE_INPUT, lambda config: config.grad_checkpointing),
 )
 
-TRAIN: tuple[Rule, ...] = (*AUGMENTATION, *_TEXT, *_PAIRS, *LOADER, *_EFFECTS, *_VALUES, *_PRECEDENCE, *WORKERS)
+TRAIN: tuple[Rule, ...] = (DEVICE, *AUGMENTATION, *_TEXT, *_PAIRS, *LOADER, *_EFFECTS, *_VALUES, *_PRECEDENCE, *WORKERS)
 
 TRAIN_DEVICE = (
     Device(

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fastimg.errors import UsageError, UserError
+from fastimg.errors import UsageError
 from fastimg.loaders.remote.stores import DeniedError, NotThereError
 from fastimg.loaders.remote.writable import WritableFolder
 from fastimg.loaders.runtime.cache import cache_folder
@@ -30,7 +30,7 @@ class FileDelivery:
         self._store = WritableFolder(folder, options)
         self.replaces = self._has(name)
         if self.replaces and not overwrite:
-            raise UserError(f"{url}: exists already; give another --output, or replace it with --overwrite")
+            raise UsageError(f"--output {url}: exists already; add --overwrite, or give another file")
         self.file = new_staging(cache_dir or cache_folder(), "export") / name
 
     def deliver(self, beside: Sequence[str]) -> list[str]:

@@ -92,7 +92,7 @@ def search_by_stages(
         if not board.records:
             raise _too_short(measured, trials)
         reason = next(iter(board.pruned))
-        more = "; give more --time, and the search goes on" if reason.startswith(TIME_OVER) else ""
+        more = "; give more --max-time, and the search goes on" if reason.startswith(TIME_OVER) else ""
         raise UsageError(f"search: no trial ended well: {reason}{more}")
     write(board, asked.folder)
     trials.settle(board.winner.run, {row.kind: row.images_per_second for row in board.rows[:TOP]})
@@ -201,8 +201,8 @@ def _too_short(measured: Sequence[MeasuredEncoder], trials: Trials) -> UsageErro
     need = trials.journal.now() + needs[name] * 1.2
     rounded = f"{round(need) + 1}s" if need < 120 else f"{round(need / 60) + 1}m"
     return UsageError(
-        f"--time: {duration(trials.asked.seconds)} is too short for one trial: the fastest candidate, {name}, needs "
-        f"about {duration(need)} here; give --time {rounded} or more"
+        f"--max-time: {duration(trials.asked.seconds)} is too short for one trial: the fastest candidate, {name}, "
+        f"needs about {duration(need)} here; give --max-time {rounded} or more"
     )
 
 

@@ -44,6 +44,6 @@ def commands(trained, tmp_path, fast):
     return {
         "convert": lambda data: ("convert", data, tmp_path / "new" / "out"),
         "train": lambda data: ("train", data, *fast, "-o", tmp_path / "runs"),
-        "eval": lambda data: ("eval", trained.run, data, "--plot", tmp_path / "plot.png"),
+        "eval": lambda data: ("eval", trained.run, data, "--output", tmp_path / "plot.png", "--overwrite"),
         "predict": lambda data: ("predict", trained.run, data),
     }

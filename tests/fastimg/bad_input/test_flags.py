@@ -7,7 +7,7 @@ from fastimg.train import loop as training
 
 
 def test_an_existing_destination(trained, folder, shards, refuses):
-    refuses(1, [shards, "already holds a dataset", "--overwrite"], "convert", folder, shards)
+    refuses(2, [shards, "already holds a dataset", "--overwrite"], "convert", folder, shards)
 
 
 def test_more_ranks_than_samples(folder, commands, refuses, monkeypatch):
@@ -69,8 +69,8 @@ def test_a_missing_split(trained, commands, refuses):
 
 
 def test_a_plot_that_cannot_be_written(trained, tmp_path, refuses):
-    refuses(2, ["--plot", "a.xyz", ".png"], "eval", trained.run, trained.images, "--plot", tmp_path / "a.xyz")
-    refuses(1, ["--plot", "no/a.png"], "eval", trained.run, trained.images, "--plot", tmp_path / "no" / "a.png")
+    refuses(2, ["--output", "a.xyz", ".png"], "eval", trained.run, trained.images, "--output", tmp_path / "a.xyz")
+    refuses(1, ["--output", "no/a.png"], "eval", trained.run, trained.images, "--output", tmp_path / "no" / "a.png")
 
 
 @pytest.mark.parametrize(

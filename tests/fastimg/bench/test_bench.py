@@ -39,7 +39,7 @@ SMALL = (
     "1",
     "--no-amp",
 )
-TRIED = ("--full", "--stages", "none", "--loaders", "none", "--threads", "none")
+TRIED = ("--full", "--stages", "none", "--loaders", "none", "--workers-curve", "none")
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def test_full_compares_loaders_and_threads(cli, image_folder, tmp_path, monkeypa
 
     monkeypatch.setattr(bench, "compare", compare)
     monkeypatch.setattr(request, "available_cpus", lambda: 3)
-    flags = ("--full", "--stages", "none", "--no-advice", "--json", "--plot", tmp_path / "x.png")
+    flags = ("--full", "--stages", "none", "--no-advice", "--json", "--output", tmp_path / "x.png")
     ran = cli("bench", image_folder, *SMALL, *flags)
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
@@ -203,7 +203,7 @@ def test_full_compares_loaders_and_threads(cli, image_folder, tmp_path, monkeypa
 
 
 def test_json_is_complete(cli, trained):
-    ran = cli("bench", trained.shards, *SMALL, "--json", "--threads", "1,2", "--arch", "test_resnet,test_vit")
+    ran = cli("bench", trained.shards, *SMALL, "--json", "--workers-curve", "1,2", "--arch", "test_resnet,test_vit")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
     assert {"environment", "stages", "training", "real_over_synthetic", "verdict", "noise", "scaling"} <= found.keys()
@@ -243,8 +243,8 @@ def test_a_batch_too_small_for_batch_norm(cli, image_folder, tmp_path):
 def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(cli, image_folder, tmp_path, monkeypatch):
     """Nobody makes files in /proc. Where one can be made, it is not left behind."""
     monkeypatch.setattr(bench, "_measure", None)
-    ran = cli("bench", image_folder, *SMALL, "--threads", "1", "--plot", "/proc/x.png")
-    assert ran.code == 1 and "--plot /proc/x.png: No such file or directory; choose a file that can be" in ran.err
+    ran = cli("bench", image_folder, *SMALL, "--workers-curve", "1", "--output", "/proc/x.png")
+    assert ran.code == 1 and "--output /proc/x.png: No such file or directory; choose a file that can be" in ran.err
     plots.check_file(tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
 
@@ -261,10 +261,10 @@ def test_unreadable_images_are_named(cli, image_folder):
     [
         (("--stages", "decoding"), "--stages decoding: no such stage; did you mean decode? choose from network, read"),
         (("--stages", "read,x"), "--stages x: no such stage"),
-        (("--threads", "1,two"), "--threads 1,two: two is not a number of threads"),
+        (("--workers-curve", "1,two"), "--workers-curve 1,two: two is not a number of threads"),
         (("--batch-size", "0"), "--batch-size 0: give 1 or more"),
         (("--repeats", "0"), "--repeats 0: give 1 or more"),
-        (("--plot", "x.png"), "--plot has no effect without --loaders or --threads"),
+        (("--output", "x.png"), "--output has no effect without --loaders or --workers-curve"),
         (("--quick", "--full"), "--quick has no effect with --full; leave one of them out"),
         (("--no-advice",), "--no-advice has no effect without --full"),
         (("--arch", ","), "--arch ',': give the name of a model"),

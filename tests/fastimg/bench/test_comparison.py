@@ -308,5 +308,5 @@ def test_where_a_plot_can_be_written(tmp_path):
     check_file(tmp_path / "a.png")
     for name in ("a.jpg", "a", "no/a.png", "folder.png"):
         (tmp_path / "folder.png").mkdir(exist_ok=True)
-        with pytest.raises(UsageError, match="--plot"):
+        with pytest.raises(UsageError, match="--output"):
             check_file(tmp_path / name)

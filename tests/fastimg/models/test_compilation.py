@@ -198,7 +198,7 @@ def reading(command, missing, worth, trained, cli, monkeypatch, tmp_path):
     monkeypatch.setattr(decoder_compilation, "compile_for", lambda data: compiled.append(len(data)))
     monkeypatch.setattr(decoder_compilation, "is_worth_compiling", lambda crops: worth)
     more = {
-        "eval": (trained.run, trained.images, "--plot", tmp_path / "plot.png"),
+        "eval": (trained.run, trained.images, "--output", tmp_path / "plot.png", "--overwrite"),
         "eval runs": (trained.run, trained.run / "last", trained.images),
         "predict": (trained.run, trained.images),
         "embed": (trained.images, tmp_path / "E", "--weights", trained.run, "--split", "train"),

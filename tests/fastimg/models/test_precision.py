@@ -95,7 +95,7 @@ def test_every_command_that_runs_a_model_sets_them(command, trained, tmp_path, c
     for module in ("fastimg.predict.inference", "fastimg.predict.embedding"):
         monkeypatch.setattr(f"{module}.set_backends", lambda device, deterministic=False: calls.append(device.type))
     arguments = {
-        "eval": (trained.run, trained.shards, "--plot", tmp_path / "plot.png"),
+        "eval": (trained.run, trained.shards, "--output", tmp_path / "plot.png", "--overwrite"),
         "predict": (trained.run, next((trained.images / "val" / "red").iterdir())),
         "embed": (trained.shards, tmp_path / "out", "--weights", trained.run, "--cache-dir", tmp_path / "cache"),
     }

@@ -102,5 +102,5 @@ def test_what_cannot_be(trained, tmp_path, cli):
     ran = cli("eval", trained.run, tmp_path / "x", trained.shards)
     assert ran.code == 1 and str(tmp_path / "x") in ran.err
     copy = shutil.copytree(trained.run, tmp_path / "copy", symlinks=True)
-    ran = cli("eval", trained.run, copy, trained.shards, "--plot", tmp_path / "a.png")
-    assert ran.code == 2 and "--plot has no effect with several runs" in ran.err
+    ran = cli("eval", trained.run, copy, trained.shards, "--output", tmp_path / "a.png")
+    assert ran.code == 2 and "--output has no effect with several runs" in ran.err

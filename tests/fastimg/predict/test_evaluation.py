@@ -39,7 +39,7 @@ def plot(tmp_path):
 
 def test_numbers_are_those_of_the_predictions(trained, plot, cli):
     """Top-1, loss, precision, recall and confusion from the probabilities that `predict` gives for the same files."""
-    told = told_of(cli, trained.run, trained.images, "--plot", plot, "--no-amp", "-b", "5")
+    told = told_of(cli, trained.run, trained.images, "--output", plot, "--overwrite", "--no-amp", "-b", "5")
     files = sorted((trained.images / "val").glob("*/*"))
     ran = cli("predict", trained.run, *files, "--json", "--no-amp", "-b", "7")
     answers = [json.loads(line) for line in ran.out.splitlines()]
@@ -83,8 +83,8 @@ def test_places_are_those_of_a_stable_sort(classes, device):
 
 
 def test_shards_and_folder_give_the_same_results(trained, plot, cli):
-    folder = told_of(cli, trained.run, trained.images, "--plot", plot)
-    shards = told_of(cli, trained.run, trained.shards, "--plot", plot)
+    folder = told_of(cli, trained.run, trained.images, "--output", plot, "--overwrite")
+    shards = told_of(cli, trained.run, trained.shards, "--output", plot, "--overwrite")
     for name in ("split", "images", "unreadable", "top1", "classes", "confusion"):
         assert folder[name] == shards[name]
     assert folder["loss"] == pytest.approx(shards["loss"], rel=1e-6)
@@ -92,7 +92,7 @@ def test_shards_and_folder_give_the_same_results(trained, plot, cli):
 
 def test_it_is_what_training_validated(trained, plot, cli):
     """The numbers of the best checkpoint in the training's log."""
-    told = told_of(cli, trained.run, trained.images, "--plot", plot, "--no-amp")
+    told = told_of(cli, trained.run, trained.images, "--output", plot, "--overwrite", "--no-amp")
     log = [json.loads(line) for line in (trained.run / "metrics.jsonl").read_text().splitlines()]
     best = max((record for record in log if record["kind"] == "val"), key=lambda record: record["top1"])
     assert (told["top1"], told["loss"]) == (pytest.approx(best["top1"]), pytest.approx(best["loss"], rel=1e-4))
@@ -100,7 +100,7 @@ def test_it_is_what_training_validated(trained, plot, cli):
 
 @pytest.mark.parametrize(("split", "images"), [("train", 24), ("val", 12)])
 def test_splits(split, images, trained, plot, cli):
-    told = told_of(cli, trained.run, trained.images, "--split", split, "--plot", plot)
+    told = told_of(cli, trained.run, trained.images, "--split", split, "--output", plot, "--overwrite")
     assert (told["split"], told["images"]) == (split, images)
 
 
@@ -116,14 +116,14 @@ def test_the_picture(trained, tmp_path, cli):
 def test_omissions_of_the_picture_are_reported(trained, plot, cli, monkeypatch):
     monkeypatch.setattr("fastimg.train.reporting.confusion.WHOLE", 2)
     monkeypatch.setattr("fastimg.train.reporting.confusion.NAMED", 2)
-    ran = cli("eval", trained.run, trained.images, "--plot", plot, "--json")
+    ran = cli("eval", trained.run, trained.images, "--output", plot, "--overwrite", "--json")
     assert len(json.loads(ran.out)["confusion"]) == 3
     assert f"{plot}: the picture shows the 2 most confused of 3 classes; --json has all of them\n" in ran.err
 
 
 def test_a_folder_with_some_of_the_classes_is_evaluated_on_these(trained, plot, tmp_path, cli):
     """Without a class folder, with an empty one, and as the only split: labels are found by name."""
-    whole = json.loads(cli("eval", trained.run, trained.images, "--plot", plot, "--json").out)
+    whole = json.loads(cli("eval", trained.run, trained.images, "--output", plot, "--overwrite", "--json").out)
     recall = {each["name"]: each["recall"] for each in whole["classes"]}
     shutil.copytree(trained.images / "val", tmp_path / "some")
     shutil.rmtree(tmp_path / "some/blue")
@@ -132,7 +132,7 @@ def test_a_folder_with_some_of_the_classes_is_evaluated_on_these(trained, plot, 
         (tmp_path / "empty" / name).mkdir()
     shutil.copytree(tmp_path / "some", tmp_path / "alone/val")
     for folder in ("some", "empty", "alone"):
-        ran = cli("eval", trained.run, tmp_path / folder, "--plot", plot, "--json")
+        ran = cli("eval", trained.run, tmp_path / folder, "--output", plot, "--overwrite", "--json")
         assert ran.code == 0, ran.err
         told = json.loads(ran.out)
         assert f"{tmp_path / folder}: no samples of 1 of 3 classes (blue); averages are over the others" in ran.err
@@ -144,7 +144,7 @@ def test_a_folder_with_some_of_the_classes_is_evaluated_on_these(trained, plot, 
     both = cli("eval", trained.run, tmp_path / "again", tmp_path / "empty", "--json")
     assert both.code == 0 and "no samples of 1 of 3 classes (blue)" in both.err, both.err
     assert json.loads(both.out)["ensemble"]["top1"] == pytest.approx(told["top1"])
-    table = cli("eval", trained.run, tmp_path / "some", "--plot", plot)
+    table = cli("eval", trained.run, tmp_path / "some", "--output", plot, "--overwrite")
     assert [line for line in table.out.splitlines() if "blue" in line and " - " in line]
 
 
@@ -155,7 +155,7 @@ def test_the_training_split_may_have_none_of_a_class_only_where_nothing_is_train
 
 
 def test_words(trained, plot, cli):
-    ran = cli("eval", trained.run, trained.images, "--plot", plot)
+    ran = cli("eval", trained.run, trained.images, "--output", plot, "--overwrite")
     assert ran.code == 0 and ran.err == ""
     assert all(word in ran.out for word in ("blue", "green", "red", "precision", "recall", "top-1", str(plot)))
     assert "top-5" not in ran.out and "decoded" not in ran.out
@@ -211,12 +211,12 @@ def test_balanced_accuracy_and_classes_that_are_never_found(trained, tmp_path, p
     for file in (data / "val/blue").iterdir():
         shutil.copy(trained.images / "val/green" / file.name, file)
     (data / "val/kept").rmdir()
-    told = told_of(cli, trained.run, data, "--plot", plot, "--no-amp")
+    told = told_of(cli, trained.run, data, "--output", plot, "--overwrite", "--no-amp")
     recalls = [score["recall"] for score in told["classes"] if score["images"]]
     assert len(recalls) == 2 and told["balanced_accuracy"] == pytest.approx(np.mean(recalls))
     assert told["balanced_accuracy"] != pytest.approx(told["top1"])
     assert told["zero_recall"] == ["blue"] and told["classes"][0]["recall"] == 0
-    ran = cli("eval", trained.run, data, "--plot", plot, "--no-amp")
+    ran = cli("eval", trained.run, data, "--output", plot, "--overwrite", "--no-amp")
     assert f"balanced accuracy {told['balanced_accuracy']:.2%}" in ran.out
     assert "1 class has a recall of 0: blue\n" in ran.out
 
@@ -246,7 +246,7 @@ def test_held_out_images_are_evaluated(kind, way, unsplit, plot, tmp_path, cli, 
     elif way == "from inside":
         monkeypatch.chdir(data)
         data = Path()
-    told = told_of(cli, unsplit / f"on-{kind}", data, "--plot", plot, "--no-amp")
+    told = told_of(cli, unsplit / f"on-{kind}", data, "--output", plot, "--overwrite", "--no-amp")
     log = (unsplit / f"on-{kind}/metrics.jsonl").read_text().splitlines()
     (validated,) = (r for r in map(json.loads, log) if r["kind"] == "val")
     assert (told["images"], told["split"]) == (6, "train") == (validated["samples"], "train")
@@ -259,21 +259,23 @@ def test_held_out_images_are_evaluated(kind, way, unsplit, plot, tmp_path, cli, 
 
 
 def test_a_warning_if_the_training_split_is_chosen(unsplit, trained, plot, cli):
-    told = told_of(cli, unsplit / "on-images", unsplit / "images", "--split", "train", "--plot", plot)
+    told = told_of(cli, unsplit / "on-images", unsplit / "images", "--split", "train", "--output", plot, "--overwrite")
     assert (told["images"], told["part"], told["trained_on"]) == (36, "train", True)
     words = "30 of these 36 images were trained on, so the result says little about new images; leave out --split"
     assert told["warning"].startswith(words)
-    ran = cli("eval", unsplit / "on-images", unsplit / "images", "--split", "train", "--plot", plot)
+    ran = cli("eval", unsplit / "on-images", unsplit / "images", "--split", "train", "--output", plot, "--overwrite")
     assert f"warning: {words}" in ran.out
-    told = told_of(cli, trained.run, trained.images, "--split", "train", "--plot", plot)
+    told = told_of(cli, trained.run, trained.images, "--split", "train", "--output", plot, "--overwrite")
     assert told["trained_on"] is True
     assert told["warning"] == "all 24 images were trained on, so the result says little about new images"
-    told = told_of(cli, trained.run, trained.images / "train", "--plot", plot)  # the same images at another path
+    told = told_of(
+        cli, trained.run, trained.images / "train", "--output", plot, "--overwrite"
+    )  # the same images at another path
     assert told["trained_on"] is True and told["images"] == 24
 
 
 def test_the_table_names_held_out_images(unsplit, plot, cli):
-    ran = cli("eval", unsplit / "on-images", unsplit / "images", "--plot", plot)
+    ran = cli("eval", unsplit / "on-images", unsplit / "images", "--output", plot, "--overwrite")
     part = "17% of the 36 images of train, held out of training by seed 3"
     assert f"{unsplit / 'images'} ({part}), 6 images\n" in ran.out
     assert "warning" not in ran.out and ran.err == ""
@@ -284,7 +286,7 @@ def test_other_data_needs_no_warning(unsplit, plot, write_images, tmp_path, cli)
     other = write_images(tmp_path / "other")
     for file in other.glob("*/*"):
         Image.effect_noise((40, 40), 50).convert("RGB").save(file)
-    told = told_of(cli, unsplit / "on-images", other, "--plot", plot)
+    told = told_of(cli, unsplit / "on-images", other, "--output", plot, "--overwrite")
     assert (told["images"], told["trained_on"], told["warning"]) == (36, False, None)
 
 
@@ -298,13 +300,14 @@ def test_a_checkpoint_that_does_not_say_is_doubted(unsplit, trained, plot, tmp_p
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors", metadata={"fastimg": json.dumps(stated)})
     assert read_card(find(tmp_path / "a")).trained_on is None
-    told = told_of(cli, tmp_path / "a", unsplit / "images", "--plot", plot)
+    told = told_of(cli, tmp_path / "a", unsplit / "images", "--output", plot, "--overwrite")
     assert (told["images"], told["trained_on"]) == (36, None)
     assert told["warning"].startswith("the checkpoint is from before fastimg recorded what was trained on")
     assert (
-        "warning: the checkpoint is from before" in cli("eval", tmp_path / "a", unsplit / "images", "--plot", plot).out
+        "warning: the checkpoint is from before"
+        in cli("eval", tmp_path / "a", unsplit / "images", "--output", plot, "--overwrite").out
     )
-    told = told_of(cli, tmp_path / "b", trained.images, "--plot", plot)  # a split for validation
+    told = told_of(cli, tmp_path / "b", trained.images, "--output", plot, "--overwrite")  # a split for validation
     assert (told["split"], told["images"], told["trained_on"], told["warning"]) == ("val", 12, None, None)
 
 

@@ -85,7 +85,7 @@ def test_the_limit_of_pixels_is_the_evaluations(trained, tmp_path, cli, monkeypa
     (data / "blue").rename(data / "red")
     (data / "other").rename(data / "blue")  # so that there are mistakes
     for flags in ((), ("--max-pixels", 200_000_000)):
-        ran = cli("eval", trained.run, data, *flags, "--plot", tmp_path / "plot.png", "--no-amp")
+        ran = cli("eval", trained.run, data, *flags, "--output", tmp_path / "plot.png", "--overwrite", "--no-amp")
         assert ran.code == 0 and "grey" not in ran.err, ran.err
     assert set(limits) == {decode.MAX_PIXELS, 200_000_000}
 
@@ -109,7 +109,9 @@ def test_the_picture_opens(wrong, images, tmp_path):
 
 
 def test_eval_writes_them_next_to_the_confusion_matrix(trained, tmp_path, cli):
-    ran = cli("eval", trained.run, trained.images, "--plot", tmp_path / "plot.png", "--json", "--no-amp")
+    ran = cli(
+        "eval", trained.run, trained.images, "--output", tmp_path / "plot.png", "--overwrite", "--json", "--no-amp"
+    )
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
     assert told["mistakes"] == str(tmp_path / "mistakes-val.csv")
@@ -123,5 +125,5 @@ def test_eval_writes_them_next_to_the_confusion_matrix(trained, tmp_path, cli):
 
 def test_an_unwritable_folder_is_a_one_line_error(trained, tmp_path, cli):
     (tmp_path / "mistakes-val.csv").mkdir()
-    ran = cli("eval", trained.run, trained.images, "--plot", tmp_path / "plot.png")
+    ran = cli("eval", trained.run, trained.images, "--output", tmp_path / "plot.png", "--overwrite")
     assert ran.code == 1 and "choose a folder that can be written" in ran.err and "Traceback" not in ran.err

@@ -176,7 +176,7 @@ def test_a_csv_is_as_it_was_where_nothing_is_predicted(run, tmp_path, cli):
     (tmp_path / "link.csv").symlink_to(tmp_path / "new.csv")
     (tmp_path / "images").mkdir()
     for name in ("old.csv", "link.csv", "other.csv"):
-        ran = cli("predict", run, tmp_path / "images", "--csv", tmp_path / name)
+        ran = cli("predict", run, tmp_path / "images", "--csv", tmp_path / name, "--overwrite")
         assert ran.code == 1 and "no images in this folder" in ran.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "link.csv", "old.csv"]
     assert (tmp_path / "old.csv").read_text() == "an earlier table"

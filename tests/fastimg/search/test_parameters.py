@@ -125,7 +125,7 @@ def test_a_grid_has_every_combination():
 
 
 def test_a_grid_needs_steps():
-    with pytest.raises(UsageError, match=r"--sampler grid: .*lr=log:0.0001:0.1 has no steps"):
+    with pytest.raises(UsageError, match=r"--algorithm grid: .*lr=log:0.0001:0.1 has no steps"):
         list(combinations(read(["lr=log:1e-4:1e-1"], {})))
 
 

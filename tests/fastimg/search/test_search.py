@@ -96,8 +96,8 @@ def test_a_search_leaves_a_study_runs_and_a_leaderboard_and_goes_on(search, cli,
     assert [run.name for run in folder.glob("runs/*") if (run / "last").exists()] == [(folder / "best").resolve().name]
     assert "deleted     the checkpoints of " in more.err
 
-    spent = search(*PARAM, "--trials", 9, "--time", "0.1s", "--json")
-    assert "time        --time 0.1s is used up: " in spent.err
+    spent = search(*PARAM, "--trials", 9, "--max-time", "0.1s", "--json")
+    assert "time        --max-time 0.1s is used up: " in spent.err
     assert spent.out == more.out
 
     other = search("--param", "lr=log:1e-4:1e-1", "--trials", 3)
@@ -106,7 +106,7 @@ def test_a_search_leaves_a_study_runs_and_a_leaderboard_and_goes_on(search, cli,
 
 
 def test_accuracy_and_speed(search, tmp_path):
-    ran = search("--param", "smoothing=0,0.1", "--sampler", "grid", "--objective", "accuracy,speed", "--json")
+    ran = search("--param", "smoothing=0,0.1", "--algorithm", "grid", "--objective", "accuracy,speed", "--json")
     assert ran.code == 0, ran.err
     assert "2 combinations" in ran.err
     board = json.loads(ran.out)
@@ -124,7 +124,7 @@ def test_of_several_targets_the_metric_is_one_of_theirs(search, tmp_path, monkey
 
     monkeypatch.setattr(FilesDataset, "targets", property(columns))
     given = () if metric is None else ("--metric", metric)
-    ran = search("--param", "lr=1e-3,1e-2", "--sampler", "grid", "--json", *given)
+    ran = search("--param", "lr=1e-3,1e-2", "--algorithm", "grid", "--json", *given)
     assert ran.code == 0, ran.err
     board = json.loads(ran.out)
     assert board["metric"] == (metric or "loss")
@@ -186,9 +186,9 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
         (("--param", "lr=0.1:0.1", "--trials", 1), "the range is empty"),
         (("--param", "lr=log:0:1", "--trials", 1), "ends above 0"),
         (("--param", "aa=none,x9", "--trials", 1), "train refuses it"),
-        (("--param", "lr=0.1:0.2", "--sampler", "grid"), "has no steps; give them, as in lr=0.1:0.2:0.025"),
-        (("--param", "lr=0.1:0.2"), "say when it ends, by --trials N or --time 20m"),
-        ((), "say when it ends: --time 20m"),
+        (("--param", "lr=0.1:0.2", "--algorithm", "grid"), "has no steps; give them, as in lr=0.1:0.2:0.025"),
+        (("--param", "lr=0.1:0.2"), "say when it ends, by --trials N or --max-time 20m"),
+        ((), "say when it ends: --max-time 20m"),
         (("--param", "lr=0.1:0.2", "--trials", 0), "--trials 0: give 1 or more"),
         (("--trials", 1, "--address", "auto"), "--address has no effect without --backend ray"),
         (
@@ -200,9 +200,9 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
             "Ray chooses the GPU; give auto, cpu or",
         ),
         (("--trials", 1, "--backend", "ray", "--limit-gpu-memory"), "has no effect without a part of a GPU, as in"),
-        (("--time", "soon"), "--time soon: give a time"),
-        (("--objective", "accuracy,size", "--time", "1m"), "give accuracy or speed"),
-        (("--objective", "speed", "--time", "1m"), "give accuracy, or accuracy,speed"),
+        (("--max-time", "soon"), "--max-time soon: give a time"),
+        (("--objective", "accuracy,size", "--max-time", "1m"), "give accuracy or speed"),
+        (("--objective", "speed", "--max-time", "1m"), "give accuracy, or accuracy,speed"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--metric", "top9"), "--metric top9: give one of loss, top1"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--epochs", 1), "behind `--`"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--device", "tpu"), "--device tpu: give auto, cpu, cuda or cuda:N"),
@@ -210,10 +210,10 @@ def test_a_second_search_on_a_folder_says_who_is_there(search, tmp_path):
             ("--param", "lr=0.1:0.2", "--trials", 1, "--objective", "accuracy,speed", "--pruner", "median"),
             "--pruner median: trials with several objectives cannot be ended early",
         ),
-        (("--param", "lr=0.1:0.2", "--time", "0.001s"), "--time 0.001s: too short for one trial"),
+        (("--param", "lr=0.1:0.2", "--max-time", "0.001s"), "--max-time 0.001s: too short for one trial"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--arch", "a,b"), "compare with --param arch=a,b"),
         (("--param", "lr=0.1:0.2", "--trials", 1, "--storage", "nonsense://x"), "--storage nonsense://x: "),
-        (("--time", "1h", "--storage", "nonsense://x"), "--storage nonsense://x: "),
+        (("--max-time", "1h", "--storage", "nonsense://x"), "--storage nonsense://x: "),
     ],
 )
 def test_bad_input_is_one_sentence(search, arguments, words, tmp_path):

@@ -232,7 +232,9 @@ def test_the_time_is_never_exceeded(search, seconds, rate):
 
 
 def test_a_time_too_short_for_one_trial_is_refused_with_what_is_needed(search):
-    with pytest.raises(UsageError, match=r"--time: 0:05 is too short for one trial: .* a, needs about .* --time 20s"):
+    with pytest.raises(
+        UsageError, match=r"--max-time: 0:05 is too short for one trial: .* a, needs about .* --max-time 20s"
+    ):
         search([measured("a", rate=100)], seconds=5)
 
 
@@ -254,7 +256,7 @@ def test_a_trial_that_the_clock_ended_goes_on_when_there_is_more_time(search):
     encoders = [measured("a")]
     first = Workers(encoders)
     first.encoders["a"] = measured("a", rate=10)  # slower than it was measured
-    with pytest.raises(UsageError, match=r"the time was over .*; give more --time, and the search goes on"):
+    with pytest.raises(UsageError, match=r"the time was over .*; give more --max-time, and the search goes on"):
         search(encoders, seconds=60, workers=first)
     second = Workers(encoders)
     board, _, _ = search(encoders, seconds=600, workers=second)

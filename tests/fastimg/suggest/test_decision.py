@@ -118,9 +118,9 @@ def test_a_time_of_less_than_an_epoch_trains_on_a_part_of_it():
 def test_too_short_a_time_says_what_is_needed(kind):
     survey = data()
     option = next(each for each in options(survey) if each.draft.kind == kind)
-    with pytest.raises(UserError, match=r"--time 1s is too short: .*give --time \d+s or more") as refused:
+    with pytest.raises(UserError, match=r"--max-time 1s is too short: .*give --max-time \d+s or more") as refused:
         decide([option], survey, 1)
-    needed = float(str(refused.value).rsplit("--time ", 1)[1].split("s")[0])
+    needed = float(str(refused.value).rsplit("--max-time ", 1)[1].split("s")[0])
     assert decide([option], survey, needed).seconds <= needed
 
 

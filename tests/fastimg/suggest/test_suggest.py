@@ -84,7 +84,7 @@ def test_train_reads_the_file_as_it_is(trained, suggest, cli, tmp_path):
 
 
 def test_from_random_weights_with_a_time(trained, suggest):
-    said, file = suggest(trained.images, "--time", "30s")
+    said, file = suggest(trained.images, "--max-time", "30s")
     assert said["kind"] == "scratch" and said["expected_seconds"] <= 30 and said["settings"]["max_time"] == "30s"
     config = yaml_file.load(file, Train)
     assert config.arch == "test_resnet" and config.img_size == 64 and config.epochs == said["settings"]["epochs"]
@@ -172,7 +172,7 @@ def test_what_it_prints(photographs, cli, unmeasured, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--time", "soon"), "--time soon: give a time, as 90s, 30m or 2h"),
+        (("--max-time", "soon"), "--max-time soon: give a time, as 90s, 30m or 2h"),
         (("--model-kwargs", "a=1"), "--model-kwargs: for which model?"),
         (("-o", "a.txt"), "a.txt: give a .yaml file"),
         (("--arch", "hf:bert"), "holds images; give a timm model"),
@@ -195,8 +195,8 @@ def test_data_that_cannot_be_learned(trained, cli, unmeasured, tmp_path, encode)
         assert ran.code == code and words in ran.err, ran.err
     ran = cli("suggest", trained.images, "--weights", trained.run, "--arch", "resnet18", "-o", tmp_path / "x.yaml")
     assert ran.code == 1 and "not the weights of resnet18" in ran.err
-    ran = cli("suggest", trained.images, "--time", "1s", "-o", tmp_path / "x.yaml")
-    assert ran.code == 1 and "--time 1s is too short" in ran.err
+    ran = cli("suggest", trained.images, "--max-time", "1s", "-o", tmp_path / "x.yaml")
+    assert ran.code == 1 and "--max-time 1s is too short" in ran.err
 
 
 def test_texts_need_an_encoder(cli, tmp_path):

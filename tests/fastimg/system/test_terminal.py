@@ -22,7 +22,7 @@ from fastimg.system.progress import Display
 from fastimg.wording import brief
 
 MODEL = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "-j", "1")
-BENCH = (*MODEL, "--threads", "1", "-b", "4", "--images", "8", "--repeats", "1", "--stages", "none")
+BENCH = (*MODEL, "--workers-curve", "1", "-b", "4", "--images", "8", "--repeats", "1", "--stages", "none")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ COMMANDS = {
         ("test_resnet on {}/images", "{}/runs/r/best/model.safetensors", "{}/runs/r/curves.png, results.csv"),
     ),
     "eval": (
-        ("eval", "{}/run", "{}/shards", "--plot", "{}/c.png", "-j", "1"),
+        ("eval", "{}/run", "{}/shards", "--output", "{}/c.png", "-j", "1"),
         ("{}/shards (val), 12 images", "confusion matrix: {}/c.png"),
     ),
     "predict": (
@@ -62,7 +62,7 @@ COMMANDS = {
     "embed": (("embed", "{}/shards", "{}/vectors", *MODEL, "--weights", "{}/run"), ("embeddings in {}/vectors",)),
     "export": (("export", "{}/run", "--format", "safetensors", "-o", "{}/m.safetensors"), ("{}/m.safetensors, ",)),
     "doctor": (("doctor", "{}"), ("{} (",)),
-    "bench": (("bench", "{}/shards", *BENCH, "--plot", "{}/p.png"), ("drawn in {}/p.png",)),
+    "bench": (("bench", "{}/shards", *BENCH, "--output", "{}/p.png"), ("drawn in {}/p.png",)),
 }
 
 

@@ -89,7 +89,7 @@ def test_other_commands_take_the_default_of_the_device(trained, tmp_path, cli, m
 
     monkeypatch.setattr(Inference, "loader", loader)
     monkeypatch.setitem(intent.BATCH, "cpu", 7)
-    plot = ("--plot", tmp_path / "plot.png")
+    plot = ("--output", tmp_path / "plot.png", "--overwrite")
     picture = next((trained.images / "val/red").iterdir())
     assert cli("eval", trained.run, trained.shards, "--no-amp", *plot).code == 0
     assert cli("predict", trained.run, picture, "--no-amp").code == 0

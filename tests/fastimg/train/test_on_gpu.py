@@ -196,7 +196,7 @@ def test_a_checkpoint_resumes_and_evaluates_on_any_device(
     assert card.epoch in (1, 2)  # the best
     assert {parameter.device.type for parameter in model.module.parameters()} == {"cpu"}
     for device in (DEVICE, "cpu"):
-        told = cli("eval", run / "last", data, "--no-amp", "--device", device, "--plot", tmp_path / "p.png", "--json")
+        told = cli("eval", run / "last", data, "--no-amp", "--device", device, "--output", tmp_path / "p.png", "--json")
         assert told.code == 0, told.err
         assert json.loads(told.out)["loss"] == pytest.approx(losses(run, "val")[-1], rel=CLOSE)
     # Whether it is the last or not, a checkpoint made on one device is restored on the other.
@@ -235,7 +235,18 @@ def test_eval_equals_the_cpus(trained_on_gpu: Path, data: Path, tmp_path: Path, 
     """With batches that do not divide the split; the last one is read after the loader has ended."""
     told = {}
     for device in (DEVICE, "cpu"):
-        flags = ("--split", "train", "-b", "5", "--no-amp", "--tta", "--plot", tmp_path / "plot.png", "--json")
+        flags = (
+            "--split",
+            "train",
+            "-b",
+            "5",
+            "--no-amp",
+            "--tta",
+            "--output",
+            tmp_path / "plot.png",
+            "--overwrite",
+            "--json",
+        )
         ran = cli("eval", trained_on_gpu, data, *flags, "--device", device)
         assert ran.code == 0, ran.err
         told[device] = json.loads(ran.out)

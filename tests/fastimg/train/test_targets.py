@@ -320,9 +320,10 @@ def test_eval_tells_what_the_last_validation_told(
     assert told["thresholds"]["tags"] == card(learned, "best")["targets"][1]["thresholds"]
     ran = cli("eval", learned, trained.images, "--split", "val", "--workers", "1", "--no-amp")
     assert "colour" in ran.out and "mae" in ran.out and "balanced_accuracy" in ran.out
-    ran = cli("eval", learned, trained.images, "--split", "val", "--plot", "plotted.png")
+    ran = cli("eval", learned, trained.images, "--split", "val", "--output", "plotted.png")
     assert (
-        ran.code == 2 and "--plot has no effect: a confusion matrix shows one class, which all samples have" in ran.err
+        ran.code == 2
+        and "--output has no effect: a confusion matrix shows one class, which all samples have" in ran.err
     )
     url = f"file://{trained.images}"
     ran = cli("eval", learned, url, "--split", "val", "--json", "--workers", "1", "--no-amp", *cache)

@@ -123,7 +123,7 @@ def test_nested_folders_and_files_that_are_left_out(
         assert checkpoint.read_card(checkpoint.find(tmp_path / f"runs{leaf}/run")).classes == classes
     run = tmp_path / "runs0/run"
     assert "classes: leaf" in (run / "config.yaml").read_text()
-    asked = cli("eval", run, data, "--classes", "leaf", "--json", "--plot", tmp_path / "plot.png")
+    asked = cli("eval", run, data, "--classes", "leaf", "--json", "--output", tmp_path / "plot.png", "--overwrite")
     assert json.loads(asked.out)["images"] == 3 and left_out in asked.err  # those that training held out
 
 
