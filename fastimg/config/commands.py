@@ -274,7 +274,7 @@ class Predict(FromStore):  # more than 12 fields: a flag each
     csv: Path | None = None
     """Write the result to this csv file, or to its URL in an object store; - stands for standard output."""
     sheet: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Picture to draw of the first 48 images, each with what is predicted of it: a .png file or its URL."""
+    """Picture to draw of up to 48 of the images, each with what is predicted of it: a .png file or its URL."""
     overwrite: Switch[bool] = False
     """Replace the files of --csv and --sheet."""
 

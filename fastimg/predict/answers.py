@@ -56,7 +56,7 @@ def print_answers(answers: list[Answer], out: Console) -> None:
     if out.is_terminal:
         room = out.width - _BORDERS
         most = max(map(cell_len, told), default=0)
-        longest = max(room - min(most, room // 2), _FILE)
+        longest = max(room - min(most, room // 3), _FILE)
         files = [_end_of(file, longest) for file in files]
         left = max(room - max(map(cell_len, files), default=0), _FILE)
         told = [_fitting(answer, text, left) for answer, text in zip(answers, told, strict=True)]

@@ -112,8 +112,7 @@ def classify(config: Predict, err: Console) -> list[Answer]:
         urls = {str(path): shown(source) for source, path in fetched.items()}
         answers = [replace(answer, file=urls.get(answer.file, answer.file)) for answer in answers]
         if sheet is not None and place.path is not None:
-            sheet.named([answer.file for answer in answers])
-            note = sheet.draw(place.path, run_name(config.checkpoint), len(answers))
+            note = sheet.draw(place.path, run_name(config.checkpoint), answers)
     if sheet is not None and place.path is not None:
         say(
             err, f"{place.address(place.path)}: pictures of {len(sheet.pictures):,} of {plural(len(answers), 'answer')}"
@@ -124,7 +123,7 @@ def classify(config: Predict, err: Console) -> list[Answer]:
 
 
 def _answered(config: Predict, sheet: PredictionSheet | None, err: Console) -> list[Answer]:
-    """An answer for each file, folder or dataset, and for each text; pictures of the first go to the sheet."""
+    """An answer for each file, folder or dataset, and for each text; pictures of some go to the sheet."""
     answers: list[Answer] = []
     with start(config.device) as ranks:
         engine = inference.load(config.checkpoint, ranks.device, config.amp, config.tta, partial(say, err))
@@ -146,10 +145,9 @@ def _answered(config: Predict, sheet: PredictionSheet | None, err: Console) -> l
             loader = engine.loader(dataset, batch_size, workers, config.max_pixels, "skip", texts=beside)
             try:
                 engine.compile_decoders(dataset, None, partial(say, err))
-                found = answers_of(engine, loader, names, wanted, err)
-                answers += found
                 if sheet is not None:
-                    sheet.take(dataset, found)
+                    sheet.take(dataset, len(answers), sum(len(each) for each, _, _ in datasets))
+                answers += answers_of(engine, loader, names, wanted, err)
             finally:
                 loader.close()
                 dataset.close()

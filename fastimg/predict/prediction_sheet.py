@@ -1,8 +1,10 @@
-"""The sheet that `predict --sheet` draws: the first samples, with what is predicted of each."""
+"""The sheet that `predict --sheet` draws: some of the samples, with what is predicted of each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from fastimg.errors import UserError, printable
 from fastimg.loaders import Dataset
@@ -19,36 +21,34 @@ SHOWN = 48  # samples on the sheet
 
 @dataclass
 class PredictionSheet:
-    """Holds pictures, which are taken while their data is open, and drawn when everything is predicted."""
+    """Holds pictures, which are taken while their data is open, and drawn when everything is predicted.
+
+    pictures: by the number of the answer.
+    """
 
     max_pixels: int
-    pictures: list[tuple[Answer, Pixels | None]] = field(default_factory=list)
+    pictures: dict[int, Pixels | None] = field(default_factory=dict)
 
-    def take(self, dataset: Dataset, answers: Sequence[Answer]) -> None:
-        """Keep the pictures of the dataset's first samples, of which these are the answers, while there is room."""
-        for index, answer in enumerate(answers[: SHOWN - len(self.pictures)]):
-            self.pictures.append((answer, thumbnail(dataset, index, self.max_pixels)))
+    def take(self, dataset: Dataset, first: int, total: int) -> None:
+        """Keep pictures of a dataset whose answers are numbered from `first` on, spread evenly over `total` answers."""
+        spread = np.linspace(0, total - 1, min(SHOWN, total)).astype(int).tolist()
+        for number in spread:
+            if first <= number < first + len(dataset):
+                self.pictures[number] = thumbnail(dataset, number - first, self.max_pixels)
 
-    def named(self, files: Sequence[str]) -> None:
-        """Call the samples by these names: those that the caller gave."""
-        self.pictures = [
-            (replace(answer, file=file), pixels)
-            for (answer, pixels), file in zip(self.pictures, files[: len(self.pictures)], strict=True)
-        ]
-
-    def draw(self, file: Path, model: str, number: int) -> str | None:
-        """Draw the sheet of the first of `number` answers of a model. Returns a note on names that no font has.
+    def draw(self, file: Path, model: str, answers: Sequence[Answer]) -> str | None:
+        """Draw the sheet of a model's answers. Returns a note on names that no font has.
 
         Raises UserError if the file cannot be written.
         """
-        shown = len(self.pictures)
-        first = "" if shown == number else f", of which these are the first {shown}"
-        title = f"{printable(model)}: {plural(number, 'prediction')}{first}"
-        texts = [text for answer, _ in self.pictures for text in (answer.file, words(answer))]
+        shown = [(answers[number], pixels) for number, pixels in self.pictures.items()]
+        these = "" if len(shown) == len(answers) else f", {len(shown)} of which are shown, spread evenly over all"
+        title = f"{printable(model)}: {plural(len(answers), 'prediction')}{these}"
+        texts = [text for answer, _ in shown for text in (answer.file, words(answer))]
         letters = lettering([*texts, title])
         tiles = [
             Tile(grey() if pixels is None else pixels, _caption(answer, letters), wrong=answer.error is not None)
-            for answer, pixels in self.pictures
+            for answer, pixels in shown
         ]
         rows = [tiles[at : at + COLUMNS] for at in range(0, len(tiles), COLUMNS)]
         try:

@@ -310,10 +310,11 @@ def test_a_sheet_and_what_csv_wrote(trained, run, tmp_path, cli, monkeypatch):
     assert ran.code == 1 and ran.out == ""
     assert f"{sheet}: pictures of 3 of 5 answers" in ran.err
     assert f"{table}: 5 rows of file, error, class1, probability1, ..., probability3" in ran.err
-    (((bad, first, _),), title) = drawn[0]
-    assert title == "run: 5 predictions, of which these are the first 3"
+    (((bad, second, last),), title) = drawn[0]
+    assert title == "run: 5 predictions, 3 of which are shown, spread evenly over all"
     assert bad.lines == ("not read", "bad.jpg") and bad.wrong and bad.pixels.std() == 0
-    assert first.lines[-1] == "0.jpg" and first.pixels.std() > 0 and first.lines[0].lstrip("\u200e")[0].isdigit()
+    assert (second.lines[-1], last.lines[-1]) == ("1.png", "3.png")
+    assert second.pixels.std() > 0 and second.lines[0].lstrip("\u200e")[0].isdigit()
     with Image.open(sheet) as picture:
         assert picture.width > 500
     ran = cli("predict", run, files[1], "--sheet", tmp_path / "sheet.jpg")
