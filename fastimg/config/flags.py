@@ -33,7 +33,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "train-crop-size": ("train-size", "train-resolution", "crop-size"),
     "val-crop-size": ("val-size", "test-size", "eval-crop-size", "test-input-size"),
     "val-resize-size": ("resize-size", "resize", "val-resize"),
-    "workers": ("num-workers", "dataloader-num-workers", "nworkers", "nw", "n-workers", "num-threads", "threads"),
+    "workers": ("dataloader-num-workers", "nworkers", "nw", "n-workers", "num-threads", "threads"),
     "prefetch": ("prefetch-factor", "dataloader-prefetch-factor"),
     "epochs": ("max-epochs", "num-epochs", "num-train-epochs", "n-epochs", "epoch", "ep"),
     "duration": ("max-steps", "max-duration", "total-steps", "num-steps", "iterations", "max-iters"),
@@ -116,6 +116,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 }
 # Names that they give to what is written in another way here, by what to write; a part in backticks needs no flag.
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "--workers": ("num-workers",),  # which `train` has for the ranks on a Ray cluster
     "--log wandb": ("wandb", "use-wandb", "log-wandb", "wandb-project"),
     "--log tensorboard": ("tensorboard", "use-tensorboard", "tb", "log-tb"),
     "--log mlflow": ("mlflow", "use-mlflow"),
@@ -130,7 +131,12 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "--aa rand-m9-mstd0.5": ("randaugment", "rand-augment", "ra-magnitude", "randaug"),
     "--resident, which keeps decoded images in memory": ("cache", "cache-images", "cache-ram", "in-memory"),
     "--model-kwargs drop_rate=VALUE": ("dropout", "drop", "drop-rate", "dropout-rate"),
-    "--val-fraction 0.9, say, which trains on a tenth": ("fraction", "data-fraction", "train-fraction", "subset"),
+    "--val-fraction 0.9, say, which trains on a tenth of data without a validation split": (
+        "fraction",
+        "data-fraction",
+        "train-fraction",
+        "subset",
+    ),
     "`fastimg eval RUN DATA`": ("test-only", "eval-only", "evaluate", "evaluate-only", "validate", "do-eval"),
 }
 _DATA = ("data", "data-dir", "data-path", "dataset", "dataset-dir", "root", "train-dir", "source", "input", "data-root")

@@ -265,7 +265,7 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         ("eval a b --per-device-eval-batch-size 1", "did you mean --batch-size?"),
         ("embed a b --image-size 1", "did you mean --img-size?"),
         ("predict a b --top-k 1", "did you mean --topk?"),
-        ("predict a b --num-workers 1", "did you mean --workers?"),
+        ("predict a b --num-workers 1", "--num-workers; write --workers"),
         ("train x --wandb", "train has no flag --wandb; write --log wandb"),
         ("train x --cache ram", "--cache; write --resident, which keeps decoded images in memory"),
         ("train x --dropout 0.1", "--dropout; write --model-kwargs drop_rate=VALUE"),
@@ -292,6 +292,10 @@ def test_names_of_other_tools_map_to_existing_flags():
     assert set(flags._ELSEWHERE) <= names
     theirs = [name for names in flags._ELSEWHERE.values() for name in names]
     assert len(theirs) == len(set(theirs)) and not {f"--{name}" for name in theirs} & flags.flags_of(config.Train)
+    instead = [what.split()[0].rstrip(",").removeprefix("--") for what in flags._INSTEAD if not what.startswith("`")]
+    assert set(instead) <= names
+    others = [name for names in flags._INSTEAD.values() for name in names]
+    assert len(others) == len(set(others)) and not set(others) & set(theirs)
 
 
 @pytest.mark.parametrize(
