@@ -178,7 +178,8 @@ def _all_epochs(
         if run.stopped_early and display is not None:
             why = stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)
             stale = progress.standing.stale
-            display.say(f"stopped: {why}; --resume with a --patience above {stale} goes on from here")
+            again = f"--resume {setup.directory} with a --patience above {stale}"
+            display.say(f"stopped: {why}; {again} goes on from here")
     return 0
 
 

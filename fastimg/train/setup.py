@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import timm
 import torch
 from rich.console import Console
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
+from fastimg.config.training import HUB_PREFIX
 from fastimg.data import augmentation, class_balance, provenance
 from fastimg.data.datasets import DatasetPart, display_name, worker_count
 from fastimg.data.decoder_compilation import compile_decoders
@@ -45,7 +47,7 @@ from . import pairs, patience
 from .assembly import Blueprint, OpenBlueprint, assemble
 from .checkpoints import changed_data
 from .checkpoints import run_directory as rundir
-from .checkpoints.run_places import chosen_by_first, folder_of_runs
+from .checkpoints.run_places import chosen_by_first, folder_of_runs, resuming
 from .checkpoints.stored_models import names_models, versions, with_local_models
 from .choices import changed_settings, extension, refusals, step_rates
 from .choices import machine_profile as machine
@@ -326,9 +328,28 @@ def announce(run: Run, built: Built, console: Console) -> None:
     print_effective(console, {name: value for name, value in rows.items() if built.told.get(name) != value})
     if note := augmentation.order_note(requested):
         say(console, note, style="yellow")
+    if note := _few_for_random_weights(run):
+        say(console, note, style="yellow")
     if requested.verbose:
         _print_slots(run, console)
         _print_wrapper(run, console)
+
+
+_FEW = 20_000  # samples: with fewer, published weights usually decide how good a model becomes
+_PHOTOGRAPHS = 64  # pixels: weights are published for photographs, not for smaller pictures
+
+
+def _few_for_random_weights(run: Run) -> str:
+    """What to say where training begins from random weights on photographs that are few for that; else nothing."""
+    setup = run.setup
+    config, arch = setup.config, intent.architecture(setup.config)
+    small = setup.input.preprocessing.train_size < _PHOTOGRAPHS
+    if intent.tuned(config) or config.resume is not None or small or setup.data.samples >= _FEW:
+        return ""
+    timms = timm.is_model(arch) and timm.is_model_pretrained(arch)
+    remedy = "--pretrained" if timms or arch.startswith((HUB_PREFIX, "torchvision/")) else "--weights FILE"
+    images = plural(setup.data.samples, "image", "is")
+    return f"{images} few to learn from random weights; {remedy} starts from trained ones, usually far more accurate"
 
 
 def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitStack) -> None:
@@ -359,7 +380,8 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
         if opened.resuming:
             changed_settings.keep(directory, config)
         if not opened.resuming:
-            stack.push(_withdrawing(directory, rundir.begin(directory, config), console))
+            again = resuming(config, directory, setup.ranks.world_size)
+            stack.push(_withdrawing(directory, rundir.begin(directory, config), again, console))
         _open_trackers(run, console, stack)
         if config.trace is not None:
             run.accounting.timeline = Timeline(directory / rundir.TRACE, config.trace, setup.ranks.device)
@@ -374,14 +396,13 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
             log.add("cache", step=run.progress.step, made=taught.made, seconds=seconds, bytes=taught.nbytes)
 
 
-def _withdrawing(directory: Path, made: list[Path], console: Console) -> Callable[..., None]:
-    """What deletes a new run without a checkpoint when it ends. One that is terminated stays, to be resumed."""
+def _withdrawing(directory: Path, made: list[Path], again: str, console: Console) -> Callable[..., None]:
+    """What deletes a new run without a checkpoint when it ends. One that is terminated stays: `again` resumes it."""
 
     def ended(kind: type[BaseException] | None, *_: object) -> None:
         trained = (directory / "last").exists()
         if kind is SystemExit and not trained:
-            words = f"the same command with --resume auto starts {directory} from its beginning"
-            say(console, f"no checkpoint yet: {words}")
+            say(console, f"no checkpoint yet: {again} starts it from its beginning")
             return
         rundir.withdraw(directory, made)
         if kind is KeyboardInterrupt and not trained:

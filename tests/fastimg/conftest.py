@@ -22,7 +22,9 @@ from .hub_server import HubServer, Repository
 TWO_RANKS = """
 import json, os, sys
 from fastimg import cli
+from fastimg.config.rule_tables import conditions
 from fastimg.train.reporting import summary
+conditions.frozen_at_random = lambda _: False
 summary.plot_curves = lambda *_: None
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # torchrun keeps one store: the ranks meet anew
@@ -39,6 +41,14 @@ class Ran:
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(autouse=True, scope="session")
+def freezing_at_random() -> Iterator[None]:
+    """Let random weights be frozen, which is refused: tests of what else happens need no trained ones for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastimg.config.rule_tables.conditions.frozen_at_random", lambda _: False)
+        yield
 
 
 @pytest.fixture(autouse=True)

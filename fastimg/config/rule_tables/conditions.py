@@ -8,6 +8,7 @@ from fastimg.config.intent import (
     epochs,
     head_alone,
     loss_kind,
+    named_run,
     plain,
     progressive,
     reads_frozen,
@@ -182,6 +183,19 @@ def check_views(config: Train) -> str | None:
     if not plain(config) or config.cache_embeddings in (None, "1", "off"):
         return None
     return "without augmentation all views are the same; ask for some, with --hflip 0.5 say, or leave the number out"
+
+
+def check_frozen_weights(config: Train) -> str | None:
+    if config.freeze is None or not frozen_at_random(config):
+        return None
+    return "random weights would stay as they are; add --pretrained or --weights, or leave --freeze out"
+
+
+def frozen_at_random(config: Train) -> bool:
+    """Whether what is frozen has never been trained. Encoders of texts come with their weights, as a run does."""
+    if config.pretrained or config.weights is not None or named_run(config.resume) is not None:
+        return False
+    return config.freeze != "text" if pairs(config) else not reads_text(config)
 
 
 def check_frozen_epochs(config: Train, known: int | None = None) -> str | None:

@@ -24,6 +24,7 @@ from .conditions import (
     check_cuda_graphs,
     check_fold,
     check_frozen_epochs,
+    check_frozen_weights,
     check_ghost_batch,
     check_growing_crops,
     check_kept_teacher,
@@ -273,6 +274,7 @@ _VALUES: tuple[Rule, ...] = (
     Check("duration", span_reader("duration", whole=True)),
     Check("freeze_epochs", check_frozen_epochs),
     Check("progressive", check_growing_crops),
+    Check("freeze", check_frozen_weights),
 )
 
 _OF_OPTIMISERS = (

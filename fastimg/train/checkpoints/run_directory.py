@@ -116,7 +116,7 @@ def begin(run: Path, config: Train) -> list[Path]:
 def going_on(run: Path) -> str:
     """What to do once a run that failed can be written again."""
     if (run / "last").is_symlink():
-        return "continue from the last checkpoint with --resume auto"
+        return f"continue from the last checkpoint with --resume {run}"
     return "start again: no checkpoint was saved before"
 
 

@@ -1,5 +1,6 @@
 """Where the directories of runs are: of a run in an object store a folder of each machine, with the same run in all."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,21 @@ def folder_of_runs(config: Train, ranks: Ranks, say: Callable[[str], None]) -> P
     stated = ranks.broadcast(stated)
     fetch_exactly(run, options, config.cache_dir, Manifest.of_json(stated.encode(), run) if stated else None)
     return folder
+
+
+def resuming(config: Train, run: Path, ranks: int) -> str:
+    """The command that goes on with a run of so many ranks. It names the run: there may be newer ones by then.
+
+    How several ranks were started is not known here; options of a store are not repeated, since they may hold secrets.
+    """
+    url = url_of(config.output)
+    here = Path.cwd()
+    place = run.relative_to(here) if run.is_relative_to(here) else run
+    named = shlex.quote(str(place) if url is None else f"{url}/{run.name}")
+    if ranks > 1:
+        return f"the same command with --resume {named}"
+    options = " with the same --storage-option" if config.storage_option else ""
+    return f"`fastimg train --resume {named}`{options}"
 
 
 def chosen_by_first(directory: Path, output: Path, config: Train, ranks: Ranks) -> Path:

@@ -21,6 +21,7 @@ from fastimg.system.progress import UNITS, spent
 from fastimg.system.terminal import print_rows, say
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.checkpoints.run_places import resuming
 from fastimg.train.choices import resolution, step_rates
 from fastimg.train.choices.machine_profile import device_name
 from fastimg.train.patience import deciding, stopped
@@ -60,7 +61,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
         say(
             console,
             f"stopped after step {progress.step} of {setup.steps}, saved in {shown(setup.directory / 'last')}; "
-            "the same command with --resume auto continues from there",
+            f"{_resuming(run)} goes on from there",
         )
         return
     rows = [*_best_validation(run), *_training(run, records), *_files(run, verdict)]
@@ -92,6 +93,11 @@ def _decided(run: Run) -> str:
     return "" if run.setup.metric == "loss" else f", best by {printable(run.setup.metric)}"
 
 
+def _resuming(run: Run) -> str:
+    """The command that goes on with the run."""
+    return resuming(run.setup.config, run.setup.directory, run.setup.ranks.world_size)
+
+
 def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Rows of the summary."""
     setup = run.setup
@@ -100,7 +106,7 @@ def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, st
         yield "stopped", stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)
     if run.accounting.out_of_time:
         reached = f"after step {progress.step} of {setup.steps}"
-        yield "stopped", f"--max-time {setup.config.max_time} is over {reached}; --resume auto goes on from there"
+        yield "stopped", f"--max-time {setup.config.max_time} is over {reached}; {_resuming(run)} goes on from there"
     seconds = spent(run.accounting.seconds)
     yield "trained", f"{plural(progress.epoch, 'epoch')}, {plural(progress.step, 'step')}, {seconds}"
     windows = [record for record in records if record["kind"] == "train"]

@@ -3,10 +3,12 @@
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fastimg.config.commands import Train
+from fastimg.config.rule_tables import conditions
 from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rule_tables.training import TRAIN, TRAIN_DEVICE
 from fastimg.config.rules import Excludes, Idle, Needs, Range, dropped, flag, refuse, refuse_device, without_effect
@@ -14,11 +16,13 @@ from fastimg.config.training import COMPILE_MODES, CUDA_GRAPH_MODES
 from fastimg.errors import UsageError
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 
+FROZEN_AT_RANDOM = conditions.frozen_at_random  # which other tests are without
+
 # Fields of Train without a rule, and the reason.
 WITHOUT_RULES = {
     "any text": ("data", "name", "train_split", "val_split", "weights"),
     "only certain values parse": ("classes", "opt_impl", "order", "head"),
-    "judged with the model": ("freeze", "model_kwargs"),
+    "judged with the model": ("model_kwargs",),
     "judged by the optimiser": ("opt", "opt_kwargs"),
     "judged with the data": ("targets", "target_weights"),
     "good with everything": ("channels_last", "deterministic", "evaluate_training_set"),
@@ -47,6 +51,29 @@ def test_the_table_is_read_without_torch():
     code = "import sys, fastimg.config.rule_tables.reading; print('torch' in sys.modules, 'numpy' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False False\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"freeze": "backbone"}, True),
+        ({"freeze": "2", "freeze_epochs": 1}, True),
+        ({"freeze": "backbone", "pretrained": True}, False),
+        ({"freeze": "backbone", "weights": Path("w")}, False),
+        ({"freeze": "backbone", "resume": "runs/old"}, False),
+        ({"freeze": "backbone", "resume": "auto"}, True),
+        ({"freeze": "backbone", "arch": "hf:bert"}, False),
+        ({"freeze": "image", "text_arch": "hf:bert"}, True),
+        ({"freeze": "text", "text_arch": "hf:bert"}, False),
+    ],
+)
+def test_random_weights_are_not_frozen(settings, refused, monkeypatch):
+    monkeypatch.setattr(conditions, "frozen_at_random", FROZEN_AT_RANDOM)
+    if not refused:
+        refuse(Train(**settings), TRAIN)
+        return
+    with pytest.raises(UsageError, match=r"--freeze .*random weights .* add --pretrained or --weights"):
+        refuse(Train(**settings), TRAIN)
 
 
 @dataclasses.dataclass(frozen=True)

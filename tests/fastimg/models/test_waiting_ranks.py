@@ -19,11 +19,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from fastimg import cli
+from fastimg.config.rule_tables import conditions
 from fastimg.embeddings import cache
 from fastimg.models.ranks import start
 from fastimg.system import rank_exchange
 from fastimg.train import opening
 
+conditions.frozen_at_random = lambda _: False
 rank, folder, mode = int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2]
 join, wait_for = rank_exchange.join, rank_exchange.RankExchange._wait_for
 

@@ -26,6 +26,16 @@ CPU, CUDA = (Ranks(0, 1, 1, torch.device(name), None) for name in ("cpu", "cuda"
 BF16 = Precision("cuda", torch.bfloat16, "bf16 autocast")
 
 
+def test_few_photographs_for_random_weights(make_image_folder, cli):
+    """One remark, with the flag that helps; not for small pictures, and not where there are weights."""
+    flags = ("--device", "cpu", "--dry-run", "--workers", "1", "--no-amp")
+    images = make_image_folder(3)
+    for more, remarks in ((("--arch", "test_resnet"), 1), (("--arch", "test_resnet", "--img-size", "32"), 0)):
+        ran = cli("train", images, *flags, *more)
+        words = "images are few to learn from random weights; --pretrained starts from trained ones"
+        assert (ran.code, ran.out.count(words)) == (0, remarks), ran.err
+
+
 @pytest.mark.parametrize(
     ("asked", "ranks", "expected"),
     [

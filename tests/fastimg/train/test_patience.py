@@ -257,7 +257,7 @@ def test_a_run_that_stopped_goes_on_with_more_patience_as_if_it_had_never_stoppe
     _, records = run_of(*flags, "6", name="whole")
     validated(LOSSES)
     stopped, before = run_of(*flags, "2", name="parts")
-    assert "; --resume with a --patience above 2 goes on from here" in stopped.out
+    assert " with a --patience above 2 goes on from here" in stopped.out
     validated(LOSSES[len(before) :])
     resumed, again = run_of(*flags, "6", "--resume", tmp_path / "parts", name="parts")
     assert "--resume: from here on --patience 2 -> 6" in resumed.out

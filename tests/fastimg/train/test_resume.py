@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -198,15 +200,20 @@ def test_a_signal_saves_and_resume_gives_the_same_bits(
     whole: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
     code: int,
     step: int,
 ) -> None:
+    """By the command that is printed, which goes on with this run also if there is a newer one."""
+    monkeypatch.setenv("COLUMNS", "400")
     at_step(monkeypatch, step, lambda: os.kill(os.getpid(), number))
     assert cli.run(arguments(shards, tmp_path / "halves")) == code
     saved = torch.load(tmp_path / "halves/run/last/training.pt", weights_only=True)
     assert saved["step"] in (step + 1, step + 2)  # at the end of this step, or of the next if the signal came late
-    assert cli.run(arguments(shards, tmp_path / "halves", "--resume")) == 0
+    shutil.copytree(tmp_path / "halves/run", tmp_path / "halves/newer", symlinks=True, copy_function=shutil.copyfile)
+    (command,) = re.findall("`fastimg (train --resume .*)` goes on from there", capsys.readouterr().out)
+    assert cli.run(shlex.split(command)) == 0
     assert_same(whole, tmp_path / "halves/run")
 
 
@@ -355,7 +362,7 @@ def test_a_run_that_is_terminated_before_its_first_step_starts_again(
     said = f"interrupted before the first checkpoint: {tmp_path / 'run'} is deleted"
     assert said in capsys.readouterr().out.splitlines()
     ended(SystemExit(143))
-    again = f"no checkpoint yet: the same command with --resume auto starts {tmp_path / 'run'} from its beginning"
+    again = f"no checkpoint yet: `fastimg train --resume {tmp_path / 'run'}` starts it from its beginning"
     assert again in capsys.readouterr().out.splitlines()
     assert cli.run(["train", "--resume", str(tmp_path / "run")]) == 0
     said = f"--resume: {tmp_path / 'run'} has no checkpoint yet, and starts from its beginning"

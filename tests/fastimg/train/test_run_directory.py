@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,18 @@ from fastimg.train.checkpoints.run_directory import (
     read_log,
     withdraw,
 )
+from fastimg.train.checkpoints.run_places import resuming
+
+
+def test_the_command_that_goes_on_names_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs/my run"
+    assert resuming(Train(), run, 1) == "`fastimg train --resume 'runs/my run'`"
+    assert resuming(Train(), run, 2) == "the same command with --resume 'runs/my run'"
+    stored = Train(output=Path("s3://b/runs"), name="my", storage_option=("region=x",))
+    assert resuming(stored, run.with_name("my"), 1) == (
+        "`fastimg train --resume s3://b/runs/my` with the same --storage-option"
+    )
 
 
 def made(output, *names):
