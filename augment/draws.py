@@ -186,7 +186,7 @@ def _named(policy: Policy, key: LayerKey) -> list[_Stage]:
     named = parse(policy.named)
     red, *others = (min(255, round(255 * mean)) for mean in policy.mean)
     green, blue = others or (red, red)
-    fill = red, green, blue
+    fill = (0, 0, 0) if named.black else (red, green, blue)
     if not named.width:
         return _layered(named, key, fill)
     batch = len(key.ids)

@@ -29,6 +29,8 @@ OPERATIONS: dict[str, Op] = {
     **dict.fromkeys(("Brightness", "BrightnessIncreasing"), Op.BRIGHTNESS),
     **dict.fromkeys(("Sharpness", "SharpnessIncreasing"), Op.SHARPNESS),
 }
+TORCHVISIONS = {"Identity": Op.IDENTITY, "PosterizeTo": Op.POSTERIZE, "SolarizeFrom": Op.SOLARIZE}  # its further ones
+_OPS = OPERATIONS | TORCHVISIONS
 MOVES = frozenset({"Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"})
 BLURS = frozenset({"GaussianBlur", "GaussianBlurRand"})
 
@@ -101,8 +103,8 @@ def _layer(
     for name in sorted(names):
         mine = np.flatnonzero(happens & np.array([one.name == name for one in choices])[rows])
         level, signed = levels[mine], levels[mine] / PLAIN_LEVEL * sign[mine]
-        if name in OPERATIONS:
-            ops[mine] = OPERATIONS[name]
+        if name in _OPS:
+            ops[mine] = _OPS[name]
             magnitudes[mine] = strength(name, level, sign[mine])
         elif name == "Rotate":
             linear[mine], centred[mine] = rotation(signed * 30.0), True
@@ -118,9 +120,10 @@ def _layer(
     blurred = np.flatnonzero(radius)
     warps = None
     if names & MOVES:
-        warps = Warps(torch.from_numpy(linear), torch.from_numpy(shift), torch.from_numpy(centred), fill)
+        moved = (torch.from_numpy(each) for each in (linear, shift, centred))
+        warps = Warps(*moved, fill=fill, truncates=policy.truncates)
     blur = Blurring(torch.from_numpy(blurred), torch.from_numpy(radius[blurred])) if names & BLURS else None
-    kinds = frozenset(OPERATIONS.get(name, Op.IDENTITY) for name in names) | {Op.IDENTITY}
+    kinds = frozenset(_OPS.get(name, Op.IDENTITY) for name in names) | {Op.IDENTITY}
     return Drawn(ops, magnitudes, kinds, warps, blur)
 
 
@@ -139,6 +142,8 @@ def strength(name: str, level: Doubles, sign: Doubles) -> Doubles:
     share = level / PLAIN_LEVEL
     whole = (share * 4).astype(np.int64)
     match name:
+        case "PosterizeTo" | "SolarizeFrom":
+            return level
         case "Posterize":
             return whole.clip(max=8).astype(np.float64)
         case "PosterizeIncreasing":

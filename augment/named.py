@@ -85,9 +85,10 @@ _PAIRS = {
 _THREE_NAMES = ("3aug", "3a")
 _COLOURED = frozenset({"Color", "ColorIncreasing", "Desaturate"})  # without effect on gray images
 GRAY = "gray"  # the last part of a name whose policy leaves these out
-HEADS = ("rand", "augmix", "3aug", "auto", "original", "originalr", "v0", "v0r")  # what names begin with
+HEADS = ("rand", "augmix", "3aug", "auto", "original", "originalr", "v0", "v0r", "tvrand", "tvauto")  # of names
 _PARTS = {
     "rand": ("m", "n", "p", "mstd", "mmax", "inc", "t"),
+    "tvrand": ("n", "m", "b"),
     "augmix": ("m", "w", "d", "a", "b", "mstd"),
     **dict.fromkeys((*_PAIRS, *_THREE_NAMES), ("mstd",)),
 }
@@ -115,6 +116,9 @@ class NamedPolicy:
 
     AugMix has a `width`: that many chains of layers, of which an image has `depth`, or, with 0, one to all of them;
     they are mixed by weights of Dirichlet(alpha), and with the image by Beta(alpha, alpha).
+
+    `black` is what lies outside of an image that is moved, instead of the mean colour; and if it `truncates`, images
+    are moved by whole pixels, as by torchvision.
     """
 
     rows: tuple[tuple[Choice, ...], ...]
@@ -127,6 +131,8 @@ class NamedPolicy:
     width: int = 0
     depth: int = 0
     alpha: float = 1.0
+    black: bool = False
+    truncates: bool = False
 
     def names(self, layer: int) -> frozenset[str]:
         """The operations that may happen in a layer."""
@@ -165,11 +171,18 @@ def parse(name: str) -> NamedPolicy:
         if whole.together:
             raise ValueError(f"{name}: {head} has pairs of operations, which go together; rand or augmix can be gray")
         return whole.colourless
+    if head == "tvauto":
+        return _torchvisions_pairs(name, parts)
     if head not in _PARTS:
         raise ValueError(f"unknown augmentation policy {name!r}{_nearest(head, HEADS)}; there are {', '.join(HEADS)}")
     values = _values(name, head, parts)
     if head == "rand":
         return _rand(name, values)
+    if head == "tvrand":
+        from .torchvisions import rand
+
+        bins = _whole(name, "b", values, 31, 2, 256)
+        return rand(_whole(name, "n", values, 2, 1, _MOST_LAYERS), _whole(name, "m", values, 9, 0, bins - 1), bins)
     spread = _number(name, "mstd", values, math.inf if head == "augmix" else 0.0)
     if head == "augmix":
         return _augmix(name, values, spread)
@@ -181,6 +194,14 @@ def parse(name: str) -> NamedPolicy:
     words = [pair.split() for pair in _PAIRS[head].split(";")]
     pairs = tuple((Choice(a, float(b), float(c)), Choice(d, float(e), float(f))) for a, b, c, d, e, f in words)
     return NamedPolicy(rows=pairs, layers=2, together=True, spread=spread)
+
+
+def _torchvisions_pairs(name: str, parts: list[str]) -> NamedPolicy:
+    from .torchvisions import AUTO, auto
+
+    if len(parts) != 1 or parts[0] not in AUTO:
+        raise ValueError(f"{name}: give tvauto-{', tvauto-'.join(AUTO)}")
+    return auto(parts[0])
 
 
 def _values(name: str, head: str, parts: list[str]) -> dict[str, str]:

@@ -44,6 +44,7 @@ class Warps:
     shift: torch.Tensor  # float64 [B, 2], as shares of the width and the height, for those that are not centred
     centred: torch.Tensor  # bool [B], whether the warp turns about the image's centre
     fill: tuple[int, int, int]  # the colour of what lies outside the image
+    truncates: bool = False  # whether shifts are cut to whole pixels rather than rounded
 
 
 @dataclass(frozen=True)
@@ -265,12 +266,14 @@ def _tabled(rows: npt.NDArray[np.int64], height: int, width: int) -> tuple[Doubl
 def _resolved(warps: Warps, height: int, width: int) -> tuple[Doubles, Doubles]:
     """The linear maps [B, 4] and shifts [B, 2] of warps, for images of this size.
 
-    Where nothing is turned or sheared, the shift is rounded to whole pixels, as the centre of a pixel is by Pillow.
+    Where nothing is turned or sheared, the shift is of whole pixels: rounded, as the centre of a pixel is by Pillow, or
+    truncated.
     """
     linear, shift = warps.linear.numpy(), warps.shift.numpy() * (width, height)
     shift = np.where(warps.centred.numpy()[:, None], _about((width / 2, height / 2), linear), shift)
     moved = (linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1)
-    return linear, np.where(moved[:, None], np.floor(shift + 0.5), shift)
+    whole = np.trunc(shift) if warps.truncates else np.floor(shift + 0.5)
+    return linear, np.where(moved[:, None], whole, shift)
 
 
 def _fixed(

@@ -1,7 +1,8 @@
 """Images from disk to a training GPU at full speed, and the trainer around it.
 
-`train`, `convert` and `predict` are the commands as functions; `load` keeps a model in memory. The libraries
-`fastimg.loaders` and `fastimg.augment` are for your own training loop. `help` of each of them is a page.
+`train`, `convert`, `predict`, `eval`, `export`, `embed`, `inspect`, `search`, `suggest` and `bench` are the commands as
+functions; `load` keeps a model in memory. The libraries `fastimg.loaders` and `fastimg.augment` are for your own
+training loop. `help` of each of them is a page.
 """
 
 import sys as _sys
@@ -9,10 +10,25 @@ from importlib import import_module as _import_module
 from types import ModuleType as _Module
 from typing import Any as _Any
 
-__all__ = ["augment", "convert", "load", "loaders", "predict", "train"]
+__all__ = [
+    "augment",
+    "bench",
+    "convert",
+    "embed",
+    "eval",
+    "export",
+    "inspect",
+    "load",
+    "loaders",
+    "predict",
+    "search",
+    "suggest",
+    "train",
+]
 __version__ = "0.1.0"
 
-_FUNCTIONS = ("convert", "predict", "train")  # of `api`; there are packages of these names, too
+_LIBRARIES = ("augment", "loaders")
+_PACKAGES = ("bench", "convert", "inspect", "predict", "search", "suggest", "train")  # functions that are packages, too
 
 
 class _Package(_Module):
@@ -23,18 +39,18 @@ class _Package(_Module):
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _FUNCTIONS or not isinstance(value, _Module):
+        if name not in _PACKAGES or not isinstance(value, _Module):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> _Any:
         if name not in __all__:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        if name == "load":
-            return _import_module(f"{self.__name__}.api").load
-        package = _import_module(f"{self.__name__}.{name}")
-        if name not in _FUNCTIONS:
-            return package
+        if name in _LIBRARIES:
+            return _import_module(f"{self.__name__}.{name}")
         function = getattr(_import_module(f"{self.__name__}.api"), name)
+        if name not in _PACKAGES:
+            return function
+        package = _import_module(f"{self.__name__}.{name}")
         vars(package).update(vars(function))  # its signature
         function.__dict__ = vars(package)
         return function

@@ -5,13 +5,98 @@ from typing import Any, Literal
 
 from fastimg import augment as augment
 from fastimg import loaders as loaders
+from fastimg.bench.benchmark import Measurement
 from fastimg.convert.report import Report
+from fastimg.inspect.images import Inspection
+from fastimg.inspect.texts import TextInspection
 from fastimg.predict.answering.predictor import Predictor
-from fastimg.predict.answers import Answer
+from fastimg.predict.answers import Answers
+from fastimg.predict.embedding import Embedded
+from fastimg.predict.ensemble import RunsEvaluation
+from fastimg.predict.evaluation import Evaluation
+from fastimg.predict.export import Exported
+from fastimg.predict.target_evaluation import TargetEvaluation
+from fastimg.search.leaderboard import Leaderboard
+from fastimg.suggest.document import Advised
 from fastimg.train.loop import Result
 
-__all__ = ["augment", "convert", "load", "loaders", "predict", "train"]
 __version__: str
+
+__all__ = [
+    "augment",
+    "bench",
+    "convert",
+    "embed",
+    "eval",
+    "export",
+    "inspect",
+    "load",
+    "loaders",
+    "predict",
+    "search",
+    "suggest",
+    "train",
+]
+
+def bench(
+    data: str | PathLike[str],
+    *,
+    quick: bool = False,
+    full: bool = False,
+    split: str = "train",
+    arch: str | None = None,
+    loader: Literal["auto", "native", "torch", "dali", "ffcv"] = "auto",
+    loaders: str | None = None,
+    stages: str = "all",
+    batch_size: int | None = None,
+    img_size: int | None = None,
+    workers: str | int = "auto",
+    threads: str | None = None,
+    images: int | None = None,
+    repeats: int | None = None,
+    decode: Literal["auto", "cpu", "gpu"] = "auto",
+    amp: bool = True,
+    channels_last: bool = True,
+    device: str = "auto",
+    no_advice: bool = False,
+    tune: bool = False,
+    scratch: str | PathLike[str] | None = None,
+    seed: int = 0,
+    plot: str | PathLike[str] | None = None,
+    scale: tuple[float, float] | None = None,
+    ratio: tuple[float, float] | None = None,
+    crop_padding: int | None = None,
+    hflip: float | None = None,
+    alternating_flip: bool = False,
+    vflip: float | None = None,
+    rotate: float | None = None,
+    aa: str | None = None,
+    brightness: tuple[float, float] | None = None,
+    contrast: tuple[float, float] | None = None,
+    saturation: tuple[float, float] | None = None,
+    color_jitter: tuple[float, float, float] | None = None,
+    hue: float | None = None,
+    grayscale_prob: float | None = None,
+    gaussian_blur_prob: float | None = None,
+    solarize_prob: float | None = None,
+    reprob: float | None = None,
+    mixup: float | None = None,
+    cutmix: float | None = None,
+    no_aug: bool = False,
+    augmentation: bool | list[str | dict[str, Any]] | None = None,
+    kornia: list[dict[str, dict[str, Any]]] | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: str | None = None,
+    storage_option: Sequence[str] = (),
+    progress: bool = False,
+    model: str | None = None,
+    data_backend: Literal["auto", "native", "torch", "dali", "ffcv"] = "auto",
+    imgsz: int | None = None,
+) -> Measurement:
+    """Measure where the time goes, as `fastimg bench` does.
+
+    `help(fastimg.bench)` describes each setting.
+    """
 
 def convert(
     src: str | PathLike[str] | Sequence[str | PathLike[str]],
@@ -62,10 +147,138 @@ def convert(
     cache_limit: str | None = None,
     storage_option: Sequence[str] = (),
     progress: bool = False,
+    max_resolution: int | None = None,
 ) -> Report:
     """Turn images or texts into shards, as `fastimg convert` does.
 
     `help(fastimg.convert)` describes each setting.
+    """
+
+def embed(
+    data: str | PathLike[str],
+    dst: str | PathLike[str],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: str | None = None,
+    storage_option: Sequence[str] = (),
+    arch: str | None = None,
+    pretrained: bool = False,
+    weights: str | PathLike[str] | None = None,
+    model_kwargs: Sequence[str] = (),
+    img_size: int | None = None,
+    max_length: int | None = None,
+    split: str | None = None,
+    classes: Literal["top", "leaf"] | None = None,
+    format: Literal["shards", "npy", "parquet"] = "shards",
+    dtype: Literal["fp16", "fp32"] = "fp16",
+    knn: int | None = None,
+    workers: str | int = "auto",
+    max_pixels: int = 89478485,
+    on_error: Literal["skip", "fail"] = "skip",
+    amp: bool | None = None,
+    device: str = "auto",
+    backend: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    model: str | None = None,
+    imgsz: int | None = None,
+) -> Embedded | None:
+    """Write the embedding of every image or text, as `fastimg embed` does.
+
+    `help(fastimg.embed)` describes each setting.
+    """
+
+def eval(
+    checkpoint: str | PathLike[str] | Sequence[str | PathLike[str]],
+    data: str | PathLike[str],
+    *,
+    split: str | None = None,
+    classes: Literal["top", "leaf"] | None = None,
+    batch_size: int | None = None,
+    loader: Literal["auto", "native", "torch", "dali", "ffcv"] = "auto",
+    workers: str | int = "auto",
+    on_error: Literal["skip", "fail"] | None = None,
+    max_pixels: int | None = None,
+    tta: bool | Literal["mirror", "mirror-shift"] = False,
+    amp: bool | None = None,
+    device: str = "auto",
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: str | None = None,
+    storage_option: Sequence[str] = (),
+    plot: str | PathLike[str] | None = None,
+    progress: bool = False,
+    data_backend: Literal["auto", "native", "torch", "dali", "ffcv"] = "auto",
+) -> Evaluation | TargetEvaluation | RunsEvaluation:
+    """Evaluate a checkpoint, or several, as `fastimg eval` does.
+
+    `help(fastimg.eval)` describes each setting.
+    """
+
+def export(
+    checkpoint: str | PathLike[str],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: str | None = None,
+    storage_option: Sequence[str] = (),
+    format: Literal["safetensors", "onnx", "pt2"] | None = None,
+    output: str | PathLike[str] | None = None,
+    with_preprocessing: bool = False,
+    check: bool = False,
+    check_data: str | PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> Exported:
+    """Write a checkpoint as one file for other programs, as `fastimg export` does.
+
+    `help(fastimg.export)` describes each setting.
+    """
+
+def inspect(
+    data: str | PathLike[str],
+    *,
+    scale: tuple[float, float] | None = None,
+    ratio: tuple[float, float] | None = None,
+    crop_padding: int | None = None,
+    hflip: float | None = None,
+    alternating_flip: bool = False,
+    vflip: float | None = None,
+    rotate: float | None = None,
+    aa: str | None = None,
+    brightness: tuple[float, float] | None = None,
+    contrast: tuple[float, float] | None = None,
+    saturation: tuple[float, float] | None = None,
+    color_jitter: tuple[float, float, float] | None = None,
+    hue: float | None = None,
+    grayscale_prob: float | None = None,
+    gaussian_blur_prob: float | None = None,
+    solarize_prob: float | None = None,
+    reprob: float | None = None,
+    mixup: float | None = None,
+    cutmix: float | None = None,
+    no_aug: bool = False,
+    augmentation: bool | list[str | dict[str, Any]] | None = None,
+    kornia: list[dict[str, dict[str, Any]]] | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: str | None = None,
+    storage_option: Sequence[str] = (),
+    split: str | None = None,
+    classes: Literal["top", "leaf"] | None = None,
+    headers_only: bool = False,
+    no_pictures: bool = False,
+    samples: int | None = None,
+    draw_fields: str | None = None,
+    img_size: int | None = None,
+    config: str | PathLike[str] | None = None,
+    output: str | PathLike[str] | None = None,
+    workers: str | int = "auto",
+    max_pixels: int = 89478485,
+    seed: int = 0,
+    progress: bool = False,
+    imgsz: int | None = None,
+) -> Inspection | TextInspection:
+    """Look at a dataset, as `fastimg inspect` does.
+
+    `help(fastimg.inspect)` describes each setting.
     """
 
 def load(
@@ -105,10 +318,65 @@ def predict(
     sheet: str | PathLike[str] | None = None,
     overwrite: bool = False,
     progress: bool = False,
-) -> list[Answer]:
+) -> Answers:
     """Classify images, or texts, with a checkpoint, as `fastimg predict` does.
 
     `help(fastimg.predict)` describes each setting.
+    """
+
+def search(
+    data: str | PathLike[str],
+    *,
+    param: Sequence[str] = (),
+    trials: int | None = None,
+    time: str | None = None,
+    arch: str | None = None,
+    weights: Sequence[str] = (),
+    sampler: Literal["tpe", "random", "grid", "gp"] = "tpe",
+    pruner: Literal["hyperband", "median", "none"] | None = None,
+    metric: str | None = None,
+    objective: str = "accuracy",
+    storage: str | None = None,
+    output: str | PathLike[str] | None = None,
+    keep: Literal["best", "all"] = "best",
+    config: str | PathLike[str] | None = None,
+    device: str = "auto",
+    jobs: int | None = None,
+    backend: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    resources_per_trial: str | None = None,
+    limit_gpu_memory: bool = False,
+    seed: int = 0,
+    train: Mapping[str, Any] | None = None,
+    progress: bool = False,
+    model: str | None = None,
+) -> Leaderboard:
+    """Find the best settings for a dataset, as `fastimg search` does.
+
+    `help(fastimg.search)` describes each setting.
+    """
+
+def suggest(
+    data: str | PathLike[str],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: str | None = None,
+    storage_option: Sequence[str] = (),
+    time: str | None = None,
+    arch: str | None = None,
+    weights: str | PathLike[str] | None = None,
+    model_kwargs: Sequence[str] = (),
+    classes: Literal["top", "leaf"] | None = None,
+    device: str = "auto",
+    workers: str | int = "auto",
+    output: str | PathLike[str] = "suggested.yaml",
+    overwrite: bool = False,
+    progress: bool = False,
+    model: str | None = None,
+) -> Advised:
+    """Look at a dataset and this machine, and write a configuration for `train`, as `fastimg suggest` does.
+
+    `help(fastimg.suggest)` describes each setting.
     """
 
 def train(
@@ -273,6 +541,11 @@ def train(
     dry_run: bool = False,
     verbose: bool = False,
     progress: bool = False,
+    model: str | None = None,
+    data_backend: Literal["auto", "native", "torch", "dali", "ffcv", "synthetic"] = "auto",
+    imgsz: int | None = None,
+    wd: float | None = None,
+    label_smoothing: float = 0.1,
 ) -> Result:
     """Train a classifier, as `fastimg train` does.
 

@@ -263,7 +263,7 @@ def _export(settings: config.Export, _console: Console) -> int:
     from fastimg.predict.export import export
 
     _imported()
-    return export(settings, terminal.console())
+    return 1 if export(settings, terminal.console()).differs else 0
 
 
 def _push(settings: config.Push, _console: Console) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from fastimg.config.flag_types import aliases
 from fastimg.config.flags import descriptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,8 +53,10 @@ def takes_settings_of(
             default = inspect.Parameter.empty if field.default is MISSING else field.default
             hint = hints[field.name] if field.name in (accepts or ()) else _accepted(field.name, hints[field.name])
             parameters.append(inspect.Parameter(field.name, where, default=default, annotation=hint))
-        own = [p for p in inspect.signature(function).parameters.values() if p.name == "progress"]
-        signature = CallSignature([*parameters, *own], return_annotation=function.__annotations__["return"])
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        by_name = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        others = [by_name[field].replace(name=name) for name, field in aliases(kind).items() if field in by_name]
+        signature = CallSignature([*parameters, *own, *others], return_annotation=function.__annotations__["return"])
         function.__signature__ = signature  # type: ignore[attr-defined]
         function.__module__ = "fastimg"
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{_page(kind, parameters)}\n"
@@ -94,12 +97,16 @@ def _page(kind: type[Any], parameters: Sequence[inspect.Parameter]) -> str:
     """A paragraph for each setting: its name, type and default, and its description."""
     texts = descriptions(kind)
     names = {parameter.name for parameter in parameters}
+    others: dict[str, list[str]] = {}
+    for alias, field in aliases(kind).items():
+        others.setdefault(field, []).append(alias)
     lines = ["Settings:", ""]
     for parameter in parameters:
         default = "" if parameter.default is parameter.empty else f" = {shown(parameter.default)}"
         lines.append(f"{parameter.name}: {written(parameter.annotation)}{default}")
+        also = f" Also called {' and '.join(others[parameter.name])}." if parameter.name in others else ""
         lines += textwrap.wrap(
-            _without_dashes(texts.get(parameter.name, "The same as in YAML."), names),
+            _without_dashes(texts.get(parameter.name, "The same as in YAML."), names) + also,
             _COLUMNS,
             initial_indent="    ",
             subsequent_indent="    ",

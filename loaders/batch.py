@@ -62,7 +62,7 @@ LABEL_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Batch:
     """One batch on the device, valid until the next one is requested: the loader reuses its memory. `Loader(copy=True)`
     gives each batch memory of its own. `ids`, and on the host `targets` and `weight`, stay valid anyway.
@@ -83,6 +83,15 @@ class Batch:
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)  # [B, *shape] each, on the device
     repeats: torch.Tensor | None = None  # int64 [B], how often a sample came before in this epoch; None: none does
     by_view: Mapping[str, torch.Tensor] = field(default_factory=dict)  # uint8 [n, B, C, H, W] of each View, by name
+
+    def __repr__(self) -> str:
+        """One line: how many samples, and what each tensor is, without its values."""
+        parts = [f"{self.samples} of {plural(len(self.ids), 'sample')}"]
+        tensors = {"inputs": self.inputs, "targets": self.targets, **self.fields}
+        tensors |= {f"views {name}": crops for name, crops in self.by_view.items()}
+        for name, tensor in tensors.items():
+            parts.append(f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}")
+        return f"Batch({', '.join(parts)}, {self.inputs.device})"
 
     @property
     def keys(self) -> torch.Tensor:

@@ -21,20 +21,31 @@ from typing import Any, Literal
 
 from fastimg import augment as augment
 from fastimg import loaders as loaders
+from fastimg.bench.benchmark import Measurement
 from fastimg.convert.report import Report
+from fastimg.inspect.images import Inspection
+from fastimg.inspect.texts import TextInspection
 from fastimg.predict.answering.predictor import Predictor
-from fastimg.predict.answers import Answer
+from fastimg.predict.answers import Answers
+from fastimg.predict.embedding import Embedded
+from fastimg.predict.ensemble import RunsEvaluation
+from fastimg.predict.evaluation import Evaluation
+from fastimg.predict.export import Exported
+from fastimg.predict.target_evaluation import TargetEvaluation
+from fastimg.search.leaderboard import Leaderboard
+from fastimg.suggest.document import Advised
 from fastimg.train.loop import Result
 
-__all__ = ["augment", "convert", "load", "loaders", "predict", "train"]
 __version__: str
 """
 
 
 def stub() -> str:
     """The contents of the file, before formatting."""
-    parts = [HEAD]
-    for name in ("convert", "load", "predict", "train"):
+    parts = [HEAD, f"__all__ = {fastimg.__all__!r}\n"]
+    for name in fastimg.__all__:
+        if name in ("augment", "loaders"):
+            continue
         signature = inspect.signature(getattr(fastimg, name))
         parameters = []
         for parameter in signature.parameters.values():

@@ -11,7 +11,7 @@ tuning       the best settings, for `train` to read
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from fastimg import notebook
 from fastimg.config.benchmarking import Bench
 from fastimg.config.commands import Augmenting, Train
 from fastimg.data.datasets import center_crop, check_readable, chosen_backend, train_crop, worker_count
@@ -70,7 +71,49 @@ _PATIENCE = 25.0  # seconds for which --quick may measure before it repeats less
 _FEWER = 2
 
 
-def bench(settings: Bench, console: Console, progress: Console) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What was measured: `record` is what --json prints, with numbers of images per second."""
+
+    record: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        """What limits training, in a sentence."""
+        return str(self.record["verdict"])
+
+    @property
+    def real_over_synthetic(self) -> float:
+        """Training from the data as a share of training without reading any."""
+        return float(self.record["real_over_synthetic"])
+
+    def _repr_html_(self) -> str:
+        record = self.record
+        stages = (
+            (row["stage"], f"{row['images_per_second']:,.0f}", row["note"])
+            for row in record.get("stages", ())
+            if "images_per_second" in row
+        )
+        rates = (
+            (row["arch"], *(f"{row[f'{kind}_images_per_second']:,.0f}" for kind in ("synthetic", "real")))
+            for row in record["training"]
+        )
+        return notebook.page(
+            notebook.facts(
+                {
+                    "data": f"{record['data']}: {record['about']}",
+                    "loader": record["loader"],
+                    "device": record["device"],
+                    "loader alone": f"{record['loader_alone']['images_per_second']:,.0f} img/s",
+                }
+            ),
+            notebook.table(("stage", "img/s", ""), stages),
+            notebook.table(("model", "img/s, synthetic data", "img/s, this data"), rates),
+            notebook.line(self.verdict),
+        )
+
+
+def bench(settings: Bench, console: Console, progress: Console) -> Measurement:
     """Measure, and print tables on `console`, or JSON. Raises UsageError, UserError and DataError."""
     check(settings)
     with ExitStack() as stack:
@@ -96,11 +139,12 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
         record, trained = _measure(request, images, ranks, scratch, console, progress)
     if settings.json:
         print(json.dumps(record, allow_nan=False))
-        return
+        return Measurement(record=record)
     if settings.output is not None:
         say(console, f"drawn in {shown(settings.output)}")
     for result in trained:  # last, since it is what one wants to know
         show_verdict(console, result, named=len(trained) > 1)
+    return Measurement(record=record)
 
 
 def _config(request: BenchRequest, ranks: Ranks, arch: str) -> Train:

@@ -4,7 +4,7 @@ None as a default means "chosen for you": `--help` then shows no default of its 
 commands share, and how `--workers` is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -129,6 +129,34 @@ def flag_names(flags: Sequence[Flag]) -> frozenset[str]:
     names = {name for flag in flags for name in flag.understood}
     twins = {f"--no-{flag.names[0][2:]}" for flag in flags if flag.negatable}
     return frozenset(names | twins)
+
+
+@cache
+def aliases(kind: Any) -> dict[str, str]:
+    """The further names of a command's settings as Python writes them, such as model: the field that each means."""
+    return {
+        name[2:].replace("-", "_"): flag.field
+        for flag in command_flags(kind)
+        for name in flag.names[1:]
+        if name.startswith("--")
+    }
+
+
+def as_arguments(settings: Mapping[str, Any], kind: Any) -> tuple[str, ...]:
+    """Settings of a command, by field, as what one types. Raises UsageError for one that only YAML has."""
+    flags = {flag.field: flag for flag in command_flags(kind) if flag.names}
+    words: list[str] = []
+    for name, value in settings.items():
+        if name not in flags:
+            raise UsageError(f"{name}: has no flag; write it into a file, and give that as config")
+        flag = flags[name].names[0]
+        if value is True or value is False:
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, tuple | list):
+            words += [flag, *map(str, value)]
+        else:
+            words.append(f"{flag}={value}")
+    return tuple(words)
 
 
 def parse_workers(text: str, automatic: int) -> int:

@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 from rich.text import Text
 
+from fastimg import notebook
 from fastimg.convert.recompression.facts import recompression_lines
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import printable
@@ -77,6 +78,13 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
         if not self.fields:
             del flat["fields"]
         return json.dumps(flat, indent=2)
+
+    def _repr_html_(self) -> str:
+        left_out = [(file.path, file.reason) for file in self.skipped[: notebook.ROWS]]
+        return notebook.page(
+            notebook.facts(_rows(self)),
+            notebook.table(("skipped", "reason"), left_out, len(self.skipped)) if left_out else "",
+        )
 
 
 def report_on(
@@ -176,6 +184,15 @@ def target_line(target: Mapping[str, Any]) -> str:
 def print_report(report: Report, console: Console) -> None:
     """Print the report as a table, and at most ten of the images that were left out."""
     table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None)
+    for name, value in _rows(report):
+        table.add_row(name, Text(value))
+    print_table(console, table)
+    _print_some("skipped", report.skipped, len(report.skipped), console)
+    _print_some("ignored", report.ignored_names, report.ignored, console)
+
+
+def _rows(report: Report) -> list[tuple[str, str]]:
+    """The report as names and sentences."""
     counts = ", ".join(f"{split} {count:,}" for split, count in report.splits.items())
     added = f", {report.added:,} of them new" if report.added != report.images else ""
     reasons = {kind: _reasons(report.outcomes, kind) for kind in KINDS}
@@ -204,11 +221,7 @@ def print_report(report: Report, console: Console) -> None:
         ("ignored", _ignored(report)),
         ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} {unit}/s"),
     ]
-    for name, value in rows:
-        table.add_row(name, Text(value))
-    print_table(console, table)
-    _print_some("skipped", report.skipped, len(report.skipped), console)
-    _print_some("ignored", report.ignored_names, report.ignored, console)
+    return rows
 
 
 def missing_inputs(description: Mapping[str, Any]) -> dict[str, int] | None:

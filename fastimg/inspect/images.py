@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastimg import notebook
 from fastimg.config import yaml_file as configfile
 from fastimg.config.augmentation import FIELDS, effective, was_given
 from fastimg.config.commands import Inspect, Train
@@ -107,6 +108,14 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     large: dict[str, str] = dataclass_field(default_factory=dict)  # split -> what is kept of large photographs
     missing: dict[str, int] | None = None  # of images with texts beside them: samples that lack an input
     recompressed: dict[str, Any] | None = None  # as dataset.json states it: what `convert --recompress` changed
+
+    def _repr_html_(self) -> str:
+        faults = self.unreadable_names[: notebook.ROWS]
+        return notebook.page(
+            notebook.facts(_rows(self)),
+            notebook.table(("not readable", "reason"), faults, self.unreadable) if faults else "",
+            *map(notebook.picture, self.pictures or ()),
+        )
 
 
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
@@ -306,10 +315,8 @@ def _spread(values: Any) -> ValueRange | None:
     return ValueRange(*(round(float(value), 4) for value in (values.min(), np.median(values), values.max())))
 
 
-def _print(result: Inspection, out: Console) -> None:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+def _rows(result: Inspection) -> dict[str, str]:
+    """The result as names and sentences."""
     splits = ", ".join(f"{split} {count:,}" for split, count in result.samples.items())
     unlabelled = f"; {result.unlabelled:,} without a label" if result.unlabelled else ""
     rows = {
@@ -336,7 +343,14 @@ def _print(result: Inspection, out: Console) -> None:
         rows["large"] = "\n".join(f"{split}: {kept}" for split, kept in result.large.items())
     if result.pictures is not None:
         rows["pictures"] = ", ".join(result.pictures) or "none: no image can be read"
-    for name, value in rows.items():
+    return rows
+
+
+def _print(result: Inspection, out: Console) -> None:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(result).items():
         table.add_row(f" {name}", Text(value))
     print_table(out, table)
     print_classes(result.splits, out)

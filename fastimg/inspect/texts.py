@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastimg import notebook
 from fastimg.config.commands import Inspect
 from fastimg.config.rules import refuse_set
 from fastimg.data.elsewhere import as_given
@@ -76,6 +77,22 @@ class TextInspection:  # more than 12 fields: the keys of --json, which are flat
     unreadable_names: list[tuple[str, str]]
     duplicates: Duplicates
     shown: list[Shown]
+
+    def _repr_html_(self) -> str:
+        counts = ", ".join(f"{split} {count:,}" for split, count in self.samples.items())
+        return notebook.page(
+            notebook.facts(
+                {
+                    "dataset": self.data,
+                    "texts": f"{self.texts:,} of {plural(self.classes, 'class')} ({counts})",
+                    "words": _lengths_line(self.words),
+                    "copies": f"{plural(self.duplicates.within, 'text')} identical to another one in their split",
+                    "leaks": f"{plural(self.duplicates.leaked, 'text')} identical to one in another split",
+                    "not readable": self.unreadable or None,
+                }
+            ),
+            notebook.table(("split", "name", "label", "text"), self.shown),
+        )
 
 
 def inspect_texts(

@@ -13,6 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 
+from fastimg import notebook
 from fastimg.errors import UserError, printable
 from fastimg.loaders.containers.atomic import replace_output
 from fastimg.loaders.errors import not_written
@@ -44,6 +45,25 @@ class Answer:
         if self.targets is None:
             del fields["targets"]
         return fields
+
+    def _repr_html_(self) -> str:
+        return Answers([self])._repr_html_()
+
+
+class Answers(list[Answer]):
+    """A list of answers that a notebook shows as a table with small pictures."""
+
+    def _repr_html_(self) -> str:
+        several = any(answer.targets is not None for answer in self)
+        rows = (
+            (
+                notebook.thumbnail(answer.file),
+                answer.file,
+                _words(answer) if answer.error is None else f"not read: {answer.error}",
+            )
+            for answer in self[: notebook.ROWS]
+        )
+        return notebook.page(notebook.table(("", "file", "targets" if several else "classes"), rows, len(self)))
 
 
 def print_answers(answers: list[Answer], out: Console) -> None:

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fastimg import notebook
 from fastimg.cluster.connection import alive, check_installed, joined, usual
 from fastimg.cluster.shared_places import ATTEMPTS, shared_places
 from fastimg.cluster.tasks import ClusterTasks
@@ -75,8 +76,36 @@ _STAGED = ".replacement"  # the folder in OUT in which files are written, until 
 _WRITERS = {"shards": write_tars, "npy": write_npy, "parquet": write_parquet}
 
 
-def embed(config: Embed, out: Console, err: Console) -> None:
-    """Compute embeddings, write them, and print a table. Raises UsageError, UserError and DataError."""
+@dataclass(frozen=True, kw_only=True)
+class Embedded:
+    """A folder of embeddings: what embeddings.json in it says.
+
+    splits: of each split the numbers of samples, of those left out and of those that were made now, and the files. knn:
+        the accuracy of nearest neighbours, None where it was not asked for.
+    """
+
+    folder: str
+    format: str
+    dtype: str
+    classes: list[str]
+    splits: dict[str, dict[str, Any]]
+    knn: dict[str, Any] | None
+
+    def _repr_html_(self) -> str:
+        columns = ("samples", "left out", "made now")
+        rows = ((name, *(f"{split[column]:,}" for column in columns)) for name, split in self.splits.items())
+        return notebook.page(
+            notebook.facts({"embeddings": self.folder, "format": f"{self.format}, {self.dtype}"}),
+            notebook.table(("split", *columns), rows),
+            "" if self.knn is None else notebook.line(_knn_words(self.knn)),
+        )
+
+
+def embed(config: Embed, out: Console, err: Console) -> Embedded | None:
+    """Compute embeddings, write them, and print a table. Returns what was written, and None on ranks that did not.
+
+    Raises UsageError, UserError and DataError.
+    """
     given = config.weights
     config, stated, origin = adopted(with_local_models(config, partial(say, err) if first_rank() else None))
     _check(config)
@@ -127,7 +156,8 @@ def embed(config: Embed, out: Console, err: Console) -> None:
                 raise DataError(f"{fault[0]}: {fault[1]}; repair or remove it, or use --on-error skip")
             all_vectors.append(Vectors(name, arrays, normalize))
         if ranks.first:
-            _write(config, encoding, all_vectors, made, stored, out, err)
+            return _write(config, encoding, all_vectors, made, stored, out, err)
+    return None
 
 
 @contextmanager
@@ -345,7 +375,7 @@ def _write(
     stored: StoredResults | None,
     out: Console,
     err: Console,
-) -> None:
+) -> Embedded:
     """Write everything, and print what was written. Raises UserError, and UsageError as `_before`."""
     folder = config.dst
     try:
@@ -357,6 +387,11 @@ def _write(
         print(json.dumps(result))
     else:
         _print(result, stored.url if stored else folder, out)
+    return Embedded(
+        folder=str(stored.url if stored else folder),
+        knn=result.get("knn"),
+        **{name: result[name] for name in ("format", "dtype", "classes", "splits")},
+    )
 
 
 def _filled(
@@ -449,9 +484,9 @@ def _print(result: dict[str, Any], folder: Path | str, out: Console) -> None:
         table.add_row(split, *(f"{counts[key]:,}" for key in ("samples", "left out", "made now")), names)
     print_table(out, table, f"embeddings in {folder}")
     if "knn" in result:
-        knn = result["knn"]
-        among = f"among {knn['known']}" if knn["asked"] != knn["known"] else "among all others"
-        out.print(
-            f"kNN (k {knn['k']}, cosine): top-1 {knn['top1']:.2%} of {knn['n']} of {knn['asked']}, {among}",
-            highlight=False,
-        )
+        out.print(_knn_words(result["knn"]), highlight=False)
+
+
+def _knn_words(knn: dict[str, Any]) -> str:
+    among = f"among {knn['known']}" if knn["asked"] != knn["known"] else "among all others"
+    return f"kNN (k {knn['k']}, cosine): top-1 {knn['top1']:.2%} of {knn['n']} of {knn['asked']}, {among}"

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastimg import notebook
 from fastimg.config.commands import Eval
 from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
@@ -94,6 +95,23 @@ class RunsEvaluation:
     out_of_fold: EnsembleScore | None  # where each sample is predicted by one run
     ensemble: EnsembleScore | None  # where samples are predicted by all
     test: EnsembleScore | None  # the ensemble on the test split, for runs over folds
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for run in self.runs for name in run.scores))
+        together = {"out of fold": self.out_of_fold, "ensemble": self.ensemble, "ensemble on test": self.test}
+        rows: list[tuple[str, Mapping[str, float], object]] = [
+            *((run.checkpoint, run.scores, f"{run.images:,}") for run in self.runs),
+            ("mean", self.mean, ""),
+            ("deviation", self.deviation, ""),
+            *((name, score.scores, f"{score.images:,}") for name, score in together.items() if score is not None),
+        ]
+        cells = (
+            (name, *(shown(metric, scores[metric]) if metric in scores else "" for metric in names), images)
+            for name, scores, images in rows
+        )
+        return notebook.page(
+            notebook.facts({"data": f"{self.data} ({self.split})"}), notebook.table(("run", *names, "images"), cells)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The keys of --json."""

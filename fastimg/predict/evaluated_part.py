@@ -53,6 +53,15 @@ class EvaluatedPart:
         part = "" if self.part == Path(self.data).name else f" ({self.part})"
         return f"{self.data}{part}, {plural(self.images, 'image')}"
 
+    def _facts(self) -> dict[str, object]:
+        """What a notebook shows above the scores."""
+        return {
+            "checkpoint": self.checkpoint,
+            "data": self.heading,
+            "not readable": self.unreadable or None,
+            "warning": self.warning,
+        }
+
 
 def stated(config: Eval, file: Path, selection: Selection, loader: BatchSource, images: int) -> dict[str, Any]:
     """The fields of `EvaluatedPart`, after `images` samples of the loader were evaluated."""

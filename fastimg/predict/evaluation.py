@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
+from fastimg import notebook
 from fastimg.config.commands import Eval
 from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
@@ -68,6 +69,26 @@ class Evaluation(EvaluatedPart):  # more than 12 fields: the keys of --json, whi
     plot: str
     mistakes: str  # a csv file
     mistakes_sheet: str | None  # a picture; None for texts
+
+    def _repr_html_(self) -> str:
+        scores = {
+            "top-1": notebook.share(self.top1),
+            "balanced accuracy": notebook.share(self.balanced_accuracy),
+            "top-5": None if self.top5 is None else notebook.share(self.top5),
+            "loss": f"{self.loss:.4f}",
+            "mistakes": self.mistakes,
+        }
+        rows = (
+            (score.name, notebook.share(score.precision), _recall(score), f"{score.images:,}")
+            for score in self.classes[: notebook.ROWS]
+        )
+        return notebook.page(
+            notebook.facts(self._facts() | scores),
+            notebook.line(zero_recall(self.zero_recall)) if self.zero_recall else "",
+            notebook.table(("class", "precision", "recall", "images"), rows, len(self.classes)),
+            notebook.picture(self.plot),
+            notebook.picture(self.mistakes_sheet),
+        )
 
 
 def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation | TargetEvaluation:
@@ -189,14 +210,17 @@ def _predictions(engine: inference.Inference, loader: BatchSource, err: Console)
     return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
 
 
+def _recall(score: ClassScore) -> str:
+    return f"{score.recall:.2%}" if score.images else "-"
+
+
 def _print(result: Evaluation, out: Console) -> None:
     table = Table()
     table.add_column("class", overflow="fold")
     for column in ("precision", "recall", "images"):
         table.add_column(column, justify="right")
     for score in result.classes[:100]:
-        recall = f"{score.recall:.2%}" if score.images else "-"
-        table.add_row(Text(score.name), f"{score.precision:.2%}", recall, str(score.images))
+        table.add_row(Text(score.name), f"{score.precision:.2%}", _recall(score), str(score.images))
     if len(result.classes) > 100:
         table.add_row(f"... {len(result.classes) - 100} more, see --json", "", "", "")
     print_table(out, table, result.heading)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastimg import notebook
 from fastimg.config.commands import Export
 from fastimg.data.elsewhere import local_folder
 from fastimg.errors import UsageError, UserError, printable
@@ -68,13 +69,31 @@ class Exported:
         return fields
 
     @property
+    def differs(self) -> bool:
+        """Whether a check found that the outputs are not those of the checkpoint."""
+        return self.check is not None and not self.check.agrees
+
+    def _repr_html_(self) -> str:
+        return notebook.page(
+            notebook.facts(
+                {
+                    "file": f"{self.file}, {self.bytes / 1e6:,.1f} MB",
+                    "of": f"{self.checkpoint} ({self.arch}, {plural(len(self.classes), 'class')})",
+                    "input": ", ".join(self.inputs),
+                    "beside": ", ".join(self.beside),
+                    "check": None if self.check is None else check_row(self.check, self.kinds),
+                }
+            )
+        )
+
+    @property
     def kinds(self) -> set[str]:
         """The kinds of its targets."""
         return {"class"} if self.targets is None else {target["kind"] for target in self.targets}
 
 
-def export(config: Export, out: Console) -> int:
-    """Export a checkpoint and print what was written. Returns the exit code, 1 if the outputs of the file differ.
+def export(config: Export, out: Console) -> Exported:
+    """Export a checkpoint and print what was written; whether the outputs of the file differ is in its `check`.
 
     Raises UsageError, UserError and DataError.
     """
@@ -93,7 +112,7 @@ def export(config: Export, out: Console) -> int:
         return _exported(config, delivery.file, out, delivery)
 
 
-def _exported(config: Export, output: Path | None, out: Console, delivery: FileDelivery | None) -> int:
+def _exported(config: Export, output: Path | None, out: Console, delivery: FileDelivery | None) -> Exported:
     """Export into a file here, from where it may be delivered, and print what was written."""
     source = checkpoint.find(config.checkpoint)
     file = _file(config, output, source)
@@ -124,7 +143,7 @@ def _exported(config: Export, output: Path | None, out: Console, delivery: FileD
         _write(config, written, source, model, subject)
         agreement = _check(config, written, subject) if config.check else None
         result = _result(config, written, source, card, subject, agreement)
-        differs = agreement is not None and not agreement.agrees
+        differs = result.differs
         if written != file:
             beside = [file.with_name(name) for name in subject.files]
             result = replace(result, file=str(file), beside=list(map(str, beside)), stays=differs)
@@ -138,7 +157,7 @@ def _exported(config: Export, output: Path | None, out: Console, delivery: FileD
         print(printable(json.dumps(result.as_dict(), ensure_ascii=False)))
     else:
         _print(result, subject, out)
-    return 1 if differs else 0
+    return result
 
 
 @contextlib.contextmanager
@@ -299,7 +318,7 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
     if result.beside:
         rows["beside"] = ", ".join(result.beside)
     if result.check is not None:
-        rows["check"] = _check_row(result.check, result.kinds)
+        rows["check"] = check_row(result.check, result.kinds)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -322,7 +341,7 @@ def _outputs(result: Exported, subject: Subject) -> str:
     return printable(", ".join(words))
 
 
-def _check_row(check: Agreement, kinds: Collection[str]) -> str:
+def check_row(check: Agreement, kinds: Collection[str]) -> str:
     """The result of the check in one sentence."""
     logits, probabilities, numbers = (
         "are NaN or infinite" if value is None else f"differ by at most {value:.1e}"

@@ -12,6 +12,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from fastimg import notebook
 from fastimg.config.commands import Eval
 from fastimg.data.decoder_compilation import Say
 from fastimg.data.provenance import Selection
@@ -43,6 +44,16 @@ class TargetEvaluation(EvaluatedPart):
     targets: dict[str, dict[str, float]]
     present: dict[str, int]
     thresholds: dict[str, list[float]]
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (name, metric, shown(metric, value), f"{self.present.get(name, self.images):,}")
+            for name, scores in self.targets.items()
+            for metric, value in scores.items()
+        )
+        return notebook.page(
+            notebook.facts(self._facts()), notebook.table(("target", "score", "value", "samples"), rows)
+        )
 
 
 def evaluate_targets(

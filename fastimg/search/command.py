@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -26,8 +27,11 @@ from .pool import TrialPool
 from .records import TIME_OVER
 from .request import SearchRequest, request
 
+if TYPE_CHECKING:
+    from .leaderboard import Leaderboard
 
-def search(settings: Search, console: Console, errors: Console) -> None:
+
+def search(settings: Search, console: Console, errors: Console) -> "Leaderboard":
     """Search, print the leaderboard, and leave it in the folder. With --json all other lines go to standard error.
 
     Raises UsageError, UserError and DataError; KeyboardInterrupt after what is known has been written.
@@ -56,10 +60,11 @@ def search(settings: Search, console: Console, errors: Console) -> None:
         board = _searched(asked, pool, say, lines, hosts.device != "cpu", began)
         for remark in draw(board, asked.folder):
             say(remark)
+        board = replace(board, folder=asked.place)
     pruned = sum(board.pruned.values())
     if settings.json:
         print(json.dumps(board.as_json()))
-        return
+        return board
     print_board(board, console)
     for reason, count in list(board.pruned.items())[:3]:
         more = "; more --max-time goes on with it" if reason.startswith(TIME_OVER) else ""
@@ -69,6 +74,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
         f"{plural(len(board.rows), 'model')}, {plural(pruned, 'trial')} ended early, in "
         f"{spent(time.monotonic() - began)}; the best is {asked.place}/best, whose config.yaml trains it again"
     )
+    return board
 
 
 def _ray_hosts(asked: SearchRequest, stack: ExitStack) -> TrialHosts:
@@ -97,7 +103,9 @@ def _ray_hosts(asked: SearchRequest, stack: ExitStack) -> TrialHosts:
     return hosts
 
 
-def _searched(asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, gpu: bool, began: float) -> Any:
+def _searched(
+    asked: SearchRequest, pool: TrialPool, say: Any, lines: Console, gpu: bool, began: float
+) -> "Leaderboard":
     """The leaderboard, and the curves of the best run."""
     if asked.parameters:
         from .param_search import search_parameters

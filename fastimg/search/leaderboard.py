@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from fastimg import notebook
 from fastimg.config.training import HF_PREFIX
 from fastimg.errors import printable
 from fastimg.loaders.containers.atomic import replace_file
@@ -71,11 +72,35 @@ class Leaderboard:
     rows: list[Contender]
     pruned: dict[str, int] = field(default_factory=dict)  # reason -> trials
     records: Sequence[TrialRecord] = ()
+    folder: str = ""  # of the search, below which the runs are
 
     @property
     def winner(self) -> Contender | None:
         """The best model; None where no trial has ended well."""
         return self.rows[0] if self.rows else None
+
+    def _repr_html_(self) -> str:
+        rows = self.rows[:TOP]
+        cells = (
+            (
+                rank,
+                short(row.arch),
+                row.size or "",
+                shown(self.metric, row.value),
+                duration(row.seconds),
+                "" if row.images_per_second is None else f"{row.images_per_second:,.0f}",
+                f"{row.megabytes:.1f}",
+                "  ".join(f"{name} {_short(value)}" for name, value in differing.items()),
+                row.run,
+            )
+            for rank, (row, differing) in enumerate(zip(rows, differences(rows) if rows else [], strict=True), 1)
+        )
+        head = ("#", "arch", "px", self.metric, "trained", "img/s", "MB", "differs in", "run")
+        return notebook.page(
+            notebook.facts({"search": self.folder, "ended early": sum(self.pruned.values()) or None}),
+            notebook.table(head, cells, len(self.rows)),
+            *map(notebook.picture, sorted(Path(self.folder).glob("*.png")) if self.folder else ()),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """For `--json` and the file."""

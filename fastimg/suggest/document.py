@@ -5,6 +5,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fastimg import notebook
 from fastimg.bench.budget import short
 from fastimg.config import yaml_file
 from fastimg.data.elsewhere import as_given
@@ -35,6 +36,15 @@ class Advised:
     def settings(self) -> dict[str, Any]:
         """The keys of the YAML file."""
         return {suggestion.name: suggestion.value for suggestion in self.suggestions}
+
+    def _repr_html_(self) -> str:
+        chosen = ((each.name, each.value, each.why) for each in self.suggestions)
+        return notebook.page(
+            *map(notebook.line, facts(self.survey)),
+            notebook.table(("setting", "value", "why"), chosen),
+            *(notebook.line(f"note: {note}") for note in self.notes),
+            notebook.facts({"expected": f"about {short(self.decision.seconds)}", "train with": self.command}),
+        )
 
 
 def facts(survey: Survey) -> list[str]:

@@ -18,6 +18,7 @@ _UNWRAPPED = 1_000_000  # columns: wider than any table
 _NARROW = 20  # columns: with fewer, the terminal breaks lines where it likes
 _WORDS = re.compile(r"(\s*)([^\s`]*`[^`]*`\S*|\S+)")  # what stands between backticks is copied: it is one word
 _NAME = re.compile(r"\s*(?:\S+ {2,})?")  # what the lines below a line stand behind: its indent, and a name before a gap
+_NOTEBOOK = 100  # columns
 
 
 class _Printing(Console):
@@ -41,11 +42,36 @@ def console(stderr: bool = False) -> Console:
     On a terminal, lines wrap at its width. In a pipe or a file nothing wraps: each row of a table is one line, and
     paths can be searched for and copied. Text is printed as is: square brackets and colons have no special meaning.
     """
+    if in_notebook():
+        return _notebook()
     stream = sys.stderr if stderr else sys.stdout
     if stream is not None and stream.isatty():
         return _Printing(stderr=stderr, markup=False, highlight=False, emoji=False)
     # Without a height, rich would use 80 columns when TERM is dumb.
     return _Printing(stderr=stderr, width=_UNWRAPPED, height=25, markup=False, highlight=False, emoji=False)
+
+
+def in_notebook() -> bool:
+    """Whether output is shown below a cell of Jupyter's or Colab's notebooks."""
+    shells = sys.modules.get("IPython")
+    return shells is not None and type(shells.get_ipython()).__name__ in ("ZMQInteractiveShell", "Shell")
+
+
+def _notebook() -> Console:
+    """Standard output, as standard error is red there: text, of which the last line is rewritten after a return.
+
+    It has no colours: front ends differ in the codes that they know, and all know the return.
+    """
+    return _Printing(
+        force_jupyter=False,
+        force_terminal=True,
+        color_system=None,
+        width=_NOTEBOOK,
+        height=25,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
 
 
 def lines_to(stream: TextIO) -> Console:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from fastimg import notebook
 from fastimg.config.commands import Train
 from fastimg.config.values.durations import limit
 from fastimg.errors import UserError
@@ -28,6 +29,7 @@ from fastimg.system.progress import Display, telling_live
 from fastimg.system.signals import SAVE, TIME_UP, Interrupt, TimeLimit
 from fastimg.system.terminal import say as print_line
 from fastimg.train.checkpoints.format import MODEL
+from fastimg.train.checkpoints.run_directory import CURVES
 from fastimg.train.checkpoints.run_uploads import RunUploads
 from fastimg.train.checkpoints.saving import save
 from fastimg.train.checkpoints.stored_runs import options_of
@@ -44,7 +46,7 @@ from .run import Run
 from .setup import prepare
 from .step import optimiser_step
 from .tasks.lookup import TargetLookup
-from .tasks.score import AnyScore, TargetScores
+from .tasks.score import AnyScore, TargetScores, shown_scores
 from .wrapping import compile_ahead, unfreeze, warm_augmentation
 
 
@@ -74,6 +76,17 @@ class Result:
     def checkpoint(self) -> Path | None:
         """The weights of the best epoch, a safetensors file with classes and preprocessing; None for a dry run."""
         return None if self.run is None else self.run / "best" / MODEL
+
+    def _repr_html_(self) -> str:
+        best = {} if self.best is None else shown_scores(self.best)
+        return notebook.page(
+            notebook.facts(
+                {"run": self.run, "epochs": f"{self.epochs:,}", "steps": f"{self.steps:,}"}
+                | {f"best {name}": value for name, value in best.items()}
+                | {"not readable": self.unreadable or None, "ended": "by the time limit" if self.out_of_time else None}
+            ),
+            notebook.picture(None if self.run is None else self.run / CURVES),
+        )
 
 
 Watch = Callable[[int, Mapping[str, float]], bool]  # (epochs done, the validation's values) -> whether to stop

@@ -1,6 +1,7 @@
 """What a script has of `DataLoader(ImageFolder(root, transform), ...)`, from this package's loader."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -38,12 +39,15 @@ class ImageFolderLoader:
     the transform says, or uint8 where it has neither ToTensor nor ToDtype; targets are int64 [B]. Batches stay valid.
 
     data: an ImageFolder, whose transform is used; a Subset of one; or a folder with one subfolder per class.
-    transform: of torchvision, for a folder: a Compose or a list of RandomResizedCrop, or Resize(side) and CenterCrop;
-        RandomHorizontalFlip, ToTensor, Normalize; and of v2 ToImage and ToDtype.
+    transform: of torchvision, for a folder: a Compose or a list of RandomResizedCrop, or Resize(side) and CenterCrop,
+        or Resize((height, width)); RandomHorizontalFlip, RandomVerticalFlip, TrivialAugmentWide, RandAugment,
+        AutoAugment, ColorJitter, RandomGrayscale; ToTensor, Normalize, RandomErasing; and of v2 ToImage and ToDtype.
+        Augmentation has torchvision's distribution, but that ColorJitter changes brightness, contrast, saturation and
+        hue in this order instead of a random one.
     batch_size, shuffle, drop_last: as of a DataLoader. Every epoch is shuffled anew, by `seed`.
     num_workers: number of threads, which take the place of processes; 0 is one, None one for each core available to
-        this process. There is nothing to pin, to keep alive or to seed: leave out `pin_memory`, `persistent_workers`,
-        `prefetch_factor`, `collate_fn` and `worker_init_fn`.
+        this process. There is nothing to pin, to keep alive or to seed: `pin_memory`, `persistent_workers`,
+        `prefetch_factor`, `worker_init_fn` and the like are ignored, with one warning.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N", to which uint8 is copied.
     on_error: "fail" raises DataError for a file that cannot be decoded; "skip" leaves it out of its batch, or a batch
         that has no other file, and lists it in `loader.unreadable`, but needs a single process.
@@ -73,7 +77,9 @@ class ImageFolderLoader:
         on_error: Literal["skip", "fail"] = "fail",
         rank: int = 0,
         world_size: int = 1,
+        **others: Any,
     ) -> None:
+        _check_others(others)
         if on_error == "skip" and world_size > 1:
             raise TypeError('ImageFolderLoader: on_error="skip" would make batches of unequal size; give "fail"')
         indices: npt.NDArray[np.int64] | None = None
@@ -177,13 +183,49 @@ class ImageFolderLoader:
             drawn = uniforms(config.seed, self._loader.epoch, ids.numpy(), _FLIP_STAGE, 1) < transform.flip  # [B, 1]
             flipped = torch.from_numpy(drawn).to(images.device, non_blocking=True)[:, :, None, None]
             images = torch.where(flipped, images.flip(3), images)
+        if transform.policies:
+            from .augmentation import augmented
+
+            images = augmented(images, transform.policies, ids.numpy(), config.seed, self._loader.epoch)
         if not transform.scaled:
             return images.clone(memory_format=torch.contiguous_format), targets
+        if transform.erasing is not None:
+            from .augmentation import erased
+
+            return erased(images, transform.erasing, ids.numpy(), config.seed, self._loader.epoch), targets
         images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         if self._normalisation is not None:
             mean, std = self._normalisation
             images.sub_(mean).div_(std)
         return images, targets
+
+
+# Arguments of a DataLoader about processes and pinned memory, which this loader does not have.
+_WITHOUT_EFFECT = (
+    *("pin_memory", "pin_memory_device", "persistent_workers", "prefetch_factor", "worker_init_fn"),
+    *("multiprocessing_context", "timeout", "in_order"),
+)
+_INSTEAD = {
+    "collate_fn": "batches are (images, targets): call it on what the loader yields, or decode with a Loader",
+    "sampler": "give shuffle=True, a Subset as data, or rank and world_size in place of a DistributedSampler",
+    "batch_sampler": "give batch_size, shuffle and drop_last, or a Subset as data",
+    "generator": "give seed",
+}
+
+
+def _check_others(others: dict[str, Any]) -> None:
+    """One warning for arguments without effect here. Raises TypeError for others, with the way out."""
+    for name, given in others.items():
+        if name in _INSTEAD and given is not None:
+            raise TypeError(f"ImageFolderLoader cannot take {name}: {_INSTEAD[name]}")
+        if name not in _WITHOUT_EFFECT and name not in _INSTEAD:
+            raise TypeError(f"ImageFolderLoader has no argument {name!r}")
+    ignored = [name for name in others if name in _WITHOUT_EFFECT]
+    if ignored:
+        warnings.warn(
+            f"ImageFolderLoader ignores {', '.join(ignored)}: it decodes in threads, and pins its own memory",
+            stacklevel=3,
+        )
 
 
 _TORCHVISIONS = ("torchvision.datasets.folder", "default_loader")

@@ -9,24 +9,40 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from fastimg.loaders.crop import CenterCrop, Interpolation, RandomResizedCrop, pair
+from fastimg.loaders.crop import CenterCrop, Interpolation, RandomResizedCrop, Window, pair
 
 _KNOWN = (
-    "RandomResizedCrop, Resize(side) before CenterCrop, RandomHorizontalFlip, ToTensor or PILToTensor, ToImage, "
-    "ToDtype(torch.float32, scale=True), ConvertImageDtype(torch.float32) and Normalize"
+    "RandomResizedCrop, Resize((height, width)), Resize(side) before CenterCrop, flips, TrivialAugmentWide, "
+    "RandAugment, AutoAugment, ColorJitter, RandomGrayscale, ToTensor or PILToTensor, ToImage, "
+    "ToDtype(torch.float32, scale=True), ConvertImageDtype(torch.float32), Normalize and RandomErasing"
 )
 _NOTHING = ("PILToTensor", "ToImage", "ToPureTensor", "Identity")  # images are tensors already
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squash:
+    """torchvision's Resize((height, width)): the whole image, whatever its shape becomes. See `CropRule`."""
+
+    size: tuple[int, int]
+    interpolation: Interpolation = "bilinear"
+    draws: int = 0
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `CropRule`."""
+        return Window((0, 0, width, height), (self.size[1], self.size[0]), (0, 0))
 
 
 @dataclass(frozen=True)
 class ImageTransform:
     """What a torchvision transform does to images."""
 
-    crop: RandomResizedCrop | CenterCrop
+    crop: RandomResizedCrop | CenterCrop | Squash
     flip: float = 0.0  # probability
+    policies: tuple[Any, ...] = ()  # of `fastimg.augment`, one after the other, on uint8
     scaled: bool = False  # float32 from 0 to 1; else uint8
     mean: tuple[float, ...] | None = None  # one per channel; None: not normalised
     std: tuple[float, ...] | None = None
+    erasing: Any = None  # the policy that normalises and erases
 
 
 def translated(transform: Any) -> ImageTransform:
@@ -39,12 +55,14 @@ def translated(transform: Any) -> ImageTransform:
     flip, scaled = 0.0, False
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    policies: list[Any] = []
+    erasing: Any = None  # RandomErasing, and whether Normalize came before it
     for step in _flat(transform):
         name = type(step).__name__
         if not type(step).__module__.startswith("torchvision.transforms"):
             _refuse(getattr(step, "__name__", name))
         if resize is not None and name != "CenterCrop":
-            _refuse("Resize without CenterCrop right after it")
+            _refuse("Resize(side) without CenterCrop right after it (or give Resize((height, width)))")
         if found is not None and name in ("RandomResizedCrop", "Resize", "CenterCrop"):
             _refuse(f"{name} after another crop")
         if mean is not None and name == "Normalize":
@@ -59,6 +77,8 @@ def translated(transform: Any) -> ImageTransform:
                         interpolation=_interpolation(step),
                     )
                 )
+            case "Resize" if isinstance(step.size, Sequence) and len(step.size) == 2:
+                found = ImageTransform(Squash(size=pair(step.size), interpolation=_interpolation(step)))
             case "Resize":
                 resize = step
             case "CenterCrop":
@@ -80,11 +100,51 @@ def translated(transform: Any) -> ImageTransform:
                 )
                 if not len(mean) == len(std) == 3 or 0.0 in std:
                     _refuse("Normalize without one or three values for RGB, or with a std of 0")
+            case "RandomErasing":
+                if not scaled:
+                    _refuse("RandomErasing of uint8 (put ToTensor before it)")
+                if erasing is not None:
+                    _refuse("RandomErasing, the second time")
+                erasing = (step, mean is not None)
             case _ if name not in _NOTHING:
-                _refuse(name)
+                if found is None or scaled:
+                    _refuse(f"{name} {'after ToTensor' if scaled else 'before the crop'}" if name in _MOVED else name)
+                policies.append(_policy(step))
+    if resize is not None:
+        _refuse("Resize(side) without CenterCrop right after it (or give Resize((height, width)))")
     if found is None:
-        _refuse("a transform without RandomResizedCrop or CenterCrop, which make all images of a batch equal in size")
-    return replace(found, flip=flip, scaled=scaled, mean=mean, std=std)
+        _refuse(
+            "a transform without RandomResizedCrop, CenterCrop or Resize((height, width)), which make all images of a "
+            "batch equal in size"
+        )
+    erases = None if erasing is None else _erasing(erasing[0], mean, std, erasing[1])
+    return replace(found, flip=flip, policies=tuple(policies), scaled=scaled, mean=mean, std=std, erasing=erases)
+
+
+_MOVED = ("TrivialAugmentWide", "RandAugment", "AutoAugment", "ColorJitter", "RandomVerticalFlip", "RandomGrayscale")
+
+
+def _policy(step: Any) -> Any:
+    """The policy of a step. Raises ValueError."""
+    from .augmentation import CannotTakeOver, policy_of  # augment is needed only here
+
+    try:
+        return policy_of(step)
+    except CannotTakeOver as error:
+        _refuse(str(error))
+    except ValueError as error:
+        _refuse(f"{type(step).__name__} ({error})")
+
+
+def _erasing(step: Any, mean: Any, std: Any, normalised: bool) -> Any:
+    from .augmentation import CannotTakeOver, erasing_of
+
+    try:
+        return erasing_of(step, mean, std, normalised)
+    except CannotTakeOver as error:
+        _refuse(str(error))
+    except ValueError as error:
+        _refuse(f"RandomErasing with these numbers ({error})")
 
 
 def _flat(transform: Any) -> Iterator[Any]:

@@ -26,23 +26,53 @@ import torch
 from safetensors.numpy import load_file
 
 import fastimg
+from fastimg import cli
 from fastimg.config import recipes, yaml_file
-from fastimg.config.commands import Convert, Predict, Train
+from fastimg.config.benchmarking import Bench
+from fastimg.config.commands import Convert, Embed, Eval, Export, Inspect, Predict, Train
+from fastimg.config.flag_types import aliases
+from fastimg.config.searching import Search, Suggest
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError
 from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.predict.exporting.check import Agreement
 from fastimg.torch_state import as_imported
 
 ROOT = Path(__file__).parents[2]
-FUNCTIONS = {"train": Train, "convert": Convert, "predict": Predict, "load": Predict}
+FUNCTIONS = {
+    "train": Train,
+    "convert": Convert,
+    "predict": Predict,
+    "load": Predict,
+    "eval": Eval,
+    "export": Export,
+    "embed": Embed,
+    "inspect": Inspect,
+    "search": Search,
+    "suggest": Suggest,
+    "bench": Bench,
+}
+OWN = {"progress", "train"}  # of the functions alone
 PRINTED = {"json", "csv"}
 LATER = {"sources", "text", "topk", "threshold"}  # arguments of a Predictor's methods
-LEFT_OUT = {"train": set(), "convert": {"more", "json"}, "predict": PRINTED, "load": PRINTED | LATER}
+LEFT_OUT = {
+    **{name: {"json"} for name in FUNCTIONS},
+    "train": set(),
+    "convert": {"more", "json"},
+    "predict": PRINTED,
+    "load": PRINTED | LATER,
+    "eval": {"more", "json"},
+    "search": {"shared", "json"},
+}
 POSITIONAL = {
     "train": ["data"],
     "convert": ["src", "dst"],
     "predict": ["checkpoint", "sources"],
     "load": ["checkpoint"],
+    "eval": ["checkpoint", "data"],
+    "export": ["checkpoint"],
+    "embed": ["data", "dst"],
+    **{name: ["data"] for name in ("inspect", "search", "suggest", "bench")},
 }
 FAST = {"arch": "test_resnet", "img_size": 32, "batch_size": 8, "workers": 1, "amp": False}
 
@@ -51,7 +81,7 @@ FAST = {"arch": "test_resnet", "img_size": 32, "batch_size": 8, "workers": 1, "a
 
 
 def test_the_names_of_the_package():
-    assert fastimg.__all__ == ["augment", "convert", "load", "loaders", "predict", "train"]
+    assert fastimg.__all__ == sorted(["augment", "loaders", *FUNCTIONS])
     assert set(fastimg.__all__) <= set(dir(fastimg))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = fastimg.trian
@@ -60,7 +90,10 @@ def test_the_names_of_the_package():
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_parameters_are_the_fields(name):
     parameters = dict(inspect.signature(getattr(fastimg, name)).parameters)
-    assert name == "load" or parameters.pop("progress").default is False
+    assert name in ("load", "export") or parameters["progress"].default is False
+    also = aliases(FUNCTIONS[name])  # model= for arch=
+    assert all(parameters[alias].default == parameters[also[alias]].default for alias in also if alias in parameters)
+    parameters = {key: parameter for key, parameter in parameters.items() if key not in also and key not in OWN}
     fields = {field.name: field for field in dataclasses.fields(FUNCTIONS[name])}
     assert set(fields) - set(parameters) == LEFT_OUT[name] and set(parameters) <= set(fields)
     for parameter, field in ((parameters[field], fields[field]) for field in parameters):
@@ -90,7 +123,8 @@ def test_help_is_a_page(name):
     head, _, settings = page.partition("Settings:")
     assert f"function {name} in module fastimg" in head and f"{name}(" in head and "Raises" in head
     named = [line.strip().partition(":")[0] for line in settings.splitlines() if line[4:5].isalpha()]
-    assert named == [p for p in inspect.signature(getattr(fastimg, name)).parameters if p != "progress"]
+    also = aliases(FUNCTIONS[name])
+    assert named == [p for p in inspect.signature(getattr(fastimg, name)).parameters if p not in OWN and p not in also]
     flags = {flag.replace("-", "_") for flag in re.findall(r"(?<!`)--([a-z-]+)", settings)}
     assert flags.isdisjoint(named) and max(map(len, page.splitlines())) <= 120
 
@@ -108,6 +142,9 @@ assert inspect.isfunction(f) and fastimg.train is f and len(inspect.signature(f)
 assert fastimg.train.checkpoints.model_files is m and inspect.ismodule(m) and m.find
 assert inspect.ismodule(sys.modules["fastimg.train"]) and pickle.loads(pickle.dumps(f)) is f
 assert fastimg.convert.__name__ == "convert" and fastimg.predict.__doc__ and fastimg.load.__name__ == "load"
+import fastimg.search, fastimg.suggest.notes, fastimg.inspect as i, fastimg.bench.budget as b
+assert [f.__name__ for f in (fastimg.search, fastimg.suggest, i, fastimg.eval)] == "search suggest inspect eval".split()
+assert fastimg.bench.budget is b and inspect.isfunction(fastimg.bench) and fastimg.suggest.notes.__name__
 print(sorted(n for n in vars(fastimg) if not n.startswith("_")), "torch" in sys.modules)
 """
 
@@ -251,6 +288,12 @@ def test_values_may_be_what_yaml_has(configured, tmp_path):
     assert configured(augmentation=["hflip"]).augmentation == ["hflip"]
 
 
+def test_settings_have_the_other_names_of_the_flags(configured):
+    assert configured(model="resnet18", imgsz=64, epochs=3) == Train(arch="resnet18", img_size=64, epochs=3)
+    with pytest.raises(TypeError, match="got arch under two names"):
+        configured(model="resnet18", arch="resnet50")
+
+
 def test_numbers_may_be_numpys(configured):
     config = configured(epochs=np.int64(3), lr=np.float32(0.5), no_aug=np.bool_(True), scale=[np.float64(0.5), 1])
     assert config == Train(epochs=3, lr=0.5, no_aug=True, scale=(0.5, 1.0)) and type(config.epochs) is int
@@ -290,6 +333,61 @@ def test_convert_and_predict_return_values(trained, tmp_path, capsys):
     assert missing.classes == [] and missing.error
     assert fastimg.predict(str(trained.run), str(files[0]), topk=2) == [first]
     assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
+
+
+def test_what_is_evaluated_embedded_inspected_and_exported_comes_back(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = fastimg.eval(trained.run, trained.images, plot=tmp_path / "plot.png")
+    assert 0 <= found.top1 <= 1 and found.images == 12 and [score.name for score in found.classes] == found_classes()
+    html = found._repr_html_()
+    assert html.count("data:image/png;base64,") == 2 and "<td>red</td>" in html  # the matrix, and the mistakes
+    both = fastimg.eval([trained.run, trained.run / "last"], trained.images)
+    assert [run.images for run in both.runs] == [12, 12] and "deviation" in both._repr_html_()
+    embedded = fastimg.embed(trained.images, "E", weights=trained.run, knn=3)
+    assert embedded.folder == "E" and embedded.splits["train"]["samples"] == 24 and embedded.knn["k"] == 3
+    assert "kNN (k 3" in embedded._repr_html_()
+    looked = fastimg.inspect(trained.images, no_pictures=True)
+    assert looked.images == 36 and looked.pictures is None and "36 of 3 classes" in looked._repr_html_()
+    exported = fastimg.export(trained.run, output="m.safetensors", check=True)
+    assert (
+        exported.file == "m.safetensors" and exported.check.agrees and "agrees with predict" in exported._repr_html_()
+    )
+    answers = fastimg.predict(trained.run, [trained.images / "val/red/0.jpg", "<b>.jpg"])
+    assert "data:image/jpeg" in answers._repr_html_() and "&lt;b&gt;.jpg" in answers._repr_html_()
+    assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
+
+
+def found_classes():
+    return ["blue", "green", "red"]
+
+
+def test_a_file_that_does_not_agree_with_its_checkpoint_is_an_error(trained, tmp_path, monkeypatch):
+    disagreement = Agreement(
+        samples=1, origin="image", unreadable=0, logits=9.0, probabilities=0.5, numbers=None, top1=0, bound=1e-3,
+        agrees=False,
+    )  # fmt: skip
+    monkeypatch.setattr("fastimg.predict.export.compare", lambda *_arguments: disagreement)
+    with pytest.raises(UserError, match=r"m\.safetensors: does NOT agree .*differ by at most 5\.0e-01.*do not use it"):
+        fastimg.export(trained.run, output=tmp_path / "m.safetensors", check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("search", "search.command"), ("suggest", "suggest.command"), ("bench", "bench.benchmark")],
+)
+def test_commands_that_take_long_are_called_with_the_same_settings(name, module, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(f"fastimg.{module}.{name}", lambda config, *consoles: seen.append((config, consoles)))
+    shared = {"train": {"imgsz": 64, "no_aug": True, "amp": False, "scale": [0.5, 1]}} if name == "search" else {}
+    getattr(fastimg, name)(tmp_path, model="resnet18", **shared)
+    ((config, consoles),) = seen
+    assert (config.data, config.arch) == (tmp_path, "resnet18") and all(console.quiet for console in consoles)
+    if shared:
+        assert config.shared == ("--img-size=64", "--no-aug", "--no-amp", "--scale", "0.5", "1.0")
+        given = cli._parse("train", ["D", *config.shared])
+        assert (given.img_size, given.no_aug, given.amp, given.scale) == (64, True, False, (0.5, 1.0))
+    with pytest.raises(TypeError, match=rf"{name}\(\) has no setting 'json'"):
+        getattr(fastimg, name)(tmp_path, json=True)
 
 
 def test_errors_are_printable_and_quote_no_whole_cells(tmp_path, cli):

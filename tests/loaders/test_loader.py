@@ -43,6 +43,7 @@ def test_a_batch(files, build):
         assert (batch.targets.dtype, batch.ids.dtype, batch.weight.dtype) == (torch.int64, torch.int64, torch.float32)
         assert (batch.targets == batch.ids % 3).all()
         assert batch.samples == int(batch.weight.sum())
+    assert repr(batch) == f"Batch({batch.samples} of 5 samples, inputs uint8 [5, 3, 16, 16], targets int64 [5], cpu)"
     assert len(loader) == 5 and loader.unreadable == {} and loader.wait_seconds > 0
     loader.close()
 

@@ -74,6 +74,12 @@ def shown(metric: str, value: float) -> str:
     return {"loss": f"{value:.4f}", "mae": f"{value:.4g}", "r2": f"{value:.3f}"}.get(kind, f"{value:.2%}")
 
 
+def shown_scores(score: AnyScore) -> dict[str, str]:
+    """The scores of a validation by name, as people read them."""
+    names = ("loss", "top1", "balanced_accuracy") if isinstance(score, Score) else ("loss", *score.values)
+    return {name: shown(name, value) for name in names if (value := score.value(name)) is not None}
+
+
 def zero_recall(names: Sequence[str]) -> str:
     """A sentence that names the first ten classes with a recall of 0, and says how many there are."""
     more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""

@@ -117,6 +117,25 @@ def test_only_terminals_have_a_width(monkeypatch):
     terminal.console().print("nobody reads this")
 
 
+def test_a_notebook_gets_text_whose_last_line_is_rewritten(monkeypatch, capsys):
+    """Jupyter shows what follows a return in place of the line, and drops the codes that it does not know."""
+
+    class ZMQInteractiveShell:
+        pass
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
+    console = terminal.console(stderr=True)
+    assert (console.width, console.is_terminal, console.is_jupyter) == (100, True, False)
+    with Display(console, 3, 40) as display:
+        display.say("[b]epoch[/b] 1")
+        display.advance(0, 7)
+    printed = capsys.readouterr()
+    assert printed.err == "" and "[b]epoch[/b] 1\n" in printed.out and "\r" in printed.out
+    shown = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", printed.out)
+    assert "\x1b" not in shown and "1/3" in shown
+    assert max(len(part) for part in re.split(r"[\r\n]", shown)) <= 100
+
+
 def test_long_titles_are_not_wrapped():
     out = io.StringIO()
     terminal.print_table(

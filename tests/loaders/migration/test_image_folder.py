@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import functional as F
 
 from fastimg.loaders import CenterCrop, DataError, ImageFolderLoader, RandomResizedCrop
 from fastimg.loaders.migration.image_folder import EXTENSIONS, list_samples
@@ -193,6 +194,74 @@ def test_supported_transforms():
     )
 
 
+def batch_of(folder, *steps, **options):
+    """The images of all files, in order."""
+    with ImageFolderLoader(folder, list(steps), batch_size=40, **options) as loader:
+        ((images, _),) = loader
+    return images
+
+
+SQUASHED = transforms.Resize((12, 20))
+
+
+def test_a_rectangle_is_torchvisions(folder):
+    expected = next(iter(DataLoader(ImageFolder(folder, transforms.Compose([SQUASHED, transforms.ToTensor()])), 40)))[0]
+    found = batch_of(folder, SQUASHED, transforms.ToTensor())
+    assert found.shape == (36, 3, 12, 20) and ((found - expected).abs() * 255).max() < 1.01
+
+
+@pytest.mark.parametrize(
+    ("step", "same"),
+    [
+        (transforms.ColorJitter(brightness=(1.5, 1.5)), lambda image: F.adjust_brightness(image, 1.5)),
+        (transforms.ColorJitter(contrast=(0.4, 0.4)), lambda image: F.adjust_contrast(image, 0.4)),
+        (v2.ColorJitter(saturation=(0.3, 0.3)), lambda image: F.adjust_saturation(image, 0.3)),
+        (transforms.RandomGrayscale(1.0), lambda image: F.rgb_to_grayscale(image, 3)),
+        (transforms.RandomVerticalFlip(1.0), F.vflip),
+    ],
+)
+def test_augmentation_without_a_choice_makes_torchvisions_pixels(step, same, folder):
+    plain = batch_of(folder, SQUASHED, transforms.PILToTensor())
+    expected = [F.pil_to_tensor(same(Image.fromarray(image.permute(1, 2, 0).numpy()))) for image in plain]
+    assert torch.equal(batch_of(folder, SQUASHED, step, transforms.PILToTensor()), torch.stack(expected))
+
+
+@pytest.mark.parametrize("step", [v2.TrivialAugmentWide(), transforms.RandAugment(), transforms.AutoAugment()])
+def test_random_policies_are_those_by_name(step, folder):
+    """What the names mean is compared with torchvision in tests/augment."""
+    (policy,) = translated([SQUASHED, step]).policies
+    expected = {"RandAugment": "tvrand-n2-m9-b31", "AutoAugment": "tvauto-imagenet"}.get(type(step).__name__, "")
+    assert (policy.named, policy.trivial) == (expected, not expected)
+    first, second = (batch_of(folder, SQUASHED, step, transforms.PILToTensor(), seed=seed) for seed in (0, 1))
+    assert first.dtype == torch.uint8 and first.is_contiguous() and not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("value", [0.0, (1.0, 0.5, 0.0)])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_erasing_is_torchvisions(value, normalised, folder):
+    """A third of the area, with its value before or after normalisation."""
+    erasing = transforms.RandomErasing(1.0, (0.3, 0.3), (1.0, 1.0), value)
+    ends = [transforms.Normalize(MEAN, STD), erasing] if normalised else [erasing, transforms.Normalize(MEAN, STD)]
+    plain = batch_of(folder, SQUASHED, transforms.ToTensor(), transforms.Normalize(MEAN, STD))
+    found = batch_of(folder, SQUASHED, transforms.ToTensor(), *ends)
+    changed = (found - plain).abs().amax(dim=1) > 1e-5
+    assert abs(changed.float().mean() - round((0.3 * 240) ** 0.5) ** 2 / 240) < 0.02
+    colour = torch.tensor(value if isinstance(value, tuple) else (value,) * 3)
+    colour = colour if normalised else (colour - torch.tensor(MEAN)) / torch.tensor(STD)
+    torch.testing.assert_close(found.permute(0, 2, 3, 1)[changed], colour.expand(int(changed.sum()), 3))
+
+
+def test_arguments_about_processes_are_ignored_with_one_warning(folder):
+    with pytest.warns(UserWarning, match="ignores pin_memory, prefetch_factor, persistent_workers: ") as told:
+        ImageFolderLoader(folder, EVALUATION, pin_memory=True, prefetch_factor=4, persistent_workers=True).close()
+    assert len(told) == 1 and told[0].filename == __file__
+    for name, way_out in (("collate_fn", "call it on what"), ("sampler", "a Subset"), ("generator", "give seed")):
+        with pytest.raises(TypeError, match=f"cannot take {name}: .*{way_out}"):
+            ImageFolderLoader(folder, EVALUATION, **{name: object()})
+    with pytest.raises(TypeError, match="no argument 'batchsize'"):
+        ImageFolderLoader(folder, EVALUATION, batchsize=4)
+
+
 class Gauss:
     def __call__(self, image):
         return image
@@ -201,13 +270,18 @@ class Gauss:
 @pytest.mark.parametrize(
     ("steps", "named"),
     [
-        ([transforms.RandomResizedCrop(16), transforms.ColorJitter(0.4)], "ColorJitter;"),
+        ([transforms.RandomResizedCrop(16), transforms.GaussianBlur(3)], "GaussianBlur;"),
+        ([transforms.ColorJitter(0.4), transforms.RandomResizedCrop(16)], "ColorJitter before the crop"),
+        ([transforms.RandomResizedCrop(16), transforms.ToTensor(), v2.RandAugment()], "RandAugment after ToTensor"),
+        ([transforms.RandomResizedCrop(16), transforms.RandAugment(fill=9)], "RandAugment with a fill"),
+        ([transforms.RandomResizedCrop(16), transforms.TrivialAugmentWide(10)], "31 bins"),
+        ([transforms.RandomResizedCrop(16), transforms.RandomErasing()], "RandomErasing of uint8"),
         ([transforms.RandomResizedCrop(16), Gauss()], "Gauss;"),
         ([transforms.RandomResizedCrop(16), np.asarray], "asarray;"),
         ([transforms.RandomResizedCrop(16), transforms.CenterCrop(8)], "CenterCrop after another crop"),
-        ([transforms.Resize(20), transforms.ToTensor()], "Resize without CenterCrop"),
+        ([transforms.Resize(20), transforms.ToTensor()], r"Resize\(side\) without CenterCrop"),
         ([transforms.CenterCrop(20)], "CenterCrop without Resize"),
-        ([transforms.Resize((20, 20)), transforms.CenterCrop(20)], "does not keep the aspect ratio"),
+        ([transforms.Resize((20, 20)), transforms.CenterCrop(20)], "CenterCrop after another crop"),
         ([transforms.ToTensor()], "equal in size"),
         ([transforms.RandomResizedCrop(16), transforms.Normalize(MEAN, STD)], "put ToTensor before it"),
         ([transforms.RandomResizedCrop(16), transforms.ToTensor(), transforms.Normalize((0.5, 0.5), (1, 1))], "three"),
