@@ -120,8 +120,13 @@ def _layer(
     blurred = np.flatnonzero(radius)
     warps = None
     if names & MOVES:
-        moved = (torch.from_numpy(each) for each in (linear, shift, centred))
-        warps = Warps(*moved, fill=fill, truncates=policy.truncates)
+        warps = Warps(
+            linear=torch.from_numpy(linear),
+            shift=torch.from_numpy(shift),
+            centred=torch.from_numpy(centred),
+            fill=fill,
+            truncates=policy.truncates,
+        )
     blur = Blurring(torch.from_numpy(blurred), torch.from_numpy(radius[blurred])) if names & BLURS else None
     kinds = frozenset(_OPS.get(name, Op.IDENTITY) for name in names) | {Op.IDENTITY}
     return Drawn(ops, magnitudes, kinds, warps, blur)

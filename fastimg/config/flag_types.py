@@ -131,8 +131,7 @@ def flag_names(flags: Sequence[Flag]) -> frozenset[str]:
     return frozenset(names | twins)
 
 
-@cache
-def aliases(kind: Any) -> dict[str, str]:
+def aliases(kind: type[Any]) -> dict[str, str]:
     """The further names of a command's settings as Python writes them, such as model: the field that each means."""
     return {
         name[2:].replace("-", "_"): flag.field
@@ -142,7 +141,7 @@ def aliases(kind: Any) -> dict[str, str]:
     }
 
 
-def as_arguments(settings: Mapping[str, Any], kind: Any) -> tuple[str, ...]:
+def as_arguments(settings: Mapping[str, Any], kind: type[Any]) -> tuple[str, ...]:
     """Settings of a command, by field, as what one types. Raises UsageError for one that only YAML has."""
     flags = {flag.field: flag for flag in command_flags(kind) if flag.names}
     words: list[str] = []

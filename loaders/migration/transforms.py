@@ -38,10 +38,10 @@ class ImageTransform:
 
     crop: RandomResizedCrop | CenterCrop | Squash
     flip: float = 0.0  # probability
-    policies: tuple[Any, ...] = ()  # of `fastimg.augment`, one after the other, on uint8
     scaled: bool = False  # float32 from 0 to 1; else uint8
     mean: tuple[float, ...] | None = None  # one per channel; None: not normalised
     std: tuple[float, ...] | None = None
+    policies: tuple[Any, ...] = ()  # of `fastimg.augment`, one after the other, on uint8
     erasing: Any = None  # the policy that normalises and erases
 
 
