@@ -87,7 +87,7 @@ class Leaderboard:
                 short(row.arch),
                 row.size or "",
                 shown(self.metric, row.value),
-                duration(row.seconds),
+                spent(row.seconds),
                 "" if row.images_per_second is None else f"{row.images_per_second:,.0f}",
                 f"{row.megabytes:.1f}",
                 "  ".join(f"{name} {_short(value)}" for name, value in differing.items()),

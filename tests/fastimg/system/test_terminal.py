@@ -123,6 +123,7 @@ def test_a_notebook_gets_text_whose_last_line_is_rewritten(monkeypatch, capsys):
     class ZMQInteractiveShell:
         pass
 
+    monkeypatch.setenv("TERM", "xterm-color")
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
     console = terminal.console(stderr=True)
     assert (console.width, console.is_terminal, console.is_jupyter) == (100, True, False)
