@@ -59,7 +59,7 @@ class Answers(list[Answer]):
             (
                 notebook.thumbnail(answer.file),
                 answer.file,
-                _words(answer) if answer.error is None else f"not read: {answer.error}",
+                words(answer) if answer.error is None else f"not read: {answer.error}",
             )
             for answer in self[: notebook.ROWS]
         )

@@ -30,7 +30,7 @@ def policy_of(step: Any) -> Policy:
     name = type(step).__name__
     if name not in POLICIES:
         raise CannotTakeOver(name)
-    return Policy(**POLICIES[name](step), **_PLAIN)
+    return Policy(**POLICIES[name](step), mean=_PLAIN["mean"], std=_PLAIN["std"])
 
 
 def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool) -> Policy:
@@ -43,10 +43,11 @@ def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | N
     mean, std = mean or _PLAIN["mean"], std or _PLAIN["std"]
     if not normalised:
         values = [(each - m) / s for each, m, s in zip(values, mean, std, strict=True)]
+    (smallest, largest), (narrowest, widest) = map(float, step.scale), map(float, step.ratio)
     return Policy(
         erase=float(step.p),
-        erase_scale=tuple(map(float, step.scale)),
-        erase_ratio=tuple(map(float, step.ratio)),
+        erase_scale=(smallest, largest),
+        erase_ratio=(narrowest, widest),
         erase_value=tuple(values),
         mean=tuple(mean),
         std=tuple(std),
