@@ -80,19 +80,34 @@ def test_a_pipe_gets_whole_lines_without_colours(command, cli, deep, monkeypatch
 TOLD = {"convert": ["{}/made"], "inspect": ["{}/look/samples.png"], "eval": ["{}/shards", "{}/c.png"]}
 
 
-@pytest.mark.parametrize("command", [*TOLD, "predict"])
-def test_a_narrow_terminal_wraps_paths_and_truncates_none(command, cli, deep, monkeypatch):
-    def narrow(stderr=False):
+@pytest.fixture
+def narrow(monkeypatch):
+    """A terminal of 60 columns."""
+
+    def console(stderr=False):
         return Console(file=sys.stderr if stderr else sys.stdout, width=60, force_terminal=True, **PLAIN)
 
-    monkeypatch.setattr(terminal, "console", narrow)
+    monkeypatch.setattr(terminal, "console", console)
+
+
+@pytest.mark.parametrize("command", TOLD)
+def test_a_narrow_terminal_wraps_paths_and_truncates_none(command, cli, deep, narrow):
     ran = cli(*(argument.replace("{}", str(deep)) for argument in COMMANDS[command][0]))
     out = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ran.out)
-    assert ran.code == (command == "predict") and "…" not in out
-    if command == "predict":  # the path only, without the classes after it
-        out = "".join(line.split("│")[1] for line in out.splitlines() if line.startswith("│"))
-    for text in TOLD.get(command, ["{}/images/val/red/0.jpg", "{}/other.jpg"]):
+    assert ran.code == 0 and "…" not in out
+    for text in TOLD[command]:
         assert re.sub(r"\s", "", text.replace("{}", str(deep))) in re.sub(r"[\s│]", "", out)
+
+
+def test_predict_prints_one_line_an_image_with_the_end_of_its_path(cli, deep, narrow):
+    """The table is for looking at; --csv and a pipe have whole paths."""
+    ran = cli(*(argument.replace("{}", str(deep)) for argument in COMMANDS["predict"][0]))
+    lines = [line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ran.out).splitlines() if line.startswith("│")]
+    assert ran.code == 1 and all(len(line) <= 60 for line in lines)
+    for name in ("0.jpg", "1.png", "2.jpg", "3.png"):
+        (line,) = (line for line in lines if f"/images/val/red/{name} │ " in line)
+        assert re.match(r"│ …b+/images/val/red/", line) and re.search(r"│ \w+ \d+\.\d%", line)
+    assert "/other.jpg │ not read: " in "".join(lines)
 
 
 PLAIN = {"markup": False, "highlight": False, "emoji": False}
