@@ -211,7 +211,7 @@ def _rows(
 class _Classes:
     """The names of some classes, and how they are drawn."""
 
-    def __init__(self, dataset: Dataset, labels: Iterable[int], title: str) -> None:
+    def __init__(self, dataset: Dataset, labels: Iterable[int], title: str = "") -> None:
         self._names = {label: class_name(dataset, label) for label in sorted(set(labels))}
         self.letters: Lettering = lettering([*self._names.values(), title])
 
