@@ -24,8 +24,8 @@ from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.extras import install
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.optimisers.construction import build_optimizer
@@ -218,7 +218,7 @@ def _decoders(bench: Bench) -> None:
         rows.append(_codec_against_cpu(bench))
     else:
         bench.console.print(
-            f"{bench.section}: nvImageCodec is skipped; it needs CUDA and {nvcodec.INSTALL}", markup=False
+            f"{bench.section}: nvImageCodec is skipped; it needs CUDA and `{install('gpu')}`", markup=False
         )
         bench.keep({"title": "nvImageCodec", "skipped": "needs CUDA and the extra gpu"})
     bench.report("levels of 0-255, against fastimg's decoder", rows)

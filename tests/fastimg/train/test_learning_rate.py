@@ -200,7 +200,7 @@ def test_the_curve_is_kept_in_the_run(trained, fast, tmp_path, monkeypatch):
 
 def test_the_picture_shows_the_curve(tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr(plots, "save", lambda figure, file: kept.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, *_: kept.append(figure))
     found = evaluated(*curve(1e-2), diverged=True)
     plots.plot_range_test(found.rates, found.losses, found.smoothed, found.lr, found.lowest, tmp_path / "a.png")
     axis = kept[0].axes[0]

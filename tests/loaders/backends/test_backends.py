@@ -36,6 +36,7 @@ from fastimg.loaders.backends import selection as backends
 from fastimg.loaders.backends import torch_loader
 from fastimg.loaders.backends.selection import MissingBackend
 from fastimg.loaders.crop import Window
+from fastimg.loaders.extras import install
 
 from ...backend_promises import CENTRE, RANDOM, SIZE, OfEveryBackend
 
@@ -323,7 +324,7 @@ def test_synthetic_reads_nothing(files, open_loader, read_pixels):
 
 def test_a_missing_backend_is_named_with_its_install_command(files, monkeypatch, open_loader):
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
-    for backend, words in (("dali", "pip install '.[dali]'"), ("ffcv", "libturbojpeg0-dev pkg-config")):
+    for backend, words in (("dali", install("dali")), ("ffcv", "libturbojpeg0-dev pkg-config")):
         with pytest.raises(MissingBackend, match=f"is not installed; .*{re.escape(words)}"):
             open_loader(backend, files)
 
