@@ -16,7 +16,7 @@ from fastimg.wording import for_terminal
 from .terminal import say
 
 UNITS = {"images": "img/s", "texts": "texts/s", "embeddings": "embeddings/s"}  # of what a step takes
-_BAR = 12  # columns
+_BAR = 8  # columns: with one and a rate, a line of a short run has 80
 _GAP = "  "
 
 
@@ -121,11 +121,11 @@ class Display:
         self._line, self._shown_at = line, now
 
     def advance(self, epoch: int, step: int) -> None:
-        """Move on by a step, without synchronizing with the device."""
+        """Move on to a step, or to the beginning of an epoch, without synchronizing with the device."""
         self._epoch, self._step, self._note = epoch, step, ""
 
     def note(self, text: str) -> None:
-        """Say what is going on between steps, until the next step; only on the live line."""
+        """Say what is going on between steps, until `advance`; only on the live line."""
         if text.partition(" ")[0] != self._note.partition(" ")[0]:
             self._noted_at = self._clock()
         self._note = text
@@ -141,7 +141,7 @@ class Display:
         parts = [
             _Part(4, duration(now - self._began)),
             _Part(0, f"epoch {epoch + 1}/{self._epochs}"),
-            _Part(7, "", bar=step / max(self._steps, 1)),
+            _Part(6, "", bar=step / max(self._steps, 1)),
             _Part(1, f"{step}/{self._steps}"),
         ]
         if note:
@@ -155,7 +155,7 @@ class Display:
             parts.append(_Part(3, f"ETA {duration(max(0.0, line.eta - (now - self._shown_at)))}"))
         if current and not note:
             assert line is not None
-            timed = [_Part(6, line.rate.strip()), _Part(8, line.waiting)] if line.speed > 0 else []
+            timed = [_Part(7, line.rate.strip()), _Part(8, line.waiting)] if line.speed > 0 else []
             parts += [*timed, _Part(9, f"lr {line.lr:.2e}")]
         yield _drawn(_fitting(parts, options.max_width), "-" if options.ascii_only else "━")
 

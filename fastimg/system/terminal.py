@@ -94,17 +94,21 @@ def wrapped(text: str, width: int) -> list[str]:
     """A line as lines of `width` columns, broken between words.
 
     A longer word, such as a path or a URL, stays whole on a line of its own, and so does a command in backticks: what
-    the terminal breaks itself is copied as one.
+    the terminal breaks itself is copied as one. One that fits into a line, but not behind a name, begins further left.
     """
+    name = _NAME.match(text)
+    return _wrapped(text, width, 0 if name is None or name.end() > width // 2 else name.end())
+
+
+def _wrapped(text: str, width: int, behind: int) -> list[str]:
+    """Lines of a text, the later ones `behind` columns."""
     text = for_terminal(text).expandtabs()
     if cell_len(text) <= width or width < _NARROW:
         return [text]
-    name = _NAME.match(text)
-    behind = 0 if name is None or name.end() > width // 2 else name.end()
     lines = [""]
     for gap, word in _WORDS.findall(text):
         if lines[-1].strip() and cell_len(lines[-1] + gap + word) > width:
-            lines.append(" " * behind + word)
+            lines.append(" " * max(0, min(behind, width - cell_len(word))) + word)
         else:
             lines[-1] += gap + word
     return lines
@@ -120,12 +124,12 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], title: str = "
         say(console, title, style="italic")
     behind = max(width, *(cell_len(name) for name, _ in named)) + 2 if named else 0
     for name, value in named:
-        lines = value.split("\n")
+        lines = [" " * behind + without_cells(line) for line in value.split("\n")]
+        lines[0] = f"{name}{lines[0][cell_len(name) :]}"
         if console.is_terminal:
-            lines = [line for given in lines for line in wrapped(given, console.width - behind)]
-        for number, line in enumerate(lines):
-            before = name if number == 0 else ""
-            _print_line(console, f"{before}{' ' * (behind - cell_len(before))}{without_cells(line)}".rstrip())
+            lines = [line for given in lines for line in _wrapped(given, console.width, behind)]
+        for line in lines:
+            _print_line(console, line.rstrip())
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:

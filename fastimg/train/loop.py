@@ -216,6 +216,8 @@ def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Displ
     left = len(loader) - run.step_in_epoch * accumulate
     batches = iter(loader)
     lines = Lines(run, display)
+    if display is not None:
+        display.advance(progress.epoch, run.step_in_epoch)  # nothing is saved or validated from here on
     stream = AugmentStream(setup.ranks.device, config.augment_stream)
     began = time.perf_counter()
 

@@ -101,14 +101,14 @@ def _ask(config: Train, here: Path) -> None:
     runs = [] if url_of(config.output) is not None else _runs(config.output)
     if not found and not runs:
         return
-    named = [f"{_relative(folder, here)} ({what})" for folder, what in found.items()]
+    named = [what if folder == here else f"{_relative(folder, here)} ({what})" for folder, what in found.items()]
     named += [f"{_relative(run, here)} (a run)" for run in runs]
     more = f" and {plural(len(named) - _NAMED, 'other')}" if len(named) > _NAMED else ""
     remedies = [f"`fastimg train {_relative(next(iter(found)), here)}`"] if found else ["`fastimg train FOLDER`"]
     remedies += [f"`fastimg train --resume {_relative(runs[-1], here)}`"] if runs else []
     raise UsageError(
-        f"no DATA given, and here {'is' if len(named) == 1 else 'are'} {', '.join(named[:_NAMED])}{more}; say which, "
-        f"as in {' or '.join(remedies)}"
+        f"no DATA given, and this folder holds {', '.join(named[:_NAMED])}{more}; say which, as in "
+        f"{' or '.join(remedies)}"
     )
 
 

@@ -45,7 +45,7 @@ def drawn(display: Display, width: int = 80) -> str:
     ("width", "shown"),
     [
         (60, "0:59  epoch 2/100  1234/5005  loss 2.3457  ETA 1:15:00"),
-        (80, "0:59  epoch 2/100  1234/5005  loss 2.3457  top1 45.00%  ETA 1:15:00  812.3 img/s"),
+        (80, "0:59  epoch 2/100  ━  1234/5005  loss 2.3457  top1 45.00%  ETA 1:15:00"),
         (100, "0:59  epoch 2/100  ━  1234/5005  loss 2.3457  top1 45.00%  ETA 1:15:00  812.3 img/s"),
         (
             140,
@@ -79,7 +79,7 @@ def test_what_is_shown_is_true(display: Display, clock: _Clock) -> None:
     display.advance(1, 1)  # the next epoch trains, and has no loss yet
     assert drawn(display) == "0:12  epoch 2/100  ━  1/5005  ETA 1:33"
     display.glance(replace(LINE, step=3, loss=1.0, speed=0.0))
-    assert "ETA 1:33  812.3 img/s" in drawn(display)
+    assert "ETA 1:33  812.3 img/s" in drawn(display, 100)
     display.show(replace(LINE, step=2, loss=2.0))  # logged a line later, as on a GPU
     assert "loss 1.0000" in drawn(display)
 
@@ -103,10 +103,25 @@ def test_rows_wrap_below_their_beginning_and_keep_paths() -> None:
     printed = io.StringIO()
     console = Console(file=printed, force_terminal=True, width=40, _environ={}, color_system=None)
     print_rows(console, [("data", "one two three four five six seven"), ("run", path)])
-    assert printed.getvalue().splitlines() == ["data  one two three four five six seven", f"run   {path}"]
+    assert printed.getvalue().splitlines() == ["data  one two three four five six seven", "run", path]
     print_rows(console, [("run", f"a run in the directory named after its data: {path}")])
-    assert printed.getvalue().splitlines()[2:] == [
+    assert printed.getvalue().splitlines()[3:] == [
         "run  a run in the directory named after",
         "     its data:",
-        f"     {path}",
+        path,
     ]
+
+
+def test_a_path_that_fits_on_a_line_of_its_own_has_one() -> None:
+    path = "runs/" + "x" * 30
+    printed = io.StringIO()
+    console = Console(file=printed, force_terminal=True, width=40, _environ={}, color_system=None)
+    print_rows(console, [("best checkpoint", path), ("last checkpoint", f"none, or {path}, or")])
+    assert printed.getvalue().splitlines() == [
+        "best checkpoint",
+        f"     {path}",
+        "last checkpoint  none, or",
+        f"    {path},",
+        "                 or",
+    ]
+    assert wrapped(f"run          {path}", 40) == ["run", f"     {path}"]

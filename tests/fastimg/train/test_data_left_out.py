@@ -65,11 +65,12 @@ def test_a_dataset_here_is_taken_also_with_resume(here: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        (["cat/1.jpg", "dog/1.jpg"], "here is . (class folders); say which, as in `fastimg train .`"),
-        (["D/dataset.json"], "here is D (a dataset); say which, as in `fastimg train D`"),
+        (["cat/1.jpg", "dog/1.jpg"], "this folder holds class folders; say which, as in `fastimg train .`"),
+        (["D/dataset.json"], "this folder holds D (a dataset); say which, as in `fastimg train D`"),
         (
             [f"D{number}/dataset.json" for number in range(7)],
-            "here are D0 (a dataset), D1 (a dataset), D2 (a dataset), D3 (a dataset), D4 (a dataset) and 2 others; ",
+            "this folder holds D0 (a dataset), D1 (a dataset), D2 (a dataset), D3 (a dataset), D4 (a dataset) "
+            "and 2 others; ",
         ),
     ],
 )
@@ -84,7 +85,7 @@ def test_candidates_are_named(files: list[str], sentence: str, here: Path) -> No
 
 def test_runs_are_candidates(here: Path) -> None:
     run_directory(here / "runs/first")
-    with pytest.raises(UsageError, match=r"here is runs/first \(a run\); .* or `fastimg train --resume runs/first`"):
+    with pytest.raises(UsageError, match=r"holds runs/first \(a run\); .* or `fastimg train --resume runs/first`"):
         with_data(Train())
 
 

@@ -60,6 +60,23 @@ def test_the_same_lines_and_records_a_line_later(train: Any, tmp_path: Path, mon
     assert records(tmp_path / "once") == records(tmp_path / "later")
 
 
+def test_no_step_trains_while_the_line_says_what_was_before_it(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of an epoch neither."""
+    said: list[str] = []
+    told = {"note": Display.note, "advance": Display.advance}
+    average = training_step.average_gradients
+    monkeypatch.setattr(Display, "note", lambda self, text: (said.append(text), told["note"](self, text))[1])
+    monkeypatch.setattr(
+        Display, "advance", lambda self, *at: (said.append(f"{at[0]}, {at[1]}"), told["advance"](self, *at))[1]
+    )
+    monkeypatch.setattr(
+        training_step, "average_gradients", lambda run, *rest: (said.append("trains"), average(run, *rest))[1]
+    )
+    assert train("once").code == 0
+    before = [said[place - 1] for place, what in enumerate(said) if what == "trains"]
+    assert "saving" in said and before == [f"{epoch}, {step}" for epoch in range(2) for step in range(6)]
+
+
 def test_a_signal_and_a_resumed_run(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("whole").code == 0
     monkeypatch.setattr(lines, "behind", lambda device: True)
