@@ -328,6 +328,9 @@ def search(
     from fastimg.search.command import search as run
 
     refuse_urls({"data": Path(data)})
+    for name in settings:
+        if aliases(Search).get(name, name) not in _names(Search) and aliases(Train).get(name, name) in _names(Train):
+            raise TypeError(f"search() has no setting {name!r}; all trials share it as train={{{name!r}: ...}}")
     given = _given("search", Search, settings, (*_ON_A_COMMAND_LINE, "shared"))
     config = Search(data=Path(data), shared=as_arguments(_of_train(train or {}), Train), **given)
     with _library():
@@ -448,6 +451,10 @@ def _given(function: str, kind: type[Any], settings: Mapping[str, Any], without:
             raise TypeError(f"{function}() got {name} under two names; give it once")
         given[name] = _plain(value)
     return yaml_file.fitted(given, kind)
+
+
+def _names(kind: type[Any]) -> set[str]:
+    return {field.name for field in fields(kind)}
 
 
 def _of_train(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -388,6 +388,9 @@ def test_commands_that_take_long_are_called_with_the_same_settings(name, module,
         assert (given.img_size, given.no_aug, given.amp, given.scale) == (64, True, False, (0.5, 1.0))
     with pytest.raises(TypeError, match=rf"{name}\(\) has no setting 'json'"):
         getattr(fastimg, name)(tmp_path, json=True)
+    if shared:
+        with pytest.raises(TypeError, match=r"no setting 'imgsz'; all trials share it as train=\{'imgsz': \.\.\.\}"):
+            fastimg.search(tmp_path, imgsz=64)
 
 
 def test_errors_are_printable_and_quote_no_whole_cells(tmp_path, cli):
