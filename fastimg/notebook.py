@@ -63,16 +63,18 @@ def picture(file: Path | str | None) -> str:
 
 def thumbnail(file: Path | str) -> Picture:
     """A small version of an image file; nothing where there is no image."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
+
+    from fastimg.loaders.opening import open_image
 
     try:
-        with Image.open(file) as image:
+        with open_image(Path(file)) as image:
             image.draft("RGB", (2 * _THUMBNAIL, 2 * _THUMBNAIL))
             small = ImageOps.exif_transpose(image).convert("RGB")
             small.thumbnail((_THUMBNAIL, _THUMBNAIL))
             buffer = io.BytesIO()
             small.save(buffer, "JPEG")
-    except Exception:  # noqa: BLE001 - Pillow raises many kinds for what it cannot read, and the table goes without
+    except Exception:  # noqa: BLE001 - Pillow raises many kinds for damaged files, and the table goes without
         return Picture()
     return Picture(f"<img src='{_data(buffer.getvalue(), 'jpeg')}'/>")
 

@@ -54,7 +54,7 @@ FUNCTIONS = {
 }
 OWN = {"progress", "train"}  # of the functions alone
 PRINTED = {"json", "csv"}
-LATER = {"sources", "text", "topk", "threshold"}  # arguments of a Predictor's methods
+LATER = {"sources", "text", "topk", "threshold", "sheet", "overwrite"}  # arguments of a Predictor's methods
 LEFT_OUT = {
     **{name: {"json"} for name in FUNCTIONS},
     "train": set(),
@@ -142,9 +142,9 @@ assert inspect.isfunction(f) and fastimg.train is f and len(inspect.signature(f)
 assert fastimg.train.checkpoints.model_files is m and inspect.ismodule(m) and m.find
 assert inspect.ismodule(sys.modules["fastimg.train"]) and pickle.loads(pickle.dumps(f)) is f
 assert fastimg.convert.__name__ == "convert" and fastimg.predict.__doc__ and fastimg.load.__name__ == "load"
-import fastimg.search, fastimg.suggest.notes, fastimg.inspect as i, fastimg.bench.budget as b
+import fastimg.search, fastimg.suggest, fastimg.inspect as i, fastimg.bench.budget as b
 assert [f.__name__ for f in (fastimg.search, fastimg.suggest, i, fastimg.eval)] == "search suggest inspect eval".split()
-assert fastimg.bench.budget is b and inspect.isfunction(fastimg.bench) and fastimg.suggest.notes.__name__
+assert fastimg.bench.budget is b and inspect.isfunction(fastimg.bench)
 print(sorted(n for n in vars(fastimg) if not n.startswith("_")), "torch" in sys.modules)
 """
 
@@ -259,8 +259,9 @@ def test_progress_prints_what_the_command_prints(trained, capsys):
 
 @pytest.fixture
 def configured(monkeypatch):
-    """`configured(**settings)`: the configuration that `train` runs with."""
+    """`configured(**settings)`: the configuration that `train` runs with, before it looks for DATA."""
     seen = []
+    monkeypatch.setattr("fastimg.train.choices.data_left_out.with_data", lambda config, _tell: config)
     monkeypatch.setattr("fastimg.train.loop.train", lambda config, console, signals: seen.append(config))
 
     def call(*arguments, **settings):
@@ -337,7 +338,7 @@ def test_convert_and_predict_return_values(trained, tmp_path, capsys):
 
 def test_what_is_evaluated_embedded_inspected_and_exported_comes_back(trained, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = fastimg.eval(trained.run, trained.images, plot=tmp_path / "plot.png")
+    found = fastimg.eval(trained.run, trained.images, output=tmp_path / "plot.png")
     assert 0 <= found.top1 <= 1 and found.images == 12 and [score.name for score in found.classes] == found_classes()
     html = found._repr_html_()
     assert html.count("data:image/png;base64,") == 2 and "<td>red</td>" in html  # the matrix, and the mistakes

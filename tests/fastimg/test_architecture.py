@@ -68,7 +68,18 @@ def test_packages_are_few_and_small():
         *("doctor", "publish", "search", "suggest", "cluster", "loaders", "augment"),
     }
     files = {path.stem for path in (ROOT / "fastimg").glob("*.py")}
-    assert files == {"__init__", "__main__", "api", "cli", "demo", "errors", "signatures", "torch_state", "wording"}
+    assert files == {
+        "__init__",
+        "__main__",
+        "api",
+        "cli",
+        "demo",
+        "errors",
+        "notebook",
+        "signatures",
+        "torch_state",
+        "wording",
+    }
 
 
 def test_public_class_names_are_unique():

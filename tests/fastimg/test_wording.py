@@ -40,6 +40,7 @@ NOT_ONE = {
 NOT_ONE_IN = {
     *(("plots.py", "len(classes) classes"), ("prediction.py", "len(answers) files"), ("input_size.py", "count rows")),
     ("captions.py", "images.fingerprint texts"),
+    ("stage_table.py", "threads threads"),
 }
 
 

@@ -60,7 +60,7 @@ def test_an_existing_file(trained, tmp_path, cli):
     file = tmp_path / "a.safetensors"
     file.write_text("precious")
     ran = cli("export", trained.run, "--format", "safetensors", "-o", file)
-    assert ran.code == 1 and "--overwrite" in ran.err and file.read_text() == "precious"
+    assert ran.code == 2 and "--overwrite" in ran.err and file.read_text() == "precious"
     assert cli("export", trained.run, "--format", "safetensors", "-o", file, "--overwrite").code == 0
     assert file.read_bytes() == find(trained.run).read_bytes()
 
