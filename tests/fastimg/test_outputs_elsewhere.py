@@ -117,7 +117,7 @@ class TestResults:
     def test_a_plot_of_bench(self, cli, trained, server, monkeypatch):
         def measured(request, *_):
             request.settings.output.write_bytes(b"a plot")
-            return {}
+            return {}, []
 
         monkeypatch.setattr(benchmark, "_measure", measured)
         ran = cli("bench", trained.shards, "--workers-curve", "1", "--output", "s3://bucket/b.png")

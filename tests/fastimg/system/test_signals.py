@@ -43,7 +43,15 @@ def test_a_second_interrupt_takes_effect_at_once():
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_closed_terminal_stops_as_sigterm_does(monkeypatch):
+@pytest.fixture
+def hung_up():
+    """SIGHUP does what it does unless the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_stops_as_sigterm_does(monkeypatch, hung_up):
     """What is printed to it from then on fails no more, so that the checkpoint is written."""
     terminal, ours = pty.openpty()
     monkeypatch.setattr(signals, "_terminals", lambda: [ours])
@@ -57,7 +65,7 @@ def test_a_closed_terminal_stops_as_sigterm_does(monkeypatch):
     os.close(ours)
 
 
-def test_nohup_is_respected_and_what_a_block_has_opened_is_closed():
+def test_nohup_is_respected_and_what_a_block_has_opened_is_closed(hung_up):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupt() as interrupt:

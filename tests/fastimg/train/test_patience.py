@@ -240,7 +240,7 @@ def test_a_resumed_run_stops_at_the_same_epoch(validated, run_of, tmp_path, monk
     said = [
         next(line for line in r.out.splitlines() if line.startswith("stopped")) for r in (whole, resumed, once_more)
     ]
-    assert said[0] == said[1] == said[2]
+    assert said[0].replace(f"--resume {tmp_path}/whole ", f"--resume {tmp_path}/parts ") == said[1] == said[2]
     saved = torch.load(tmp_path / "parts/last/training.pt", weights_only=True)
     assert (saved["best"]["epoch"], saved["watched"]["epoch"], saved["stale"]) == (1, 3, 2)
 

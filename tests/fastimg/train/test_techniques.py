@@ -135,7 +135,7 @@ def test_the_training_split_is_evaluated_on_request(run):
     assert "each image and its mirror image, the training split too" in ran.out
     records = [record for record in rundir.read_log(there) if record["kind"] == "train_eval"]
     assert [record["samples"] for record in records] == [24, 24]
-    assert len(re.findall("training split  loss", ran.out)) == 2
+    assert len(re.findall("training split loss", ran.out)) == 2
 
 
 def test_the_training_split_alone_is_evaluated_every_few_epochs(trained, tmp_path, fast, cli):

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from fastimg.loaders import DataError, ShardError, open_dataset
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.betons.kinds import BetonField
+from fastimg.loaders.extras import install
 from fastimg.loaders.remote import fetching
 from fastimg.loaders.remote.client import etags
 from fastimg.loaders.remote.stores import url_of
@@ -138,7 +140,7 @@ class TestFaults:
 
     def test_without_obstore(self, cache_dir, monkeypatch):
         monkeypatch.setitem(sys.modules, "obstore.store", None)
-        with pytest.raises(DataError, match=r"pip install 'fastimg\[remote\]'"):
+        with pytest.raises(DataError, match=re.escape(install("remote"))):
             open_dataset("s3://bucket/D", cache_dir=cache_dir)
 
     def test_a_cache_goes_with_a_url(self, bucket, cache_dir):
