@@ -311,7 +311,7 @@ def search(
 ) -> "Leaderboard":
     """Find the best settings for a dataset, as `fastimg search` does.
 
-        board = fastimg.search("D", time="20m", train={"img_size": 64})
+        board = fastimg.search("D", max_time="20m", train={"img_size": 64})
         print(board.winner.arch, board.winner.value, board.folder)
 
     The settings are the flags of the command, with their names and defaults. `train` holds those of `fastimg.train`
@@ -342,7 +342,7 @@ def search(
 def suggest(data: _Path, *, progress: bool = False, **settings: Any) -> "Advised":
     """Look at a dataset and this machine, and write a configuration for `train`, as `fastimg suggest` does.
 
-        advised = fastimg.suggest("D", time="20m")
+        advised = fastimg.suggest("D", max_time="20m")
         fastimg.train("D", config="suggested.yaml")
 
     The settings are the flags of the command, with their names and defaults.

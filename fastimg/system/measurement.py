@@ -150,10 +150,19 @@ def synchronise(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
 
 
+_SPREAD = "range"  # the column that a narrow terminal leaves out, so that no number breaks
+
+
 def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a small table with one column per key, in order of first appearance."""
     table = _table(rows, Table())
-    print_table(console, _table(rows, Table(box=None, pad_edge=False)) if is_wider(console, table) else table, title)
+    if is_wider(console, table):
+        table = _table(rows, Table(box=None, pad_edge=False))
+    if is_wider(console, table) and any(_SPREAD in row for row in rows):
+        kept = [{name: value for name, value in row.items() if name != _SPREAD} for row in rows]
+        table = _table(kept, Table(box=None, pad_edge=False))
+        title += f" ({_SPREAD}: on a wider terminal)"
+    print_table(console, table, title)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], table: Table) -> Table:

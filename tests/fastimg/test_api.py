@@ -88,6 +88,19 @@ def test_the_names_of_the_package():
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+def test_examples_in_the_help_give_what_the_function_takes(name):
+    code = re.findall(r"^        (.*fastimg\.\w+\(.*)$", getattr(fastimg, name).__doc__.expandtabs(), re.M)
+    calls = [
+        node for line in code for node in ast.walk(ast.parse(line.rstrip(":") if "for" not in line else f"{line} ..."))
+    ]
+    for call in (
+        node for node in calls if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("fastimg.")
+    ):
+        taken = set(inspect.signature(getattr(fastimg, call.func.attr)).parameters)
+        assert {keyword.arg for keyword in call.keywords} <= taken, ast.unparse(call)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_parameters_are_the_fields(name):
     parameters = dict(inspect.signature(getattr(fastimg, name)).parameters)
     assert name in ("load", "export") or parameters["progress"].default is False

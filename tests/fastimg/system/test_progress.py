@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from fastimg.system import measurement
 from fastimg.system.progress import Display, Line
 from fastimg.system.terminal import print_rows, wrapped
 
@@ -125,3 +126,16 @@ def test_a_path_that_fits_on_a_line_of_its_own_has_one() -> None:
         "                 or",
     ]
     assert wrapped(f"run          {path}", 40) == ["run", f"     {path}"]
+
+
+def test_a_narrow_table_of_rates_leaves_out_their_range_and_breaks_no_number() -> None:
+    rows = [
+        {"stage": "read, cold", "img/s": "216,711", "range": "216,711 - 316,711", "per core": "216,711", "n": 10},
+        {"stage": "step", "img/s": "313", "range": "313 - 316", "per core": "313", "n": 10},
+    ]
+    for width, whole in ((50, False), (80, True)):
+        printed = io.StringIO()
+        measurement.show(Console(file=printed, force_terminal=True, width=width, _environ={}), "stages", rows)
+        lines = printed.getvalue().splitlines()
+        assert printed.getvalue().count("216,711") == (3 if whole else 2) and ("316,711" in printed.getvalue()) == whole
+        assert any("read, cold" in line for line in lines) and ("range: on a wider" in lines[0]) != whole
