@@ -102,9 +102,8 @@ class Keeper:
     def arrays(self, part: DatasetPart, making: "Making") -> tuple[ArrayDataset, Path, int]:
         """The arrays of a part's samples, the cache folder, and the number of arrays computed now."""
         dataset = part.dataset
-        ids = part.indices
-        own = ids if ids is not None else np.arange(len(dataset))
-        source = dataset.source if isinstance(dataset, ArrayDataset) else dataset
+        own = _own(part)
+        source = _source(part)
         digests = _of_view(self.digests(source, part.split or ""), making.view)
         lengths = dataset.lengths if isinstance(dataset, ArrayDataset) else None
         cache = ArrayCache(self.root / making.folder, making.about(), self.say)
@@ -132,6 +131,15 @@ class Keeper:
             write = partial(self._on_nodes, self.nodes, cache.key, part.split or "", own, digests[own], making)
             made = cache.fill_elsewhere(digests[own], self.ranks, write, by_length)
         return cache.dataset(source, digests, lengths), cache.folder, made  # with lengths: the same batches as of texts
+
+    def missing(self, part: DatasetPart, making: "Making") -> int:
+        """How many arrays of a part's samples are not kept. Where none are, no sample is read to find that out."""
+        own = _own(part)
+        cache = ArrayCache(self.root / making.folder, making.about(), self.say)
+        if not cache.folder.exists():
+            return len(own)
+        cache.load()
+        return len(cache.missing(_of_view(self.digests(_source(part), part.split or ""), making.view)[own]))
 
     def _on_nodes(
         self,
@@ -305,6 +313,16 @@ def array_loader(part: DatasetPart, decoder: Decoder, config: LoaderConfig, devi
 def views(datasets: list[ArrayDataset]) -> Dataset:
     """The datasets in turn, one per epoch."""
     return datasets[0] if len(datasets) == 1 else Views(datasets)
+
+
+def _own(part: DatasetPart) -> npt.NDArray[np.int64]:
+    """The ids of a part's samples."""
+    return part.indices if part.indices is not None else np.arange(len(part.dataset))
+
+
+def _source(part: DatasetPart) -> Dataset:
+    """The samples themselves, by whose content arrays are kept."""
+    return part.dataset.source if isinstance(part.dataset, ArrayDataset) else part.dataset
 
 
 def _of_view(digests: npt.NDArray[np.void], view: int | None) -> npt.NDArray[np.void]:

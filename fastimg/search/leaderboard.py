@@ -1,20 +1,20 @@
 """What the trials of a search came to: the models in order, with what they cost and in what they differ."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from fastimg import notebook
 from fastimg.config.training import HF_PREFIX
 from fastimg.errors import printable
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.system.progress import spent
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import is_wider, print_table, say
 from fastimg.train.checkpoints.format import MODEL, read_card
 from fastimg.train.checkpoints.run_directory import forget
 from fastimg.train.tasks.score import lower_is_better, shown
@@ -41,7 +41,8 @@ class Contender:
 
     value: the best that it reached. seconds: of training, over all its trials. size: the side of its images, in pixels;
         0 of texts. megabytes: of its weights. images_per_second: at prediction, None where it was not measured.
-    settings: those in which trials may differ. freed: whether its checkpoints were deleted.
+    settings: those in which trials may differ. parameters: those that the search has drawn. freed: whether its
+        checkpoints were deleted. ended: how its last trial ended, if that was early.
     """
 
     trial: int
@@ -56,7 +57,9 @@ class Contender:
     megabytes: float = 0.0
     images_per_second: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     freed: bool = False
+    ended: Literal["", "pruned", "out of time"] = ""
 
     @property
     def kind(self) -> tuple[str, int]:
@@ -66,13 +69,17 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Leaderboard:
-    """The models in order, best first; the trials that ended early, and why; and all trials, for pictures."""
+    """The models in order, best first; the trials that ended early, and why; and all trials, for pictures.
+
+    kept_embeddings: by encoder, how many were there before the first trial of a search by stages.
+    """
 
     metric: str
     rows: list[Contender]
     pruned: dict[str, int] = field(default_factory=dict)  # reason -> trials
     records: Sequence[TrialRecord] = ()
     folder: str = ""  # of the search, below which the runs are
+    kept_embeddings: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def winner(self) -> Contender | None:
@@ -80,32 +87,24 @@ class Leaderboard:
         return self.rows[0] if self.rows else None
 
     def _repr_html_(self) -> str:
-        rows = self.rows[:TOP]
-        cells = (
-            (
-                rank,
-                short(row.arch),
-                row.size or "",
-                shown(self.metric, row.value),
-                spent(row.seconds),
-                "" if row.images_per_second is None else f"{row.images_per_second:,.0f}",
-                f"{row.megabytes:.1f}",
-                "  ".join(f"{name} {_short(value)}" for name, value in differing.items()),
-                row.run,
-            )
-            for rank, (row, differing) in enumerate(zip(rows, differences(rows) if rows else [], strict=True), 1)
-        )
-        head = ("#", "arch", "px", self.metric, "trained", "img/s", "MB", "differs in", "run")
+        columns = _columns(self) if self.rows else None
+        cells = {} if columns is None else columns.facts | columns.parameters | columns.places
         return notebook.page(
             notebook.facts({"search": self.folder, "ended early": sum(self.pruned.values()) or None}),
-            notebook.table(head, cells, len(self.rows)),
+            notebook.facts({} if columns is None else columns.shared),
+            notebook.table([*cells], zip(*cells.values(), strict=True), len(self.rows)),
             *map(notebook.picture, sorted(Path(self.folder).glob("*.png")) if self.folder else ()),
         )
 
     def as_json(self) -> dict[str, Any]:
         """For `--json` and the file."""
         rows = [{"rank": rank, **asdict(row)} for rank, row in enumerate(self.rows, 1)]
-        return {"metric": self.metric, "trials": rows, "pruned": self.pruned}
+        return {
+            "metric": self.metric,
+            "trials": rows,
+            "pruned": self.pruned,
+            "kept_embeddings": dict(self.kept_embeddings),
+        }
 
 
 def contenders(records: Iterable[TrialRecord], metric: str) -> list[Contender]:
@@ -132,6 +131,8 @@ def _contender(run: str, trials: Sequence[TrialRecord], metric: str) -> Contende
         epochs=last.epochs,
         arch=str(last.settings.get("arch") or ""),
         settings=settings,
+        parameters=last.parameters,
+        ended="" if last.state == "complete" else "out of time" if last.cut else "pruned",
     )
 
 
@@ -248,11 +249,17 @@ def firsts(rows: Sequence[Contender], kinds: int = TOP) -> list[Contender]:
 
 
 def ordered(rows: Iterable[Contender], metric: str) -> list[Contender]:
-    """Best first. Of equal values those with a checkpoint come first, then the faster, then that of the lower loss."""
+    """Best first, and those last that were pruned: others have had more epochs.
+
+    Of equal values those with a checkpoint come first, then the faster, then that of the lower loss.
+    """
     sign = 1.0 if lower_is_better(metric) else -1.0
-    return sorted(
-        rows, key=lambda row: (sign * row.value, row.freed, -(row.images_per_second or 0.0), row.loss, row.trial)
-    )
+
+    def place(row: Contender) -> tuple[bool, float, bool, float, float, int]:
+        speed = row.images_per_second or 0.0
+        return row.ended == "pruned", sign * row.value, row.freed, -speed, row.loss, row.trial
+
+    return sorted(rows, key=place)
 
 
 def differences(rows: Sequence[Contender]) -> list[dict[str, Any]]:
@@ -292,30 +299,89 @@ def short(arch: str) -> str:
 
 
 def print_board(board: Leaderboard, console: Console) -> None:
-    """At most ten rows, best first."""
-    rows = board.rows[:TOP]
-    if not rows:
+    """At most ten rows, best first. What is the same in all of them is said once, above.
+
+    Where a column for each parameter is wider than the terminal, they share one.
+    """
+    if not board.rows:
         return
-    numbers = ("px", board.metric, "trained", "img/s" if any(row.size for row in rows) else "texts/s", "MB")
-    columns = [Column(name, justify="right", no_wrap=True) for name in numbers]
-    table = Table(
-        Column("#", justify="right"), "arch", *columns, "stage", Column("differs in", overflow="fold"), "run", box=None
-    )
-    for rank, (row, differing) in enumerate(zip(rows, differences(rows), strict=True), 1):
-        speed = "" if row.images_per_second is None else f"{row.images_per_second:,.0f}"
-        table.add_row(
-            str(rank),
-            printable(short(row.arch)),
-            str(row.size or ""),
-            shown(board.metric, row.value),
-            spent(row.seconds),
-            speed,
-            f"{row.megabytes:.1f}",
-            row.stage,
-            "  ".join(f"{name} {_short(value)}" for name, value in differing.items()),
-            row.run,
-        )
+    columns = _columns(board)
+    if columns.shared:
+        say(console, f"all         {', '.join(f'{name} {value}' for name, value in columns.shared.items())}")
+    table = _table(columns.facts | columns.parameters | columns.places)
+    if is_wider(console, table):
+        pairs = [" ".join(f"{k}={v}" for k, v in row.items() if v) for row in _rows(columns.parameters)]
+        table = _table(columns.facts | ({"parameters": pairs} if pairs else {}) | columns.places)
     print_table(console, table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BoardColumns:
+    """The cells of the first rows by the names of their columns. shared: what a column says that says nothing else."""
+
+    shared: dict[str, str]
+    facts: dict[str, list[str]]
+    parameters: dict[str, list[str]]
+    places: dict[str, list[str]]
+
+
+def _columns(board: Leaderboard) -> _BoardColumns:
+    """What the table of a leaderboard says, and what is said once above it."""
+    rows = board.rows[:TOP]
+    differing = differences(rows)
+    names = dict.fromkeys(name for row in (*(row.parameters for row in rows), *differing) for name in row)
+    parameters = {
+        name: [_short(row.parameters.get(name, row.settings.get(name, ""))) for row in rows]
+        for name in names
+        if name not in _PLACES
+    }
+    facts = {
+        "#": [str(rank) for rank in range(1, len(rows) + 1)],
+        "arch": [printable(short(row.arch)) for row in rows],
+        "px": [str(row.size or "") for row in rows],
+        board.metric: [shown(board.metric, row.value) for row in rows],
+        "trained": [spent(row.seconds) for row in rows],
+        "img/s" if any(row.size for row in rows) else "texts/s": [
+            "" if row.images_per_second is None else f"{row.images_per_second:,.0f}" for row in rows
+        ],
+        "MB": [f"{row.megabytes:.1f}" for row in rows],
+        "stage": [row.stage for row in rows],
+    }
+    if any(row.ended for row in rows):
+        facts["ended"] = [row.ended for row in rows]
+    own = {"#", board.metric, "trained", "ended"}  # what a row is read for
+    once = {
+        name: cells[0]
+        for name, cells in (facts | parameters).items()
+        if len(rows) > 1 and name not in own and len(set(cells)) == 1
+    }
+    return _BoardColumns(
+        shared={name: value for name, value in once.items() if value},
+        facts={name: cells for name, cells in facts.items() if name not in once},
+        parameters={name: cells for name, cells in parameters.items() if name not in once},
+        places={"run": [row.run for row in rows]},
+    )
+
+
+def _rows(columns: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
+    """Columns as rows."""
+    for cells in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, cells, strict=True))
+
+
+def _table(columns: Mapping[str, list[str]]) -> Table:
+    """Numbers stand below each other; what is no number is never cut."""
+    table = Table(box=None, pad_edge=False)
+    for name, cells in columns.items():
+        number = all(_is_number(cell) for cell in cells)
+        table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    for row in _rows(columns):
+        table.add_row(*row.values())
+    return table
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or cell[:2].removeprefix("-").isdigit()
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,7 @@
 """What a run reads: the samples themselves, tokens of texts, or embeddings from a frozen encoder."""
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,7 @@ class Parts:
     embedding: tuple[int, ...] | None = None
     words: str | None = None
     made: int = 0  # embeddings that were computed now, not found in the cache
+    missing: int | None = None  # embeddings that are not in the cache; known after a dry run
     seconds: float = 0.0  # for computing and opening all embeddings
     taught: KeptLogits | None = None  # what the teacher says of the training split
 
@@ -164,37 +166,13 @@ def embedded(
     stack: ExitStack,
 ) -> Parts:
     """All splits as embeddings, which are computed if the cache does not have them: the encoder runs once."""
-    ranks = keeper.ranks
-    model.module.to(ranks.device)
+    model.module.to(keeper.ranks.device)
     if config.channels_last and model.convolutional:
         model.module.to(memory_format=torch.channels_last)
-    alone = _before_training(config, ranks)
-    policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std)
     folders: dict[Path, int] = {}
-    scales = effective.scales(config)
 
     def encoded(part: DatasetPart, view: int | None) -> ArrayDataset:
-        crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config)
-
-        def open_(missing: DatasetPart) -> BatchSource:
-            images = replace(missing, texts=None)
-            return open_loader(
-                alone, None, images, crop, "sequential", "zeros", model, scaling=False if view is None else scales
-            )
-
-        reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
-        reads["scaled"] = False if view is None else scales
-        encoding = Encoding(
-            model=model,
-            ranks=ranks,
-            precision=precision,
-            policy=policy,
-            dtype={"fp16": "float16", "fp32": "float32"}[config.cache_dtype or "fp16"],
-            reads=reads,
-            open_=open_,
-            view=view,
-            seed=config.seed,
-        )
+        encoding = _encoding(config, model, preprocessing, precision, keeper.ranks, view)
         dataset, folder, made = keeper.arrays(part, encoding)
         folders[folder] = folders.get(folder, 0) + made
         stack.callback(dataset.close)
@@ -202,17 +180,70 @@ def embedded(
 
     began = time.perf_counter()
     count = effective.views(config)
-    augmented = not intent.plain(config)
-    numbers = range(count) if augmented else [None] * count
-    train = replace(parts.train, dataset=views([encoded(parts.train, number) for number in numbers]))
+    train = replace(parts.train, dataset=views([encoded(parts.train, number) for number in _views(config)]))
     val = None if parts.val is None else replace(parts.val, dataset=encoded(parts.val, None))
     evaluated = None if parts.evaluated is None else replace(parts.evaluated, dataset=encoded(parts.evaluated, None))
     shape = caching.shape(model, preprocessing)
-    seen = f"{plural(count, 'augmented view')} of each" if augmented else "each sample once"
+    seen = "each sample once" if intent.plain(config) else f"{plural(count, 'augmented view')} of each"
     made = sum(folders.values())
     where = ", ".join(shown(folder) for folder in folders)
     words = f"{' x '.join(map(str, shape))} {config.cache_dtype or 'fp16'}, {seen}: {made:,} made now, kept in {where}"
     return Parts(train, val, evaluated, shape, words, made, time.perf_counter() - began)
+
+
+def counted(
+    config: Train, model: Model, preprocessing: Preprocessing, precision: Precision, keeper: Keeper, parts: Parts
+) -> Parts:
+    """All splits as they are, with the number of embeddings that `embedded` would have to compute: for a dry run."""
+    seen = [(parts.train, view) for view in _views(config)]
+    seen += [(part, None) for part in (parts.val, parts.evaluated) if part is not None]
+    missing = total = 0
+    for part, view in seen:
+        encoding = _encoding(config, model, preprocessing, precision, keeper.ranks, view)
+        missing += keeper.missing(part, encoding)
+        total += len(part)
+    words = f"{total - missing:,} of {total:,} are kept; " if missing < total else ""
+    others = "the others are " if missing < total else ""
+    left = f"{others}computed once by the frozen encoder (not in a dry run)" if missing else "none has to be computed"
+    return replace(parts, words=f"{words}{left}", missing=missing)
+
+
+def _views(config: Train) -> Sequence[int | None]:
+    """The views of the training split that are embedded: numbers where they are augmented."""
+    count = effective.views(config)
+    return [None] * count if intent.plain(config) else range(count)
+
+
+def _encoding(
+    config: Train,
+    model: Model,
+    preprocessing: Preprocessing,
+    precision: Precision,
+    ranks: Ranks,
+    view: int | None,
+) -> Encoding:
+    """How embeddings of a view are computed, and what they depend on."""
+    crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config)
+    scaling = False if view is None else effective.scales(config)
+    alone = _before_training(config, ranks)
+
+    def open_(missing: DatasetPart) -> BatchSource:
+        images = replace(missing, texts=None)
+        return open_loader(alone, None, images, crop, "sequential", "zeros", model, scaling=scaling)
+
+    reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
+    reads["scaled"] = scaling
+    return Encoding(
+        model=model,
+        ranks=ranks,
+        precision=precision,
+        policy=augmentation.policy_of(config, preprocessing.mean, preprocessing.std),
+        dtype={"fp16": "float16", "fp32": "float32"}[config.cache_dtype or "fp16"],
+        reads=reads,
+        open_=open_,
+        view=view,
+        seed=config.seed,
+    )
 
 
 def labelled(

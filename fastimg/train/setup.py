@@ -54,7 +54,7 @@ from .choices import machine_profile as machine
 from .choices import resolution as effective
 from .normalisation import normalised
 from .opening import build_model, check_content, open_data, whiten, with_channels
-from .parts import Parts, embedded, labelled, resident, tokenised, with_text_embeddings
+from .parts import Parts, counted, embedded, labelled, resident, tokenised, with_text_embeddings
 from .run import Run
 from .tasks.selection import ChosenTargets
 from .tasks.selection import choose as choose_targets
@@ -231,7 +231,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     )
     told = {} if config.dry_run else _tell_before_work(draft, left_out, console)
     if effective.views(config) and config.dry_run:
-        parts = replace(parts, words="computed once by the frozen encoder (not in a dry run)")
+        parts = counted(config, own, preprocessing, precision, keeper, parts)
     elif effective.views(config):
         parts = embedded(config, own, preprocessing, precision, keeper, parts, stack)
     if effective.keeps_texts(config) and not config.dry_run:

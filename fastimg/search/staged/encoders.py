@@ -72,7 +72,8 @@ class MeasuredEncoder:
     """What was measured of a candidate.
 
     rate: samples per second at prediction, without reading them. learning_rate: what `train` chooses for all of it,
-    with the batch of the trials; head_rates: and for its classifier alone, by the kind of this.
+    with the batch of the trials; head_rates: and for its classifier alone, by the kind of this. missing: how many
+    embeddings of the data are not kept; None: all.
     """
 
     candidate: Candidate
@@ -82,6 +83,7 @@ class MeasuredEncoder:
     small: int | None
     learning_rate: float
     head_rates: Mapping[str, float]
+    missing: int | None = None
 
 
 @dataclass(frozen=True)

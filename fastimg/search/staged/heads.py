@@ -19,8 +19,9 @@ _SLACK = 1.25  # embedding reads and decodes, too
 
 
 def embedding_seconds(measured: MeasuredEncoder, trials: Trials) -> float:
-    """Seconds until an encoder has embedded both parts of the data."""
-    return _SLACK * (trials.data.train + trials.data.val) / measured.rate
+    """Seconds until an encoder has embedded both parts of the data: what is kept already takes no time."""
+    missing = measured.missing
+    return _SLACK * (trials.data.train + trials.data.val if missing is None else missing) / measured.rate
 
 
 def chosen(encoders: Sequence[MeasuredEncoder], trials: Trials, budget: float) -> list[MeasuredEncoder]:
@@ -80,7 +81,12 @@ def fixed(trials: Trials) -> dict[str, Any]:
 
 def told(encoders: Sequence[MeasuredEncoder], trials: Trials, budget: float) -> str:
     """The line that announces the stage."""
-    each = ", ".join(f"{m.candidate.name} in about {duration(embedding_seconds(m, trials))}" for m in encoders)
+    each = ", ".join(
+        f"{m.candidate.name}: kept already"
+        if m.missing == 0
+        else f"{m.candidate.name} in about {duration(embedding_seconds(m, trials))}"
+        for m in encoders
+    )
     return (
         f"heads       up to {duration(budget)}: the data is embedded once by {plural(len(encoders), 'frozen encoder')} "
         f"({each}); then a trial trains only a classifier, which takes a moment"

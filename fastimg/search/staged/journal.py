@@ -79,9 +79,14 @@ class TrialJournal:
         """Seconds of searching so far: those of earlier searches, and those since this one goes on where they ended."""
         return self._spent + (self._clock() - self._since if self._replayed else 0.0)
 
-    def fact(self, name: str, measure: Callable[[], Any]) -> Any:
-        """What was measured once, as JSON has it."""
-        if name in self._facts:
+    @property
+    def ended(self) -> bool:
+        """Whether a trial has ended, so that what is asked for has to be the same again."""
+        return bool(self._ended)
+
+    def fact(self, name: str, measure: Callable[[], Any], anew: bool = False) -> Any:
+        """What was measured once, as JSON has it; or `anew`, whatever was measured before."""
+        if name in self._facts and not anew:
             at, value = self._facts[name]
             self._read(at)
             return value

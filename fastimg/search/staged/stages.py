@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from fastimg.config.commands import Train
+from fastimg.config.yaml_file import fitted
 from fastimg.errors import UsageError
 from fastimg.search.leaderboard import TOP, Contender, Leaderboard, firsts, ordered, reasons, write
 from fastimg.search.pool import Job, Report
+from fastimg.search.probing import missing_embeddings
 from fastimg.search.records import TIME_OVER, TrialRecord
 from fastimg.search.speed import prediction_speed
 from fastimg.system.progress import duration
@@ -22,7 +25,7 @@ from . import encoders as candidates
 from .encoders import Candidate, DataFacts, MeasuredEncoder
 from .fine_tuning import Entrant, announced, entrants, halve, train_winner
 from .heads import chosen as embeddable
-from .heads import embedding_seconds, search_heads
+from .heads import embedding_seconds, fixed, search_heads
 from .heads import told as heads_told
 from .journal import TrialJournal
 from .rungs import Arm, affordable, epoch_guess, shares
@@ -80,7 +83,7 @@ def search_by_stages(
     found = _found(trials)
     trials.compared_by(workers.probe(trials.settings({**found[0].settings, "name": "probe"})))
     try:
-        measured = _measure(found, trials)
+        measured = [_with_kept(each, trials) for each in _measure(found, trials)]
         _refuse_short(measured, trials)
         _shown_to_optuna(found, trials)
         _stages(measured, trials)
@@ -188,6 +191,28 @@ def _measure(found: Sequence[Candidate], trials: Trials) -> list[MeasuredEncoder
     return measured
 
 
+def _with_kept(measured: MeasuredEncoder, trials: Trials) -> MeasuredEncoder:
+    """With the number of embeddings that are not kept already: an earlier run, or search, may have made some.
+
+    Once a trial has ended, it is what it was before, so that a search that goes on asks for the same trials.
+    """
+    name = measured.candidate.name
+    if not measured.candidate.tuned:
+        return measured
+    journal = trials.journal
+    if journal.ended:
+        missing = journal.known(f"embeddings {name}")
+    else:
+        settings = {**measured.candidate.settings, **fixed(trials), "name": "probe", "device": trials.asked.device}
+        config = Train(**fitted(trials.settings(settings), Train))
+        missing = journal.fact(f"embeddings {name}", lambda: missing_embeddings(config), anew=True)
+    whole = trials.data.train + trials.data.val
+    if missing is not None and missing < whole:
+        trials.kept[name] = whole - missing
+        trials.say(f"embeddings  {name}: {whole - missing:,} of {whole:,} are kept, and are not computed again")
+    return replace(measured, missing=missing)
+
+
 def _refuse_short(measured: Sequence[MeasuredEncoder], trials: Trials) -> None:
     """Raises UsageError where no encoder could finish one trial."""
     if min(_least(each, trials) for each in measured) > trials.left():
@@ -228,7 +253,9 @@ def _board(trials: Trials, speed: Callable[[Contender, Trials], float | None]) -
             took = max(took, trials.journal.now() - before)
     top = [replace(row, images_per_second=speeds.get(row.kind)) for row in rows[:TOP]]
     rows = [*ordered(top, trials.metric), *rows[TOP:]]
-    return Leaderboard(metric=trials.metric, rows=rows, pruned=reasons(records), records=records)
+    return Leaderboard(
+        metric=trials.metric, rows=rows, pruned=reasons(records), records=records, kept_embeddings=trials.kept
+    )
 
 
 def _known_speed(row: Contender, trials: Trials) -> float | None:

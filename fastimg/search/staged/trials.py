@@ -69,6 +69,7 @@ class Trials:
         self.metric = asked.metric or ""  # the stages know it: see `compared_by`
         self.best: TrialRecord | None = None
         self.models = KeptModels(asked.folder)
+        self.kept: dict[str, int] = {}  # by the encoder: embeddings that were there before the first trial
         self.in_play: set[str] = set()  # runs that may be made longer, or that others may start from
         self._seen: list[TrialRecord] = []
 

@@ -81,6 +81,9 @@ def test_views_equal_uncached_training_when_weights_move(train, losses):
     train("cached", *flags, "--cache-embeddings", "2", "--cache-dtype", "fp32")
     train("uncached", *flags, "--cache-embeddings", "off")
     assert_close(losses("cached"), losses("uncached"), 1e-5)
+    views = (*flags, "--cache-dtype", "fp32", "--dry-run", "--cache-embeddings")
+    assert "60 of 60 are kept; none has to be computed" in train("dry", *views, "2").out
+    assert "60 of 84 are kept; the others are computed once by the frozen encoder" in train("dry", *views, "3").out
 
 
 @pytest.fixture

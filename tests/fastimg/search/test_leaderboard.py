@@ -69,6 +69,36 @@ def test_rows_say_what_differs_and_at_most_ten_are_shown():
     assert [row["rank"] for row in board.as_json()["trials"]] == list(range(1, 13))
 
 
+def test_pruned_trials_are_marked_and_come_last_and_what_all_share_is_said_once():
+    pruned = trial(3, 0.99, reason="not promising", arch="net", lr=0.3, smoothing=0.1)
+    cut = trial(2, 0.6, reason="the time was over", arch="net", lr=0.2, smoothing=0.1)
+    last = dataclasses.replace(trial(1, 0.5, arch="net", lr=0.1, smoothing=0.1), parameters={"lr": 0.1, "aa": "none"})
+    rows = ordered(contenders([pruned, cut, last], "top1"), "top1")
+    assert [(row.trial, row.ended) for row in rows] == [(2, "out of time"), (1, ""), (3, "pruned")]
+    board = Leaderboard(metric="top1", rows=rows)
+    shared, header, *lines = printed(board, 200)
+    assert shared.startswith("all ") and "arch net" in shared and "stage trials" in shared
+    assert header.split() == ["#", "top1", "trained", "ended", "lr", "aa", "run"]
+    assert ["pruned" in line.split() for line in lines] == [False, False, True]
+    assert lines[1].split()[-3:] == ["0.1", "none", "runs/0001"]  # also what the flag is without a value
+    assert "<th>lr</th><th>aa</th>" in board._repr_html_()
+
+
+def test_a_narrow_terminal_has_the_parameters_in_one_column_and_cuts_no_number():
+    names = ("weight_decay", "smoothing", "layer_decay", "drop_path")
+    rows = contenders([trial(n, n / 10, **dict.fromkeys(names, n / 7)) for n in (2, 1)], "top1")
+    header, first, second, *_ = printed(Leaderboard(metric="top1", rows=rows), 60, terminal=True)[1:]
+    assert header.split() == ["#", "top1", "trained", "parameters", "run"]
+    assert first.split() == ["1", "20.00%", "0:10", "drop_path=0.286", "runs/0002"]
+    assert second.split() == ["layer_decay=0.286"]
+
+
+def printed(board, width, terminal=False):
+    text = io.StringIO()
+    print_board(board, Console(file=text, width=width, force_terminal=terminal, color_system=None))
+    return text.getvalue().splitlines()
+
+
 def test_a_run_is_described_by_its_checkpoint_and_measured_on_its_data(trained):
     model = model_of(trained.run)
     assert (model["arch"], model["size"]) == ("test_resnet", 32)
@@ -160,7 +190,7 @@ def test_of_a_text_encoders_folder_the_end_of_its_path_is_shown():
     rows = contenders(
         [trial(1, 0.9, arch="hf:/data/encoders/mini/model"), trial(2, 0.8, arch="hf:some/encoder")], "top1"
     )
-    text = io.StringIO()
-    print_board(Leaderboard(metric="top1", rows=rows), Console(file=text, width=200))
-    assert " hf:mini/model " in text.getvalue() and " hf:some/encoder " in text.getvalue()
-    assert "texts/s" in text.getvalue()
+    rows[0] = dataclasses.replace(rows[0], images_per_second=40.0)
+    text = "\n".join(printed(Leaderboard(metric="top1", rows=rows), 200))
+    assert " hf:mini/model " in text and " hf:some/encoder " in text
+    assert "texts/s" in text

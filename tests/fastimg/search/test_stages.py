@@ -123,7 +123,7 @@ def search(tmp_path, monkeypatch):
 
     storages = {}
 
-    def go(encoders, seconds=600.0, workers=None, skipped=(), data=DATA, folder="search", keep="best"):
+    def go(encoders, seconds=600.0, workers=None, skipped=(), data=DATA, folder="search", keep="best", missing=None):
         workers = workers or Workers(encoders)
         names = [each.candidate for each in encoders]
         found = Found(candidates=names, skipped=list(skipped), words="weights at hand")
@@ -131,6 +131,7 @@ def search(tmp_path, monkeypatch):
         monkeypatch.setattr(stages.candidates, "facts", lambda *_: data)
         monkeypatch.setattr(stages.candidates, "find", lambda *_: found)
         monkeypatch.setattr(stages.candidates, "measure", lambda candidate, *_: by_name[candidate.name])
+        monkeypatch.setattr(stages, "missing_embeddings", lambda config: (missing or {}).get(config.arch))
         monkeypatch.setattr("fastimg.search.leaderboard.model_of", model_of)
         monkeypatch.setattr(stages, "prediction_speed", lambda *_: 50.0)
         said = []
@@ -236,6 +237,22 @@ def test_a_time_too_short_for_one_trial_is_refused_with_what_is_needed(search):
         UsageError, match=r"--max-time: 0:05 is too short for one trial: .* a, needs about .* --max-time 20s"
     ):
         search([measured("a", rate=100)], seconds=5)
+
+
+def test_embeddings_that_are_kept_cost_no_time(search):
+    encoders = [measured("a", rate=100), measured("b", rate=50)]
+    workers = Workers(encoders)
+    workers.embedded.add("a")
+    board, said, _ = search(encoders, seconds=9, workers=workers, missing={"a": 0, "b": 900})
+    assert {job.settings["arch"] for job in workers.jobs} == {"a"}
+    assert "embeddings  a: 1,000 of 1,000 are kept, and are not computed again" in said
+    assert "embeddings  b: 100 of 1,000 are kept, and are not computed again" in said
+    assert any("a: kept already" in line for line in said)
+    assert board.as_json()["kept_embeddings"] == {"a": 1000, "b": 100}
+    # One that goes on asks for the same trials, whatever is kept by then.
+    again = Workers(encoders)
+    board, said, _ = search(encoders, seconds=9, workers=again, missing={"a": 0, "b": 0})
+    assert not of(again.jobs, "heads")[:-1] and board.as_json()["kept_embeddings"] == {"a": 1000, "b": 100}
 
 
 class Slow(Workers):

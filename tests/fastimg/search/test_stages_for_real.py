@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from fastimg.config.commands import Train
 from fastimg.config.yaml_file import fitted
+from fastimg.errors import UsageError
 from fastimg.models.registry import build
 from fastimg.search.probing import metric_of
 from fastimg.search.staged import rungs
@@ -50,7 +53,8 @@ def weights(tmp_path_factory):
 class InProcess:
     """Runs trials here; each of them costs what `costs` says, on a clock of its own."""
 
-    def __init__(self):
+    def __init__(self, heads=95.0):  # time for one classifier
+        self.costs = {"heads": heads, "fine-tuning": 10.0, "final": 240.0}
         self.time = 0.0
         self.deadline = None
         self.jobs = []
@@ -69,7 +73,7 @@ class InProcess:
         for job in jobs:
             self.jobs.append(job)
             record = run_trial(job, self.metric, lambda reported: False, training)
-            seconds = {"heads": 95.0, "fine-tuning": 10.0, "final": 240.0}[job.stage]  # time for one classifier
+            seconds = self.costs[job.stage]
             self.time += seconds
             yield dataclasses.replace(record, seconds=seconds)
 
@@ -103,3 +107,30 @@ def test_from_heads_to_the_winner_whose_config_trains_the_same_bits(data, weight
     ours, theirs = (load_file(run / "last" / "model.safetensors") for run in (final, again))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_embeddings_that_an_earlier_run_made_are_not_made_again(data, weights, tmp_path, monkeypatch):
+    monkeypatch.setattr("fastimg.search.staged.encoders.model_speed", lambda *_: 5.0)
+    monkeypatch.setattr("fastimg.search.staged.stages.prediction_speed", lambda *_: 77.0)
+    monkeypatch.setattr("fastimg.search.staged.heads.head_epochs", lambda _: 2)
+    monkeypatch.setattr("fastimg.search.staged.rungs.MOST_HEADS", 1)
+    data = shutil.copytree(data, tmp_path / "data")  # with a cache of its own
+    asked = StagedSearch(
+        data=data, folder=tmp_path / "search", seconds=9.0, shared=SHARED, weights=(weights,), device="cpu"
+    )
+
+    def searched():
+        workers, said = InProcess(heads=6.0), []
+        return search_by_stages(asked, workers, said.append, workers.clock), said
+
+    with pytest.raises(UsageError, match=r"0:09 is too short for one trial"):
+        searched()  # 48 images at 5 a second
+    frozen = {"arch": "test_resnet", "weights": str(weights), "freeze": "backbone", "epochs": 1, "data": str(data)}
+    places = {"output": str(tmp_path / "runs"), "fold": "0/10", "stratify": True}
+    train(Train(**fitted(SHARED | frozen | places, Train)), Console(file=io.StringIO()), signals=False)
+
+    board, said = searched()
+    assert board.as_json()["kept_embeddings"] == {"test_resnet": 48}
+    assert "embeddings  test_resnet: 48 of 48 are kept, and are not computed again" in said
+    log = (asked.folder / board.winner.run / "metrics.jsonl").read_text().splitlines()
+    assert [line["made"] for line in map(json.loads, log) if line["kind"] == "cache"] == [0]
