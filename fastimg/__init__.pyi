@@ -272,6 +272,7 @@ def inspect(
     img_size: int | None = None,
     config: str | PathLike[str] | None = None,
     output: str | PathLike[str] | None = None,
+    overwrite: bool = False,
     workers: str | int = "auto",
     max_pixels: int = 89478485,
     seed: int = 0,

@@ -342,6 +342,11 @@ def _refuse(command: str, settings: Any) -> None:
         for run in runs:
             if url_of(run) is None:
                 find(run)
+    if command in ("convert", "embed") and not getattr(settings, "more", ()):
+        from .train.checkpoints.model_files import refuse_swapped_data
+
+        own = "dataset.json" if command == "convert" else "embeddings.json"
+        refuse_swapped_data(command, settings.src if command == "convert" else settings.data, settings.dst, own)
     if command == "suggest":
         searching.check(settings)
     if command not in ("convert", "embed"):  # which check what they take themselves
@@ -395,6 +400,10 @@ def _parse(command: str, arguments: list[str], fetch: bool = False, tell: Callab
         refuse_urls(given)
         return kind(**given, shared=tuple(arguments[place + 1 :]))
     given = parse(command, kind, arguments, _COMMANDS)
+    if command == "push" and str(given["checkpoint"]).startswith("hub:"):
+        from .train.checkpoints.model_files import refuse_swapped
+
+        refuse_swapped(command, [given["checkpoint"]], [Path(given["dst"])])
     refuse_urls(given)
     if kind is not config.Train:
         return kind(**given)

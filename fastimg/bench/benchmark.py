@@ -312,7 +312,8 @@ def _compare_all(
         record["left_out"] = comparison.left_out
     if settings.output is not None:
         scaling = [{"name": rig.config.loader, **row} for row in record.get("scaling", [])]
-        plot_loaders(records or scaling, settings.output)
+        name = images.path.name if images.local else as_given(images.path)
+        plot_loaders(records or scaling, settings.output, f"{name}: images per second of loaders")
     if settings.tune:
         with effort.timetable.measuring("tuning"):
             best = tuning.tune(rig, images, count, effort.timetable.progress)

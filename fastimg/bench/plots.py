@@ -8,6 +8,7 @@ from fastimg.bench.peers.pipelines import BASE
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import not_written
 from fastimg.loaders.remote.stores import shown, url_of
+from fastimg.train.reporting.lettering import lettering
 from fastimg.train.reporting.plots import blank, write_figure
 from fastimg.wording import plural, several
 
@@ -37,7 +38,7 @@ def check_file(file: Path) -> None:
         file.unlink()
 
 
-def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
+def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path, title: str = "") -> None:
     """Plot images per second of loaders, from `Comparison.records()`: medians, with ranges from slowest to fastest.
 
     Draws bars for the largest number of threads if there are several loaders, and curves if there are several numbers
@@ -54,6 +55,10 @@ def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
         _bars(axes[0], [record for record in records if record["threads"] == max(threads, default=0)])
     if curves:
         _curves(axes[-1], records, loaders, threads)
+    if title:
+        letters = lettering([title])
+        figure.suptitle(letters.text(title), fontsize=11, parse_math=False)
+        letters.apply(figure)
     try:
         write_figure(figure, file, dpi=110, format="png")
     except OSError as error:

@@ -374,7 +374,9 @@ class Inspect(FromStore, Augmenting):  # more than 12 fields: a flag each
     """Show the augmentation of this YAML file, such as the config.yaml of a run. Flags override it."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FOLDER")] = None
     """Folder to write pictures to, or its URL in an object store (default: inspect-NAME, where NAME is that of the
-    data)."""
+    data; pictures of an earlier inspection are renewed there)."""
+    overwrite: Switch[bool] = False
+    """Replace pictures that are in the folder of --output."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that read and decode; auto is one for each core."""
     max_pixels: int = MAX_PIXELS

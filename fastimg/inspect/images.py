@@ -19,7 +19,7 @@ from fastimg.config import yaml_file as configfile
 from fastimg.config.augmentation import FIELDS, effective, was_given
 from fastimg.config.commands import Inspect, Train
 from fastimg.config.flag_types import parse_workers
-from fastimg.config.rule_tables.reading import INSPECT
+from fastimg.config.rule_tables.reading import INSPECT, PICTURES
 from fastimg.config.rule_tables.training import AUGMENTATION
 from fastimg.config.rules import refuse, refuse_set
 from fastimg.convert.recompression.facts import recompression_lines
@@ -35,7 +35,7 @@ from fastimg.loaders.containers.datasets import large_photographs
 from fastimg.loaders.crop import CropRule, shape_of
 from fastimg.loaders.errors import not_written
 from fastimg.loaders.runtime.cpus import available_cpus
-from fastimg.predict.result_places import ResultPlace, result_place
+from fastimg.predict.result_places import ResultPlace, renewed_words, result_place
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural, with_flags
 
@@ -134,7 +134,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
     order = sorted(splits_of_data, key=lambda name: (name != "train", name))  # leaks are from the training split
     folder = config.output or Path(f"inspect-{display_name(config.data)}")
     with ExitStack() as stack:
-        place = stack.enter_context(result_place("--output", folder, config, "samples.png"))
+        place = stack.enter_context(result_place("--output", folder, config, PICTURES[0], config.overwrite))
         names = [config.split] if config.split else order
         datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
         for dataset in datasets.values():
@@ -251,11 +251,13 @@ def _draw(
     )
 
     assert shown.mean is not None and shown.std is not None and place.path is not None
-    samples, trivial, augmented = (place.path / f"{name}.png" for name in ("samples", "trivial", "augmented"))
+    samples, augmented, trivial = (place.path / name for name in PICTURES)
     rows = ids[:_ROWS]  # neighbours, which may be mixed, are of different classes
     policy = None if shown.no_aug else augmentation.policy_of(shown, shown.mean, shown.std)
     epochs = 1 if policy is None else _EPOCHS
     operations = policy is not None and policy.trivial
+    drawn = (samples, trivial, augmented) if operations else (samples, augmented)
+    renewed = renewed_words(drawn)
     wanted = None if config.draw_fields is None else [name for name in config.draw_fields.split(",") if name != "none"]
     overlays = Overlays.of(facts.dataset, wanted)
     name = f"{display_name(config.data)} ({facts.split})"
@@ -273,9 +275,11 @@ def _draw(
             remarks = list(dict.fromkeys([*remarks, *fewer]))
     except OSError as error:
         raise _unwritable(place.path, error) from error
+    if renewed:
+        say(err, renewed)
     for remark in remarks:
         say(err, f"{place.url or place.path}: {remark}")
-    return [place.address(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
+    return [place.address(file) for file in drawn]
 
 
 def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | None) -> Inspection:

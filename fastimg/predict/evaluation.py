@@ -21,7 +21,7 @@ from fastimg import notebook
 from fastimg.config.commands import Eval
 from fastimg.config.rule_tables.reading import EVAL
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import check_backend, check_classes, chosen_backend, display_name
+from fastimg.data.datasets import check_backend, check_classes, chosen_backend
 from fastimg.data.elsewhere import local_folder
 from fastimg.data.provenance import file_label, select
 from fastimg.errors import UsageError, UserError
@@ -31,14 +31,15 @@ from fastimg.loaders.errors import not_written
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
+from fastimg.train.checkpoints.model_files import run_name
 from fastimg.train.reporting.confusion import plot_confusion
 from fastimg.train.tasks.score import shows_top5, zero_recall
 from fastimg.wording import plural, with_flags
 
 from . import inference
 from .evaluated_part import EvaluatedPart, opened, report_unreadable, stated
-from .mistakes import Predictions, write_mistakes
-from .result_places import result_place
+from .mistakes import Predictions, mistake_files, write_mistakes
+from .result_places import renewed_words, result_place
 from .target_evaluation import TargetEvaluation, evaluate_targets
 
 
@@ -126,10 +127,13 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             plot = place.path or file.parent / f"confusion-{label}.png"
             names = engine.card.classes
             matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
-            title = f"{display_name(config.checkpoint)} on {selection.origin}"
+            title = f"{run_name(config.checkpoint)} on {selection.origin}"
+            renewed = renewed_words([plot, *mistake_files(plot.parent, label, dataset.content == "text")])
             remarks = _draw(matrix, names, title, plot)
             most = config.max_pixels or MAX_PIXELS
             mistakes = write_mistakes(found, dataset, names, label, title, plot.parent, most)
+    if renewed:
+        say(err, renewed)
     sheet = None if mistakes.sheet is None else place.address(mistakes.sheet)
     part = told(len(found.truth))
     part |= {"plot": place.address(plot), "mistakes": place.address(mistakes.table), "mistakes_sheet": sheet}

@@ -51,6 +51,11 @@ class MistakeFiles:
     note: str | None = None  # for the user: names that no font has
 
 
+def mistake_files(folder: Path, label: str, texts: bool) -> list[Path]:
+    """The table, and of images the sheet."""
+    return [folder / f"mistakes-{label}.{kind}" for kind in (("csv",) if texts else ("csv", "png"))]
+
+
 def write_mistakes(
     found: Predictions,
     dataset: Dataset,
@@ -67,7 +72,8 @@ def write_mistakes(
     """
     places = found.mistakes()
     texts = dataset.content == "text"
-    table, sheet = folder / f"mistakes-{label}.csv", None if texts else folder / f"mistakes-{label}.png"
+    table, *sheets = mistake_files(folder, label, texts)
+    sheet = sheets[0] if sheets else None
     try:
         replace_file(table, _table(found, places, dataset, classes, texts).encode())
         if sheet is None:

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,12 @@ class ResultPlace:
         return str(file) if self.url is None else f"{self.url}/{file.name}"
 
 
+def renewed_words(files: Iterable[Path]) -> str:
+    """What to tell of results that are there before they are written anew; empty where none of them are."""
+    there = [file for file in files if file.exists()]
+    return f"renewed     {', '.join(file.name for file in there)} in {there[0].parent}" if there else ""
+
+
 @contextmanager
 def result_place(
     flag: str, given: Path | None, config: Caching, first: str | None = None, overwrite: bool = True
@@ -46,7 +52,9 @@ def result_place(
         raise UsageError(f"{flag} {url}: names no file; give a URL that ends in one, as in {url}/NAME")
     store = WritableFolder(folder, dict(option.split("=", 1) for option in config.storage_option))
     if store.tag(name) is not None and not overwrite:
-        raise UsageError(f"{flag} {url}: exists already; add --overwrite, or give another file")
+        what = "exists already" if first is None else f"{first} exists already there"
+        kind = "file" if first is None else "folder"
+        raise UsageError(f"{flag} {url}: {what}; add --overwrite, or give another {kind}")
     here = new_staging(config.cache_dir or cache_folder())
     try:
         yield ResultPlace(here if first is not None else here / name, folder)

@@ -58,9 +58,9 @@ def search(settings: Search, console: Console, errors: Console) -> "Leaderboard"
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds
         board = _searched(asked, pool, say, lines, hosts.device != "cpu", began)
+        board = replace(board, folder=asked.place)
         for remark in draw(board, asked.folder):
             say(remark)
-        board = replace(board, folder=asked.place)
     pruned = sum(board.pruned.values())
     if settings.json:
         print(json.dumps(board.as_json()))

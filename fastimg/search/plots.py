@@ -52,9 +52,10 @@ def draw(board: "Leaderboard", folder: Path) -> list[str]:
     Returns remarks for the user.
     """
     metric, records = board.metric, board.records
-    plot_history(records, metric, folder / HISTORY)
-    remarks = plot_slices(records, metric, folder / SLICES)
-    remarks += plot_importance(records, metric, folder / IMPORTANCE)
+    name = Path(board.folder or folder).name
+    plot_history(records, metric, folder / HISTORY, f"{name}: {metric} of each trial")
+    remarks = plot_slices(records, metric, folder / SLICES, f"{name}: {metric} over each parameter")
+    remarks += plot_importance(records, metric, folder / IMPORTANCE, f"{name}: which parameters matter")
     points = [
         FrontPoint(name=f"trial {r.number}", speed=r.values[1], value=r.values[0]) for r in _scored(records, 2)
     ] or [
@@ -63,11 +64,11 @@ def draw(board: "Leaderboard", folder: Path) -> list[str]:
         if (speed := row.images_per_second) is not None
     ]
     if len(points) > 1:
-        remarks += plot_front(points, metric, folder / FRONT)
+        remarks += plot_front(points, metric, folder / FRONT, f"{name}: {metric} and speed")
     return remarks
 
 
-def plot_history(records: Sequence[TrialRecord], objective: str, file: Path) -> None:
+def plot_history(records: Sequence[TrialRecord], objective: str, file: Path, title: str = "") -> None:
     """The first objective of each trial, in the order of their numbers, and the best so far.
 
     A trial that was pruned is a cross at the last value that it reported, if any.
@@ -101,10 +102,10 @@ def plot_history(records: Sequence[TrialRecord], objective: str, file: Path) -> 
     axis.grid(alpha=0.3)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(framealpha=0.8, edgecolor="none", fontsize=8)
-    save(figure, file)
+    _save(figure, file, title)
 
 
-def plot_importance(records: Sequence[TrialRecord], objective: str, file: Path) -> list[str]:
+def plot_importance(records: Sequence[TrialRecord], objective: str, file: Path, title: str = "") -> list[str]:
     """How much of the first objective's variance each parameter explains: fANOVA, as Optuna has it.
 
     It reads the stage with the most trials, whose parameters are the same. Too few of them, or trials that all did the
@@ -130,9 +131,10 @@ def plot_importance(records: Sequence[TrialRecord], objective: str, file: Path) 
     axis.set_xlim(0, 1.12 * max(shares.values()))
     axis.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axis.set_xlabel(f"share of the variance of {objective} (fANOVA)", parse_math=False)
-    axis.set_title(f"{own[0].stage}, {plural(len(own), 'trial')}", parse_math=False)
+    stage = "" if own[0].stage == "trials" else f"{own[0].stage}, "
+    axis.set_title(f"{stage}{plural(len(own), 'trial')}", fontsize=9, parse_math=False)
     axis.grid(axis="x", alpha=0.3)
-    save(figure, file, letters)
+    _save(figure, file, title, letters)
     return [*filter(None, [letters.note()])]
 
 
@@ -169,7 +171,7 @@ def importances(records: Sequence[TrialRecord], names: Sequence[str]) -> dict[st
     return {name: float(share) for name, share in found.items()}
 
 
-def plot_slices(records: Sequence[TrialRecord], objective: str, file: Path) -> list[str]:
+def plot_slices(records: Sequence[TrialRecord], objective: str, file: Path, title: str = "") -> list[str]:
     """The first objective over each parameter that trials differ in; later trials are darker, the best is a star."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -205,13 +207,13 @@ def plot_slices(records: Sequence[TrialRecord], objective: str, file: Path) -> l
     _limit(axes[0], [record.values[0] for record in scored])
     ticks = MaxNLocator(integer=True)
     figure.colorbar(ScalarMappable(scale, "Blues"), ax=axes, label="trial", pad=0.01, ticks=ticks)
-    save(figure, file, letters)
+    _save(figure, file, title, letters)
     left = len(names) - len(shown)
     remarks = [f"{file.name} shows {len(shown)} parameters; {left} more differ between trials"] if left else []
     return [*remarks, *filter(None, [letters.note()])]
 
 
-def plot_front(points: Sequence[FrontPoint], objective: str, file: Path) -> list[str]:
+def plot_front(points: Sequence[FrontPoint], objective: str, file: Path, title: str = "") -> list[str]:
     """A metric against images per second, and the front: the points that no other one beats in both.
 
     Names stand beside their points where they cover neither a point nor another name: those of the front, then of the
@@ -239,12 +241,21 @@ def plot_front(points: Sequence[FrontPoint], objective: str, file: Path) -> list
     axis.set_ylabel(objective, parse_math=False)
     axis.grid(alpha=0.3)
     letters = lettering([point.name for point in points])
+    if title:
+        figure.suptitle(title, fontsize=11, parse_math=False)  # before names find their places
     named = _label(figure, axis, [*on_front, *others], max(_NAMED, len(on_front)), letters)
     save(figure, file, letters)
     lost = [point.name for point in on_front if point not in named]
     more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
     remarks = [f"{file.name}: no room beside the points for {', '.join(lost[:5])}{more}"] if lost else []
     return [*remarks, *filter(None, [letters.note()])]
+
+
+def _save(figure: "Figure", file: Path, title: str, letters: Lettering | None = None) -> None:
+    """Write a picture with its title, which may hold letters that its labels do not have."""
+    if title:
+        figure.suptitle(title, fontsize=11, parse_math=False)
+    save(figure, file, letters or lettering([title]))
 
 
 def front(points: Sequence[FrontPoint], objective: str) -> list[FrontPoint]:

@@ -48,9 +48,9 @@ class Parts:
     embedding: tuple[int, ...] | None = None
     words: str | None = None
     made: int = 0  # embeddings that were computed now, not found in the cache
-    missing: int | None = None  # embeddings that are not in the cache; known after a dry run
     seconds: float = 0.0  # for computing and opening all embeddings
     taught: KeptLogits | None = None  # what the teacher says of the training split
+    missing: int | None = None  # embeddings that are not in the cache; known after a dry run
 
 
 def tokenised(

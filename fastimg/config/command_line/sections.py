@@ -92,7 +92,7 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "inspect": {
         "data": ("split", "classes", "headers_only", "max_pixels", "workers", *STORE),
-        "pictures": ("no_pictures", "samples", "draw_fields", "img_size", "config", "output", "seed"),
+        "pictures": ("no_pictures", "samples", "draw_fields", "img_size", "config", "output", "overwrite", "seed"),
         "augmentation": _AUGMENTATION,
         "output": ("json",),
     },

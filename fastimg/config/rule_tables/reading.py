@@ -39,6 +39,18 @@ def _new_file(field: str) -> Check:
     return Check(field, check)
 
 
+PICTURES = ("samples.png", "augmented.png", "trivial.png")  # what `inspect` draws
+
+
+def _new_pictures(config: Any) -> str | None:
+    """What is in a folder that the user named is not replaced unless --overwrite is given."""
+    folder = config.output
+    if folder is None or config.overwrite or config.no_pictures or url_of(folder) is not None:
+        return None
+    there = next((name for name in PICTURES if (folder / name).exists()), None)
+    return None if there is None else f"{there} exists already there; add --overwrite, or give another folder"
+
+
 EVAL: tuple[Rule, ...] = (
     _new_file("output"),
     Needs("overwrite", lambda c: c.output is not None, "--output"),
@@ -79,6 +91,8 @@ PUSH: tuple[Rule, ...] = RUN_FROM_STORE
 DOCTOR: tuple[Rule, ...] = FROM_STORE
 
 INSPECT: tuple[Rule, ...] = (
+    Check("output", _new_pictures),
+    Needs("overwrite", lambda c: c.output is not None, "--output"),
     *FROM_STORE,
     Range("samples", lambda count: 1 <= count <= 400, "1 to 400"),
     Range("max_pixels", at_least(1), "1 or more"),

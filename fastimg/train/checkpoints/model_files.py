@@ -1,5 +1,6 @@
 """Which file a path to a model means. Imports nothing that takes time."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,10 +36,24 @@ def refuse_swapped(command: str, models: Sequence[Path], data: Sequence[Path]) -
     wrong = [path for path in models if not _is_model(path)]
     if not wrong or not any(map(_is_model, data)):
         return
-    order = [*map(str, sorted([*models, *data], key=_is_no_model))]
+    order = [str(path).replace("hub:/", "hub://") for path in sorted([*models, *data], key=_is_no_model)]
     raise UsageError(
         f"{command}: {order[-1]} stands where a run or checkpoint is expected, which {order[0]} is; write "
         f"`fastimg {command} {' '.join(order)}`"
+    )
+
+
+def refuse_swapped_data(command: str, src: Path, dst: Path, own: str) -> None:
+    """Raises UsageError where what should be read is not there, and what would be written is data.
+
+    own: the file that an earlier run of the command left in its destination, to which data may be added.
+    """
+    there = os.path.lexists(src) or ":" in str(src)  # URLs, and names such as torchvision:CIFAR10
+    if there or not (dst.is_file() or (dst.is_dir() and not (dst / own).exists() and any(dst.iterdir()))):
+        return
+    raise UsageError(
+        f"{command}: {src} stands where the data is expected and does not exist, and {dst} does; write "
+        f"`fastimg {command} {dst} {src}`"
     )
 
 

@@ -47,7 +47,8 @@ def look(tmp_path, cli):
     """`look(data, flags)`: the output of `inspect --json`."""
 
     def call(data, *flags):
-        ran = cli("inspect", data, "--json", "-o", tmp_path / "pictures", "-j", "2", "--img-size", "32", *flags)
+        place = ("-o", tmp_path / "pictures", "--overwrite")
+        ran = cli("inspect", data, "--json", *place, "-j", "2", "--img-size", "32", *flags)
         assert ran.code == 0, ran.err
         return json.loads(ran.out)
 
@@ -102,13 +103,30 @@ def test_how_a_folder_is_read_is_printed_once(tmp_path, encode, look, cli):
         (tmp_path / f"D/{name}.jpg").parent.mkdir(parents=True)
         (tmp_path / f"D/{name}.jpg").write_bytes(encode(seed=int(name[-1])))
     (tmp_path / "D/dev/4.jpg").write_bytes(encode())
-    flags = ("-o", tmp_path / "pictures", "--headers-only", "--img-size", "32")
+    flags = ("-o", tmp_path / "pictures", "--overwrite", "--headers-only", "--img-size", "32")
     for level, classes, leaf in ((None, {"x": 2}, 1), ("leaf", {"a": 1, "b": 1}, 0)):
         ran = cli("inspect", tmp_path / "D", "--json", *flags, *(("--classes", level) if level else ()))
         assert json.loads(ran.out)["splits"]["train"] == classes
         assert ran.err.count("folders are read as splits: Training/ as train, dev/ as val") == 1
         assert ran.err.count("1 of 4 files is not used: 1 outside any class folder (.jpg)") == 1
         assert ran.err.count("use --classes leaf to take the innermost folder") == leaf
+
+
+def test_pictures_in_a_folder_that_was_named_are_replaced_only_when_asked(trained, tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ("--headers-only", "--img-size", "32", "--samples", "1")
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/samples.png").write_bytes(b"mine")
+    ran = cli("inspect", trained.images, "-o", "p", *flags)
+    assert ran.code == 2 and "--output p: samples.png exists already there; add --overwrite" in ran.err
+    assert (tmp_path / "p/samples.png").read_bytes() == b"mine"
+    ran = cli("inspect", trained.images, "-o", "p", "--overwrite", *flags)
+    assert ran.code == 0 and "renewed     samples.png in p" in ran.err and (tmp_path / "p/augmented.png").exists()
+    folder = f"inspect-{trained.images.name}"  # the command's own: renewed, which is said
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "augmented.png").touch()
+    ran = cli("inspect", trained.images, *flags)
+    assert ran.code == 0 and f"renewed     augmented.png in {folder}" in ran.err
 
 
 def test_pictures(flawed, look, tmp_path):

@@ -154,6 +154,16 @@ def test_the_training_split_may_have_none_of_a_class_only_where_nothing_is_train
     assert "the class is empty" in cli("train", tmp_path / "data", *fast).err
 
 
+def test_the_runs_own_pictures_are_renewed_and_named(trained, tmp_path, cli):
+    run = shutil.copytree(trained.run, tmp_path / "a-run", symlinks=True)
+    folder = (run / "best").resolve()
+    (folder / "mistakes-val.csv").touch()
+    ran = cli("eval", run, trained.images)
+    assert ran.code == 0 and "renewed     mistakes-val.csv in " in ran.err
+    ran = cli("eval", run, trained.images)
+    assert "renewed     confusion-val.png, mistakes-val.csv, mistakes-val.png in " in ran.err
+
+
 def test_words(trained, plot, cli):
     ran = cli("eval", trained.run, trained.images, "--output", plot, "--overwrite")
     assert ran.code == 0 and ran.err == ""

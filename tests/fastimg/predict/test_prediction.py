@@ -335,3 +335,18 @@ def test_swapped_arguments_are_recognised(trained, run, cli):
         assert ran.code == 2 and f"write `fastimg {command} {' '.join(map(str, right))}`" in ran.err, ran.err
     with pytest.raises(UsageError, match="stands where a run or checkpoint is expected"):
         fastimg.predict(trained.images, run)
+
+
+def test_swapped_arguments_of_commands_that_write_are_recognised(trained, run, tmp_path, cli):
+    new = tmp_path / "new"
+    for command, given, right in (
+        ("convert", (new, trained.images), (trained.images, new)),
+        ("embed", (new, trained.images), (trained.images, new)),
+        ("push", ("hub://me/name", run), (run, "hub://me/name")),
+    ):
+        ran = cli(command, *given)
+        assert ran.code == 2 and f"write `fastimg {command} {' '.join(map(str, right))}`" in ran.err, ran.err
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/dataset.json").write_text("{}")  # what an earlier conversion left: the source is misspelt
+    ran = cli("convert", new, tmp_path / "old", "--append")
+    assert ran.code != 0 and "write `fastimg convert" not in ran.err

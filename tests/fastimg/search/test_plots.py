@@ -219,6 +219,12 @@ def test_with_two_objectives_the_front_has_every_trial(fronts, tmp_path):
 def test_all_pictures_of_a_search_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "_TREES", 2)
     rows = (("resnet18", 0.9, 50.0), ("vit", 0.7, 90.0))
+    titles = {}
+    save = plots.save
+    monkeypatch.setattr(
+        plots, "save", lambda f, file, *a: titles.update({file.name: f.get_suptitle()}) or save(f, file, *a)
+    )
     assert plots.draw(board(*rows, records=[*quadratic(10)]), tmp_path) == []
     written = {file.name for file in tmp_path.iterdir()}
-    assert written == {"front.png", "history.png", "importance.png", "slices.png"}
+    assert written == {"front.png", "history.png", "importance.png", "slices.png"} == {*titles}
+    assert all(title.startswith(f"{tmp_path.name}: ") for title in titles.values())
