@@ -1,0 +1,36 @@
+"""The tutorial's notebook: its cells run one after the other, as Jupyter would run them, on fewer photographs."""
+
+import json
+import re
+
+import pytest
+
+from .pages import ROOT, inside
+
+NOTEBOOK = ROOT / "docs/tutorial/notebook.ipynb"
+SMALLER = {"per_class=120": "per_class=12", "img_size=64": "img_size=32", "epochs=16": "epochs=1"}
+
+
+@pytest.mark.curves
+def test_the_cells_run(tmp_path, monkeypatch):
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], len({cell["id"] for cell in notebook["cells"]})) == (4, len(notebook["cells"]))
+    monkeypatch.syspath_prepend(NOTEBOOK.parent)
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    whole = "\n".join(cells)
+    for theirs, ours in SMALLER.items():
+        assert whole.count(theirs) == 1
+        cells = [cell.replace(theirs, ours) for cell in cells]
+    names = {}
+    with inside(tmp_path) as said:
+        for number, cell in enumerate(cells):
+            exec(compile(cell, f"cell {number}", "exec"), names)
+    assert names["report"].images == 50 and names["result"].best.samples == 10
+    assert [answer.error for answer in names["answers"]] == [None] * 12
+    assert len(re.findall(r"^new/\w+/\d+.jpg \w+ \d+% \w+ \d+%$", said.getvalue(), re.M)) == 12
+
+
+def test_it_is_stored_without_outputs():
+    """They would be bytes that change with every run; the tutorial has the pictures."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells if "outputs" in cell)
