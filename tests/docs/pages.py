@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -148,10 +149,13 @@ def run_page(page: Path, folder: Path, smaller: Mapping[str, str] = {}) -> None:
                 line = command.line
                 for words, others in smaller.items():
                     line = line.replace(words, others)
-                arguments, script = arguments_of(line), script_of(line)
-                assert arguments is not None or script, f"{where}: {line} is not run by a test; mark it"
+                arguments, script, moves = arguments_of(line), script_of(line), line.split()[0] in ("mv", "rm")
+                assert arguments is not None or script or moves, f"{where}: {line} is not run by a test; mark it"
                 with inside(folder) as said:
-                    code = run_script(script) if arguments is None else run(arguments)
+                    if moves:
+                        code = subprocess.call(line, shell=True)
+                    else:
+                        code = run_script(script) if arguments is None else run(arguments)
                 output = said.getvalue()
                 assert code == command.code, f"{where}: {command.line}\n{output}"
                 assert missing(command.shown, output) == [], f"{where}: {command.line}\n{output}"
