@@ -368,6 +368,8 @@ def test_what_is_evaluated_embedded_inspected_and_exported_comes_back(trained, t
     )
     answers = fastimg.predict(trained.run, [trained.images / "val/red/0.jpg", "<b>.jpg"])
     assert "data:image/jpeg" in answers._repr_html_() and "&lt;b&gt;.jpg" in answers._repr_html_()
+    loaded = fastimg.load(trained.run).predict(trained.images / "val/red/0.jpg")
+    assert loaded == answers[:1] and loaded._repr_html_() == answers[0]._repr_html_()
     assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
 
 

@@ -25,7 +25,7 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, Dataset, FilesDataset
 from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks, choose_device
-from fastimg.predict.answers import Answer
+from fastimg.predict.answers import Answers
 from fastimg.predict.inference import Inference, restore
 from fastimg.torch_state import as_imported
 from fastimg.wording import plural, shortened
@@ -90,7 +90,7 @@ class Predictor:
         text: str | Iterable[str] | None = (),
         topk: int = 5,
         threshold: float | None = None,
-    ) -> list[Answer]:
+    ) -> Answers:
         """An answer for each image, in order, then for each text; a model of both takes a text for each image.
 
         sources: files, or folders to search; or images in memory: Pillow's, encoded bytes, files opened in binary mode,
@@ -114,7 +114,7 @@ class Predictor:
         refuse(config, PREDICT)
         wanted = Wanted(config.topk, config.threshold)
         wanted.check(self._engine.tasks)
-        answers: list[Answer] = []
+        answers = Answers()
         for dataset, names, beside in self._datasets(sources, _texts(text)):
             with self._here(), closing(dataset), closing(self._loader(dataset, beside)) as loader:
                 answers += answers_of(self._engine, loader, names, wanted, _QUIET)
