@@ -34,7 +34,7 @@ def policy_of(config: Augmenting, mean: tuple[float, ...], std: tuple[float, ...
         saturation=config.saturation or (1.0, 1.0),
         hue=config.hue or 0.0,
         trivial="gray" if config.aa == "trivial-gray" else config.aa == "trivial",
-        named=config.aa if config.aa and config.aa not in TRIVIAL else "",
+        named=config.aa if config.aa and config.aa not in (*TRIVIAL, "none") else "",
         grayscale=config.grayscale_prob or 0.0,
         blur=config.gaussian_blur_prob or 0.0,
         solarize=config.solarize_prob or 0.0,

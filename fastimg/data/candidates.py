@@ -45,11 +45,11 @@ def _kind(folder: Path) -> str:
 
 
 def _holds_classes(folder: Path) -> bool:
-    """Whether there are class folders in a folder, or in that of its training split."""
+    """Whether most folders in a folder, or in that of its training split, are those of classes, and more than one is."""
     inside = subfolders(folder)
     splits = [each for each in inside if SPLIT_FOLDERS.get(each.name.lower()) == "train"]
     return any(
-        sum(_filled(each, kind) for each in level) > 1
+        sum(_filled(each, kind) for each in level) > max(1, len(level) / 2)
         for level in (inside, *map(subfolders, splits))
         for kind in (_images(), TEXT_EXTENSIONS)
     )

@@ -324,7 +324,8 @@ def test_arguments_override_files_which_override_recipes(configured, tmp_path):
     assert (config.opt, config.lr) == ("adamw", 1.7)
 
 
-def test_refusals_are_exceptions(tmp_path):
+def test_refusals_are_exceptions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # nothing is there that could be meant by data that is left out
     cases = {
         r"train\(\) has no setting 'learning_rate'; did you mean lr\?": (TypeError, {"learning_rate": 1}),
         "--mixup has no effect with --no-aug": (UsageError, {"mixup": 0.2, "no_aug": True}),

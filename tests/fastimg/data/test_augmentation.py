@@ -243,6 +243,10 @@ def test_a_frozen_backbone_is_augmented_if_a_list_is_given(trained, tmp_path, fa
     assert "rotate 15" in cli("train", trained.images, *frozen, "--config", file).out
 
 
+def test_none_is_no_policy():
+    assert policy_of(Train(aa="none"), (0.5,), (0.5,)) == policy_of(Train(), (0.5,), (0.5,))
+
+
 def test_words():
     config = Augmenting(augmentation=["hflip", {"RandomInvert": {"p": 0.5}}, "mixup"], vflip=0.25)
     resolved = replace(config, **effective(config, plain=False))

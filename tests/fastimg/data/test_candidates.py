@@ -10,6 +10,7 @@ from fastimg.data.candidates import candidates
 CASES = {
     "nothing": ((), {}),
     "code and a picture": (("a.py", "b.py", "logo.png", "docs/page.md", "docs/images/a.png"), {}),
+    "pictures of pages": (("docs/a/1.svg", "docs/b/1.png", "docs/b/2.jpg", "docs/c/1.md", "docs/d/1.md"), {}),
     "classes here": (("cat/1.jpg", "dog/1.jpg"), {".": "class folders"}),
     "splits here": (("train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg"), {".": "class folders"}),
     "classes below": (("photos/cat/1.jpg", "photos/dog/1.heic"), {"photos": "class folders"}),

@@ -81,7 +81,7 @@ def test_importance_finds_what_decides(drawn, monkeypatch):
     assert sum(shares.values()) == pytest.approx(1) and shares["lr"] > 0.7 > shares["aa"]
     figure, remarks = drawn(plot_importance, records, "top1")
     axis = figure.axes[0]
-    assert remarks == [] and axis.get_title() == "trials, 40 trials"  # the stage that has the most
+    assert remarks == [] and axis.get_title() == "40 trials"  # the stage that has the most
     ranked = sorted(shares, key=shares.get)
     assert [label.get_text() for label in axis.get_yticklabels()] == ranked  # epochs never differ
     assert [bar.get_width() for bar in axis.patches] == pytest.approx([shares[name] for name in ranked])
