@@ -194,6 +194,21 @@ def suggestion(name: str, known: Collection[str]) -> str | None:
     return near[0] if near else None
 
 
+def assigned(word: str, kind: type[Any]) -> str | None:
+    """The flag that imgsz=64 or amp=False means, as it is written here; None for other words."""
+    name, equals, value = word.partition("=")
+    by_name = {name.lstrip("-"): flag for flag in command_flags(kind) for name in flag.understood}
+    meant = suggestion(name.replace("_", "-").lower(), by_name) if equals else None
+    if meant is None:
+        return None
+    off = value.lower() == "false"
+    if by_name[meant].negatable and off:
+        return f"--no-{by_name[meant].names[0][2:]}"
+    if by_name[meant].switch:
+        return None if off else f"--{meant}"
+    return f"--{meant}" if value.lower() == "true" else f"--{meant} {value}"
+
+
 _MEANS: Mapping[str, str] = MappingProxyType({theirs: ours for ours, all_ in _ELSEWHERE.items() for theirs in all_})
 
 

@@ -144,7 +144,9 @@ def _csv_of_classes(answers: list[Answer]) -> list[list[str]]:
     rows = [["file", "error", *(f"{kind}{i + 1}" for i in range(ranks) for kind in ("class", "probability"))]]
     for answer in answers:
         pairs = zip(map(printable, answer.classes), map(str, answer.probabilities), strict=True)
-        rows.append([printable(answer.file), answer.error or "", *(value for pair in pairs for value in pair)])
+        cells = [value for pair in pairs for value in pair]
+        cells += [""] * (2 * ranks - len(cells))  # every row has all columns
+        rows.append([printable(answer.file), answer.error or "", *cells])
     return rows
 
 

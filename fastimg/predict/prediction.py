@@ -82,14 +82,18 @@ def predict(config: Predict, out: Console, err: Console) -> int:
             print(printable(json.dumps(answer.as_dict(), ensure_ascii=False)))
     elif config.csv is None:
         print_answers(answers, out)
-    failed = sum(answer.error is not None for answer in answers)
+    errors = [answer for answer in answers if answer.error is not None]
+    failed = len(errors)
     if failed:
         given = f"{len(answers):,} files and texts"
         if not (config.text and config.sources):
             given = plural(len(answers), "text" if config.text else "file")
         them = "it" if failed == 1 else "them"
-        what = f"{failed:,} of {given} could not be read; check {them}, or replace {them}"
-        err.print(what, style="yellow", highlight=False)
+        which = ""
+        if config.csv is not None:  # otherwise each file and its reason were printed
+            first = with_flags(printable(f"{errors[0].file}: {errors[0].error}"))
+            which = f" ({first})" if failed == 1 else f" (the first is {first})"
+        say(err, f"{failed:,} of {given} could not be read{which}; check {them}, or replace {them}", "yellow")
     return 1 if failed else 0
 
 

@@ -37,7 +37,7 @@ def parse(command: str, kind: type[Any], arguments: Sequence[str], others: Mappi
     found = vars(parser.parse_intermixed_args(_complete(arguments[:end], known)))
     words = [*found.pop(_WORDS, []), *arguments[end + 1 :]]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-    return values | _positional(command, [flag for flag in known if not flag.names], words)
+    return values | _positional(command, kind, words)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -179,8 +179,9 @@ def _no_mode(flag: Flag, word: str, words: Collection[str]) -> UsageError:
     return UsageError(f"{name} {word}: give {', '.join(words)}, or nothing, which is {alone}{near}")
 
 
-def _positional(command: str, known: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
+def _positional(command: str, kind: type[Any], words: Sequence[str]) -> dict[str, Any]:
     """The positional arguments, in their order. Raises UsageError for one that is missing or too many."""
+    known = [flag for flag in command_flags(kind) if not flag.names]
     values: dict[str, Any] = {}
     left = list(words)
     for flag in known:
@@ -194,6 +195,8 @@ def _positional(command: str, known: Sequence[Flag], words: Sequence[str]) -> di
             usage = " ".join(flag.metavar for flag in known)
             raise UsageError(f"{command}: {flag.metavar} is missing; write `fastimg {command} {usage}`")
     if left:
+        if (meant := flags.assigned(left[0], kind)) is not None:
+            raise UsageError(f"{command}: unexpected argument {left[0]!r}; did you mean {meant}?")
         raise UsageError(
             f"{command}: unexpected argument {left[0]!r}; `fastimg {command} --help` shows what it takes, and a flag "
             "takes only the values in its description"

@@ -132,6 +132,8 @@ def test_csv(target, trained, run, tmp_path, monkeypatch, cli):
     assert ran.code == 1
     content = ran.out if target == "-" else (tmp_path / "out.csv").read_text()
     assert target == "-" or ran.out == ""
+    assert {len(row) for row in csv.reader(io.StringIO(content))} == {6}, "a row has all columns"
+    assert "1 of 2 files could not be read (text.jpg: not an image" in ran.err
     good, bad = csv.DictReader(io.StringIO(content))
     assert list(good) == ["file", "error", "class1", "probability1", "class2", "probability2"]
     assert good["file"] == 'a,"b".jpg' and good["error"] == ""
