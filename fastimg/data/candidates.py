@@ -45,7 +45,7 @@ def _kind(folder: Path) -> str:
 
 
 def _holds_classes(folder: Path) -> bool:
-    """Whether most folders in a folder, or in that of its training split, are those of classes, and more than one is."""
+    """Whether there are class folders, and most are, in a folder or in that of its training split."""
     inside = subfolders(folder)
     splits = [each for each in inside if SPLIT_FOLDERS.get(each.name.lower()) == "train"]
     return any(
