@@ -41,6 +41,9 @@ class _Package(_Module):
     def __setattr__(self, name: str, value: object) -> None:
         if name not in _PACKAGES or not isinstance(value, _Module):
             super().__setattr__(name, value)
+        if name == "loaders":  # it has just been imported, and does not know augment: it is given what it needs of it
+            steps = _import_module(f"{self.__name__}.loaders.migration.steps")
+            steps.give(lambda: _import_module(f"{self.__name__}.data.torchvision_steps"))
 
     def __getattr__(self, name: str) -> _Any:
         if name not in __all__:

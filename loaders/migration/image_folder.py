@@ -19,6 +19,7 @@ from fastimg.loaders.folders.walk import relative
 from fastimg.loaders.loader import Loader
 from fastimg.loaders.random import uniforms
 
+from .steps import augmentation
 from .transforms import translated
 
 # torchvision's, in its order
@@ -183,16 +184,13 @@ class ImageFolderLoader:
             drawn = uniforms(config.seed, self._loader.epoch, ids.numpy(), _FLIP_STAGE, 1) < transform.flip  # [B, 1]
             flipped = torch.from_numpy(drawn).to(images.device, non_blocking=True)[:, :, None, None]
             images = torch.where(flipped, images.flip(3), images)
+        draws = ids.numpy(), config.seed, self._loader.epoch  # what random numbers are functions of
         if transform.policies:
-            from .augmentation import augmented
-
-            images = augmented(images, transform.policies, ids.numpy(), config.seed, self._loader.epoch)
+            images = augmentation().augmented(images, transform.policies, *draws)
         if not transform.scaled:
             return images.clone(memory_format=torch.contiguous_format), targets
         if transform.erasing is not None:
-            from .augmentation import erased
-
-            return erased(images, transform.erasing, ids.numpy(), config.seed, self._loader.epoch), targets
+            return augmentation().erased(images, transform.erasing, *draws), targets
         images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         if self._normalisation is not None:
             mean, std = self._normalisation

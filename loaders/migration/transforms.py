@@ -11,6 +11,8 @@ import torch
 
 from fastimg.loaders.crop import CenterCrop, Interpolation, RandomResizedCrop, Window, pair
 
+from .steps import CannotTakeOver, augmentation, is_given
+
 _KNOWN = (
     "RandomResizedCrop, Resize((height, width)), Resize(side) before CenterCrop, flips, TrivialAugmentWide, "
     "RandAugment, AutoAugment, ColorJitter, RandomGrayscale, ToTensor or PILToTensor, ToImage, "
@@ -41,7 +43,7 @@ class ImageTransform:
     scaled: bool = False  # float32 from 0 to 1; else uint8
     mean: tuple[float, ...] | None = None  # one per channel; None: not normalised
     std: tuple[float, ...] | None = None
-    policies: tuple[Any, ...] = ()  # of `fastimg.augment`, one after the other, on uint8
+    policies: tuple[Any, ...] = ()  # one after the other, on uint8
     erasing: Any = None  # the policy that normalises and erases
 
 
@@ -126,10 +128,10 @@ _MOVED = ("TrivialAugmentWide", "RandAugment", "AutoAugment", "ColorJitter", "Ra
 
 def _policy(step: Any) -> Any:
     """The policy of a step. Raises ValueError."""
-    from .augmentation import CannotTakeOver, policy_of  # augment is needed only here
-
+    if not is_given():
+        _refuse(type(step).__name__)
     try:
-        return policy_of(step)
+        return augmentation().policy_of(step)
     except CannotTakeOver as error:
         _refuse(str(error))
     except ValueError as error:
@@ -137,10 +139,10 @@ def _policy(step: Any) -> Any:
 
 
 def _erasing(step: Any, mean: Any, std: Any, normalised: bool) -> Any:
-    from .augmentation import CannotTakeOver, erasing_of
-
+    if not is_given():
+        _refuse("RandomErasing")
     try:
-        return erasing_of(step, mean, std, normalised)
+        return augmentation().erasing_of(step, mean, std, normalised)
     except CannotTakeOver as error:
         _refuse(str(error))
     except ValueError as error:

@@ -11,6 +11,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F
 
 from fastimg.loaders import CenterCrop, DataError, ImageFolderLoader, RandomResizedCrop
+from fastimg.loaders.migration import steps as given_steps
 from fastimg.loaders.migration.image_folder import EXTENSIONS, list_samples
 from fastimg.loaders.migration.transforms import ImageTransform, translated
 
@@ -265,6 +266,15 @@ def test_arguments_about_processes_are_ignored_with_one_warning(folder):
 class Gauss:
     def __call__(self, image):
         return image
+
+
+@pytest.mark.parametrize("step", [transforms.ColorJitter(0.5), transforms.RandomErasing()])
+def test_loaders_alone_refuse_what_only_augmentation_does(step, monkeypatch):
+    order = [step, transforms.ToTensor()] if isinstance(step, transforms.ColorJitter) else [transforms.ToTensor(), step]
+    assert translated([transforms.RandomResizedCrop(8), *order])
+    monkeypatch.setattr(given_steps, "_given", [])
+    with pytest.raises(ValueError, match=f"cannot take over {type(step).__name__}; "):
+        translated([transforms.RandomResizedCrop(8), *order])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """torchvision's augmentation -> the policies of `fastimg.augment` that do the same, and their use on batches.
 
-The one place where loaders know augment: a script that comes from torchvision has both in one transform.
+A script that comes from torchvision has reading and augmentation in one transform. `fastimg.loaders` reads; this is the
+`Augmentation` (`loaders/migration/steps`) that it is given for the rest.
 """
 
 import math
@@ -12,14 +13,11 @@ import numpy.typing as npt
 import torch
 
 from fastimg.augment import Policy, apply, draw
+from fastimg.loaders.migration.steps import CannotTakeOver
 
 Ids = npt.NDArray[np.int64]
 _AUTO = {"imagenet": "tvauto-imagenet", "cifar10": "tvauto-cifar10", "svhn": "tvauto-svhn"}
 _PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-
-
-class CannotTakeOver(ValueError):
-    """A step that no policy does in the same way. The message is a part of a sentence: what it is."""
 
 
 def policy_of(step: Any) -> Policy:

@@ -1,0 +1,54 @@
+"""Who does the steps of a transform that change colours or shapes: reading has no such operations, and is told.
+
+`fastimg`, which has both libraries, gives `fastimg.data.torchvision_steps`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+
+class CannotTakeOver(ValueError):
+    """A step that nobody does in the same way. The message is a part of a sentence: what it is."""
+
+
+class Augmentation(Protocol):
+    """What a step becomes, a policy, and how policies change a batch."""
+
+    def policy_of(self, step: Any) -> Any:
+        """The policy of a step on uint8 images, before they are scaled. Raises CannotTakeOver and ValueError."""
+
+    def erasing_of(self, step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool) -> Any:
+        """The policy that normalises and erases. `normalised`: Normalize comes before RandomErasing."""
+
+    def augmented(
+        self, images: "torch.Tensor", policies: Sequence[Any], ids: "npt.NDArray[np.int64]", seed: int, epoch: int
+    ) -> "torch.Tensor":
+        """uint8 images [B, 3, H, W] after one policy after the other."""
+
+    def erased(
+        self, images: "torch.Tensor", policy: Any, ids: "npt.NDArray[np.int64]", seed: int, epoch: int
+    ) -> "torch.Tensor":
+        """uint8 images [B, 3, H, W] as float32, normalised and erased."""
+
+
+_given: list[Callable[[], Augmentation]] = []  # at most one
+
+
+def give(find: Callable[[], Augmentation]) -> None:
+    """Let `find` be asked for the operations once a transform needs some."""
+    _given[:] = [find]
+
+
+def is_given() -> bool:
+    """Whether there are operations; without them, a transform that needs some is refused."""
+    return bool(_given)
+
+
+def augmentation() -> Augmentation:
+    """The operations that were given."""
+    return _given[0]()
