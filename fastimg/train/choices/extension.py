@@ -11,9 +11,11 @@ from fastimg.train.choices.resolution import schedule
 from fastimg.train.run import Setup
 from fastimg.wording import plural
 
+_NOTHING = "nothing is left to train"
+
 
 def extended(setup: Setup, training: dict[str, Any]) -> str | None:
-    """What to say of a run that is resumed with another --epochs or --duration; None where the length is the same.
+    """What to say of a run that is resumed with another --epochs or --duration, or at its end; else None.
 
     The rule: from the step reached on, rates are those of the new length, as if the run had been begun with it. Where
     the steps so far had the same rates under both, and nothing else depends on the length, it is that run exactly.
@@ -22,13 +24,16 @@ def extended(setup: Setup, training: dict[str, Any]) -> str | None:
     """
     config = setup.config
     before = load(setup.directory / CONFIG, Train)
-    if (before.epochs, before.duration) == (config.epochs, config.duration):
-        return None
     step: int = training["step"]
     per_epoch = setup.optimisation.steps_per_epoch
+    new = setup.optimisation.schedule
+    if (before.epochs, before.duration) == (config.epochs, config.duration):
+        if step < new.steps:
+            return None
+        whole = step >= training["epoch"] * per_epoch
+        return f"{_NOTHING}; a higher --epochs makes the run longer" if whole else _NOTHING
     as_before = replace(config, epochs=before.epochs, duration=before.duration)
     old = schedule(as_before, per_epoch, setup.ranks, setup.data.samples)
-    new = setup.optimisation.schedule
     if step < training["epoch"] * per_epoch:
         raise UsageError(
             f"--resume: {setup.directory} ended within an epoch, after step {step}, and cannot be made longer; give "
@@ -41,7 +46,7 @@ def extended(setup: Setup, training: dict[str, Any]) -> str | None:
         )
     words = f"resumed with {plural(new.steps, 'step')} instead of {old.steps}"
     if new.steps == step:
-        return f"{words}: nothing is left to do"
+        return f"{words}: {_NOTHING}"
     if config.patience is not None and training["stale"] >= config.patience:
         stale = plural(training["stale"], "validation")
         raise UsageError(

@@ -68,7 +68,8 @@ def test_resuming_without_the_flag(trained, tmp_path, cli):
     place = ("--no-aug", "--output", tmp_path / "runs", "--name", "run", "--resume", "auto")
     ran = cli("train", trained.images, *flags, *place)
     assert ran.code == 0, ran.err
-    assert "--resume: 8 images x 1 accumulated" in ran.out and "after step 6 of 6" in ran.out
+    assert "--resume: 8 images x 1 accumulated" in ran.out
+    assert "after step 6 of 6\nnothing is left to train; a higher --epochs" in ran.out
 
 
 def test_the_batch_is_explained_on_a_gpu():

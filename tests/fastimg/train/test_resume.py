@@ -186,7 +186,9 @@ def test_what_a_longer_run_does_with_its_rates(
         with pytest.raises(UsageError, match=words):
             extended(setup, state)
     elif words is None:
-        assert extended(setup, state) is None
+        assert extended(setup, {**state, "step": 19}) is None
+        assert extended(setup, state) == "nothing is left to train; a higher --epochs makes the run longer"
+        assert extended(setup, {**state, "epoch": 3}) == "nothing is left to train"  # it ended within an epoch
     else:
         assert words in (extended(setup, state) or "")
         with pytest.raises(UsageError, match="ended within an epoch, after step 19"):
