@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .epochs.source import BatchSource
     from .errors import DataError, ImageError, ShardError, UnavailableError, WorkerError
     from .loader import Loader
+    from .migration.batches import Batches
     from .migration.image_folder import ImageFolderLoader
     from .migration.ray_data import ray_dataset
     from .order import Sampling
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "BatchSource",
+    "Batches",
     "CenterCrop",
     "Crop",
     "DataError",
@@ -71,6 +73,7 @@ _MODULES = {
         ("CenterCrop", "Crop", "Letterbox", "LongestSide", "RandomCrop", "RandomResizedCrop", "View"), "crop"
     ),
     "BatchSource": "epochs.source",
+    "Batches": "migration.batches",
     "LoaderConfig": "epochs.config",
     **dict.fromkeys(("Batch", "Field", "FieldSelection"), "batch"),
     "FieldsDecoder": "decoders.fields",

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ LABEL_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False, eq=False)  # not frozen: Lightning copies a dataclass and sets the copy's fields
 class Batch:
     """One batch on the device, valid until the next one is requested: the loader reuses its memory. `Loader(copy=True)`
     gives each batch memory of its own. `ids`, and on the host `targets` and `weight`, stay valid anyway.
@@ -72,6 +72,8 @@ class Batch:
     a sample that could not be decoded (its pixels are zeros). `fields` holds, by name, what a decoder fills in addition
     to `inputs`: the fields that a `Loader(fields=...)` reads, and those of a custom decoder. With
     `Loader(views=)`, `views` lists the crops of each image, and `inputs` is the first.
+
+    `images, targets = batch` gives both of the rows of weight 1, and for `images` the list of views if there are any.
     """
 
     inputs: torch.Tensor  # uint8 (or uint16) [B, C, H, W], channels-last; int32 tokens [B, L]; or arrays [B, ...]
@@ -92,6 +94,38 @@ class Batch:
         for name, tensor in tensors.items():
             parts.append(f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}")
         return f"Batch({', '.join(parts)}, {self.inputs.device})"
+
+    def __len__(self) -> int:
+        """The number of rows, those of weight 0 included."""
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Any]:
+        images: list[torch.Tensor] = self.views or [self.inputs]
+        targets = self.targets
+        if self.samples < len(self.ids):  # a loop that does not know of weights would count padding as samples
+            kept = self.weight > 0
+            images, targets = [view[kept] for view in images], targets[kept]
+        return iter((images if self.by_view else images[0], targets))
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
+        """The batch with its tensors on a device; `ids` stay on the host. Frameworks move batches by this method."""
+        batch = self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return batch if batch.inputs.device == self.inputs.device else replace(batch, ready=None)
+
+    def pin_memory(self) -> "Batch":
+        """The batch in pinned host memory of its own. Raises RuntimeError without a GPU."""
+        return self._mapped(torch.Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        by_view = {name: change(tensor) for name, tensor in self.by_view.items()}
+        return replace(
+            self,
+            inputs=next(iter(by_view.values()))[0] if by_view else change(self.inputs),
+            targets=change(self.targets),
+            weight=change(self.weight),
+            fields={name: change(tensor) for name, tensor in self.fields.items()},
+            by_view=by_view,
+        )
 
     @property
     def keys(self) -> torch.Tensor:
@@ -137,15 +171,7 @@ def host(array: npt.NDArray[np.int64] | None) -> torch.Tensor | None:
 
 def copied(batch: Batch) -> Batch:
     """The same batch in memory of its own, copied on the consumer's stream."""
-    by_view = {name: tensor.clone() for name, tensor in batch.by_view.items()}
-    own = replace(
-        batch,
-        inputs=next(iter(by_view.values()))[0] if by_view else batch.inputs.clone(),
-        targets=batch.targets.clone(),
-        weight=batch.weight.clone(),
-        fields={name: tensor.clone() for name, tensor in batch.fields.items()},
-        by_view=by_view,
-    )
+    own = batch._mapped(torch.clone)
     if batch.ready is None:
         return own
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -385,25 +385,31 @@ def reaches_out(window: Window, width: int, height: int) -> bool:
 
 
 def sized(crop: CropRule, size: Size) -> CropRule:
-    """`crop` made smaller: the same boxes of the same draws, with an output of `size` (a side, or height and width).
+    """`crop` made smaller or larger: the same boxes of the same draws, with an output of `size` (a side, or height and
+    width).
 
-    Raises ValueError where `size` is larger than the crop's own, TypeError for a crop that is not of this module.
+    Raises ValueError for a size that is none, TypeError for a crop that is not of this module.
     """
     largest = shape_of(crop)
-    if isinstance(crop.size, int) and isinstance(size, int) and not 1 <= size <= crop.size:
-        raise ValueError(f"size {size}: give 1 to {crop.size} pixels, or make the loader with a larger crop")
     height, width = pair(size)
     if (height, width) == largest:
         return crop
+    if isinstance(crop, CenterCrop):
+        resize = pair(crop.resize)
+        other = (round(resize[0] * height / largest[0]), round(resize[1] * width / largest[1]))
+        return replace(crop, size=(height, width), resize=other)
+    if isinstance(crop, RandomResizedCrop | _Canvas):
+        return replace(crop, size=(height, width))
+    raise TypeError(f"{type(crop).__name__} has one size; give a RandomResizedCrop or a CenterCrop")
+
+
+def smaller(crop: CropRule, size: Size) -> CropRule:
+    """`sized`, for loaders whose memory is that of `crop`. Raises ValueError for a `size` larger than its own."""
+    height, width = pair(size)
+    largest = shape_of(crop)
     if height > largest[0] or width > largest[1]:
         raise ValueError(
             f"size {describe_size(size)}: give at most {describe_size(crop.size)}, "
             "or make the loader with a larger crop"
         )
-    if isinstance(crop, CenterCrop):
-        resize = pair(crop.resize)
-        smaller = (round(resize[0] * height / largest[0]), round(resize[1] * width / largest[1]))
-        return replace(crop, size=(height, width), resize=smaller)
-    if isinstance(crop, RandomResizedCrop | _Canvas):
-        return replace(crop, size=(height, width))
-    raise TypeError(f"{type(crop).__name__} has one size; give a RandomResizedCrop or a CenterCrop")
+    return sized(crop, size)

@@ -154,9 +154,10 @@ class Decoder(ABC):
         return False
 
     def sized(self, size: Size) -> Self:
-        """The same decoder for smaller pictures of the same boxes: `size` is a side in pixels or (height, width).
+        """The same decoder for smaller or larger pictures of the same boxes: `size` is a side in pixels or (height,
+        width).
 
-        Its fields fit where this one's do. Raises TypeError if it has only one size, and what `crop.sized` raises.
+        Raises TypeError if it has only one size, and what `crop.sized` raises.
         """
         raise TypeError(f"{type(self).__name__} has one size; give a decoder with a method `sized`")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy.typing as npt
 import torch
@@ -33,6 +33,9 @@ from .pool import Job, Pool
 from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
 from .wording import plural
+
+if TYPE_CHECKING:
+    from .migration.batches import Batches
 
 _NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # attributes of Batch, not in Batch.fields
 
@@ -87,8 +90,8 @@ class Loader(Epochs):
     copy: give each batch memory of its own, so that it stays valid for as long as you hold it, as in `list(loader)`. By
         default the loader reuses the memory of `prefetch` batches, which saves a copy per batch.
 
-    The loader takes the memory of `prefetch` batches; `set_size` makes the images of later epochs smaller, but not
-    those of views. A
+    The loader takes the memory of `prefetch` batches; `set_size` makes the images of later epochs smaller or larger,
+    but not those of views. A
     `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any number
     of workers or ranks, which continues with the next sample. `close`, the end of a `with` block or garbage collection
     ends the threads and closes what the loader has opened.
@@ -164,14 +167,9 @@ class Loader(Epochs):
         )  # finalizers run in reverse order: this one comes after the threads
         super().__init__(dataset, config, indices, config.workers or available_cpus(), device)
         self._copy = copy
-        self._decoder = decoder  # for the largest images
+        self._decoder = decoder  # that others are made of, by their size
         self._next = decoder  # for the next iteration
-        layout = self._layout(decoder)
-        pinned = self.device.type == "cuda"
-        with torch.inference_mode(False):  # memory that is written into outside of it, too
-            self._ring = _ring(decoder, layout, self.device)
-            self._slots = [Slot(layout, pinned) for _ in range(self.slots)]
-        self.slot_bytes = layout.nbytes
+        self._take_memory(decoder)
         self._tally = Tally(self.workers)
         self._pool: Pool | None = None
         self._stop: Callable[[], object] = lambda: None
@@ -180,24 +178,29 @@ class Loader(Epochs):
     def __iter__(self) -> Generator[Batch, None, None]:
         if self._opened is not None and not self._opened.alive:
             raise RuntimeError("the loader was closed, together with the data that it had opened; create a new one")
+        if self._layout(self._next).nbytes > self.slot_bytes:  # images are larger than any before
+            self._stop()
+            self._pool = None
+            self._take_memory(self._next)
         plan = self.begin()
         pool = self._ready_pool()
+        ring, slots = self._ring, self._slots  # others may be taken before this iteration is closed
         known = plan.again is None  # one that comes again has other crops
         job = pool.begin(self._next, partial(self._next.draw, self.config.seed, plan.crop_epoch) if known else None)
-        self._ring.release()  # the previous iteration may not have been finished
+        ring.release()  # the previous iteration may not have been finished
         layout = self._layout(job.decoder)
-        for slot in self._slots:  # every time: an interrupt may have stopped this loop halfway
+        for slot in slots:  # every time: an interrupt may have stopped this loop halfway
             slot.view(layout)
-        self._ring.view(layout)
+        ring.view(layout)
         held = HeldBatches()
         try:
-            for step in range(min(len(self._slots), plan.steps)):
-                self._dispatch(pool, job, plan, step)
+            for step in range(min(len(slots), plan.steps)):
+                self._dispatch(pool, job, plan, step, slots[step])
             for step in range(plan.steps):
-                slot = self._slots[step % len(self._slots)]
+                slot = slots[step % len(slots)]
                 self.waits.begin()
                 pool.wait(slot, job)
-                tensors = self._ring.hand_over(slot)
+                tensors = ring.hand_over(slot)
                 self.waits.end()
                 self._collect(slot)
                 self.passed(plan, step)
@@ -211,7 +214,7 @@ class Loader(Epochs):
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],
                     samples=int(slot.arrays["weight"].sum()),
-                    ready=self._ring.ready,
+                    ready=ring.ready,
                     fields={name: tensor for name, tensor in tensors.items() if name not in elsewhere},
                     repeats=host(plan.repeats(step)),
                     by_view={name: tensors[field].permute(1, 0, 4, 2, 3) for name, field in views.items()},
@@ -220,12 +223,89 @@ class Loader(Epochs):
                 yield copied(batch) if self._copy else batch
                 held.refuse_overwritten()
                 job.check()  # before writing to slots that may belong to another iteration by now
-                self._ring.reclaim()
-                if step + len(self._slots) < plan.steps:
-                    self._dispatch(pool, job, plan, step + len(self._slots))
+                ring.reclaim()
+                if step + len(slots) < plan.steps:
+                    self._dispatch(pool, job, plan, step + len(slots), slot)
         finally:
             if pool.cancel(job):  # otherwise the slots belong to another iteration by now
-                self._ring.release()
+                ring.release()
+
+    def tuples(
+        self,
+        policy: Any = None,
+        *,
+        num_classes: int | None = None,
+        smoothing: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        drop_last: bool = False,
+        then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,
+    ) -> "Batches":
+        """This loader as `(images, targets)`, which may be iterated over again and again.
+
+            for images, targets in Loader("D", batch_size=256, crop=224).tuples(Policy(hflip=0.5)):
+
+        Rows of weight 0 are left out: each sample comes once. Images and targets are on the loader's device, and stay
+        valid. What is drawn depends on the loader's seed, the epoch and the sample.
+
+        policy: a Policy of `fastimg.augment`, by which images are augmented and normalised; Policy() normalises only.
+            None: uint8 as it is. Of a loader with views, images are a list of their crops.
+        num_classes: targets are float32 [B, num_classes], for losses of probabilities; None: int64 [B], or, with mixup
+            or cutmix in the policy, as many as the data has classes.
+        smoothing: of targets that are float32.
+        dtype: float32, bfloat16 or float16, of images after the policy.
+        drop_last: leave out a last batch that is not full.
+        then: a function of images and targets, which returns the two that are handed out.
+
+        Raises TypeError for what is no Policy, and ValueError for settings that do not fit together.
+        """
+        from .migration.batches import batches_of  # here, because it needs augment, in the end
+
+        return batches_of(
+            self,
+            policy,
+            None,
+            num_classes=num_classes,
+            smoothing=smoothing,
+            dtype=dtype,
+            drop_last=drop_last,
+            then=then,
+        )
+
+    def dicts(
+        self,
+        images: str = "pixel_values",
+        targets: str = "labels",
+        policy: Any = None,
+        *,
+        num_classes: int | None = None,
+        smoothing: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        drop_last: bool = False,
+        then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,
+    ) -> "Batches":
+        """This loader as dicts of images and targets by these names, which are those of transformers: see `tuples`."""
+        from .migration.batches import batches_of
+
+        return batches_of(
+            self,
+            policy,
+            (images, targets),
+            num_classes=num_classes,
+            smoothing=smoothing,
+            dtype=dtype,
+            drop_last=drop_last,
+            then=then,
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows of each batch."""
+        return self.config.batch_size
+
+    @property
+    def has_views(self) -> bool:
+        """Whether batches have several crops of each image."""
+        return bool(self._decoder.view_fields)
 
     def spent(self) -> LoaderTimes:
         """See `BatchSource`."""
@@ -238,7 +318,9 @@ class Loader(Epochs):
         return replace(times, network=spent.waited, fetched=spent.bytes, again=spent.bytes_again)
 
     def set_size(self, size: Size) -> None:
-        """See `BatchSource`. The same threads fill smaller views of the same slots."""
+        """See `BatchSource`. Any size: for images larger than any before, new memory is taken; otherwise the same
+        threads fill smaller views of the same slots.
+        """
         self._next = self._decoder.sized(size)
 
     def _collect(self, slot: Slot) -> None:
@@ -273,11 +355,19 @@ class Loader(Epochs):
             self._stop = weakref.finalize(self, _end, self._pool, self._ring)
         return self._pool
 
+    def _take_memory(self, decoder: Decoder) -> None:
+        """Take the memory of batches of what `decoder` fills."""
+        layout = self._layout(decoder)
+        pinned = self.device.type == "cuda"
+        with torch.inference_mode(False):  # memory that is written into outside of it, too
+            self._ring: Ring = _ring(decoder, layout, self.device)
+            self._slots = [Slot(layout, pinned) for _ in range(self.slots)]
+        self.slot_bytes = layout.nbytes
+
     def _layout(self, decoder: Decoder) -> SlotLayout:
         return SlotLayout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
 
-    def _dispatch(self, pool: Pool, job: Job, plan: EpochPlan, step: int) -> None:
-        slot = self._slots[step % len(self._slots)]
+    def _dispatch(self, pool: Pool, job: Job, plan: EpochPlan, step: int, slot: Slot) -> None:
         ids, weight, decoded = plan.rows(step)
         slot.arrays["ids"][:] = ids
         slot.arrays["targets"][:] = self.dataset.labels[ids]

@@ -6,13 +6,14 @@ A script that comes from torchvision has reading and augmentation in one transfo
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastimg.augment import Policy, apply, draw
+from fastimg.augment import Policy, apply, draw, mix
 from fastimg.loaders.migration.steps import CannotTakeOver
 
 Ids = npt.NDArray[np.int64]
@@ -33,6 +34,8 @@ def policy_of(step: Any) -> Policy:
 
 def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool) -> Policy:
     """The policy that normalises and erases. `normalised`: Normalize comes before RandomErasing, not after it."""
+    if hasattr(step, "log_aspect_ratio"):
+        return _timms_erasing(step, mean, std, normalised)
     value = step.value
     if not isinstance(value, int | float | tuple | list):
         raise CannotTakeOver(f"RandomErasing(value={value!r}) (give numbers)")
@@ -52,16 +55,50 @@ def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | N
     )
 
 
-def augmented(images: torch.Tensor, policies: Sequence[Policy], ids: Ids, seed: int, epoch: int) -> torch.Tensor:
-    """uint8 images [B, 3, H, W] after one policy after the other, each with draws of its own."""
-    for view, policy in enumerate(policies):
+def _timms_erasing(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool) -> Policy:
+    """timm's RandomErasing, of which 0 in the image as it is then is erased."""
+    if step.per_pixel or step.rand_color or step.max_count != 1 or step.num_splits > 1:
+        raise CannotTakeOver('RandomErasing of timm but with mode="const" and one rectangle (give re_mode="const")')
+    low, high = map(math.exp, step.log_aspect_ratio)
+    plain = SimpleNamespace(value=0, p=step.probability, scale=(step.min_area, step.max_area), ratio=(low, high))
+    return erasing_of(plain, mean, std, normalised)
+
+
+def augmented(
+    images: torch.Tensor, policies: Sequence[Policy], ids: Ids, seed: int, epoch: int, first: int = 0
+) -> torch.Tensor:
+    """uint8 images [B, 3, H, W] after one policy after the other, each with draws of its own: views from `first` on."""
+    for view, policy in enumerate(policies, first):
         images = apply(draw(policy, ids, seed, epoch, view), images, dtype=torch.uint8)
     return images
 
 
-def erased(images: torch.Tensor, policy: Policy, ids: Ids, seed: int, epoch: int) -> torch.Tensor:
-    """uint8 images [B, 3, H, W] as float32, normalised and erased."""
-    return apply(draw(policy, ids, seed, epoch), images).contiguous()
+def normalised(
+    images: torch.Tensor, policy: Policy, dtype: torch.dtype, ids: Ids, seed: int, epoch: int, view: int
+) -> torch.Tensor:
+    """uint8 images [B, C, H, W] after a policy that normalises, channels-last."""
+    return apply(draw(policy, ids, seed, epoch, view), images, dtype=dtype)
+
+
+def mixed(
+    images: torch.Tensor,
+    targets: torch.Tensor,
+    policy: Policy,
+    num_classes: int,
+    smoothing: float,
+    dtype: torch.dtype,
+    ids: Ids,
+    seed: int,
+    epoch: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """uint8 images after a policy that normalises and mixes, and targets float32 [B, num_classes]."""
+    return mix(draw(policy, ids, seed, epoch), images, targets, num_classes, smoothing, dtype=dtype)
+
+
+def softened(targets: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:
+    """Classes int64 [B] as float32 [B, num_classes]."""
+    nothing = torch.empty((len(targets), 1, 1, 1), device=targets.device)  # only targets are asked for
+    return mix(None, nothing, targets, num_classes, smoothing)[1]
 
 
 def _trivial(step: Any) -> dict[str, Any]:
@@ -105,11 +142,27 @@ def _jitter(step: Any) -> dict[str, Any]:
     return found
 
 
+def _rotation(step: Any) -> dict[str, Any]:
+    _check_nearest(step)
+    low, high = map(float, step.degrees)
+    if step.expand or step.center is not None or not math.isclose(low, -high):
+        raise CannotTakeOver("RandomRotation but by up to an angle to either side, about the centre, without expand")
+    return {"rotate": high}
+
+
+def _grayscale(step: Any) -> dict[str, Any]:
+    if step.num_output_channels != 3:
+        raise CannotTakeOver("Grayscale to one channel (give num_output_channels=3)")
+    return {"grayscale": 1.0}
+
+
 POLICIES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "TrivialAugmentWide": _trivial,
     "RandAugment": _rand,
     "AutoAugment": _auto,
     "ColorJitter": _jitter,
     "RandomVerticalFlip": lambda step: {"vflip": float(step.p)},
+    "RandomRotation": _rotation,
+    "Grayscale": _grayscale,
     "RandomGrayscale": lambda step: {"grayscale": float(step.p)},
 }

@@ -10,7 +10,7 @@ import torch
 
 from fastimg.loaders.batch import Batch, host
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import CropRule, Size, shape_of, sized
+from fastimg.loaders.crop import CropRule, Size, shape_of, smaller
 from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.epochs.epochs import Epochs
 from fastimg.loaders.epochs.plan import EpochPlan
@@ -88,7 +88,7 @@ class LoaderAdapter(Epochs, ABC):
 
     def set_size(self, size: Size) -> None:
         """See `BatchSource`."""
-        self._next = sized(self._largest, size)
+        self._next = smaller(self._largest, size)
 
     @abstractmethod
     def describe(self) -> str:

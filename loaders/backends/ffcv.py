@@ -22,7 +22,7 @@ from ffcv.traversal_order.base import TraversalOrder
 from numba import types
 
 from fastimg.loaders.containers.betons.dataset import BetonDataset
-from fastimg.loaders.crop import CenterCrop, CropRule, RandomResizedCrop, Size, describe_size, pair, sized
+from fastimg.loaders.crop import CenterCrop, CropRule, RandomResizedCrop, Size, describe_size, pair, smaller
 from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.epochs.plan import EpochPlan
 from fastimg.loaders.errors import WorkerError
@@ -77,9 +77,9 @@ class FfcvLoader(LoaderAdapter):
 
     def set_size(self, size: Size) -> None:
         """See `BatchSource`. Raises ValueError also for a rectangle."""
-        smaller = sized(self._largest, size)
-        _side(smaller)
-        self._next = smaller
+        crop = smaller(self._largest, size)
+        _side(crop)
+        self._next = crop
 
     def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
         side = _side(self.crop)

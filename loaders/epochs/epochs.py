@@ -122,6 +122,11 @@ class Epochs:
         return self._indices
 
     @property
+    def start(self) -> int:
+        """Where the next iteration begins in its epoch's order: 0, but after `load_state_dict`."""
+        return self._resume[1] if self._resume else 0
+
+    @property
     def wait_seconds(self) -> float:
         """Seconds that the consumer's thread has spent waiting for data."""
         return self.waits.host

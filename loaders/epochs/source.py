@@ -61,9 +61,9 @@ class BatchSource(Protocol):
     def set_size(self, size: Size) -> None:
         """Change the size of images from the next iteration on: a side in pixels, or (height, width).
 
-        The size can be at most the one that the loader was created with. Memory and workers are kept, and
-        `state_dict` does not contain the size. Raises ValueError for an invalid size, and TypeError if the decoder has
-        only one size.
+        A `Loader` takes any size; of other backends it can be at most the one that the loader was created with. Memory
+        and workers are kept where images are not larger than before, and `state_dict` does not contain the size. Raises
+        ValueError for an invalid size, and TypeError if the decoder has only one size.
         """
 
     def state_dict(self) -> dict[str, int | str]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    Ids = npt.NDArray[np.int64]
+
 
 class CannotTakeOver(ValueError):
     """A step that nobody does in the same way. The message is a part of a sentence: what it is."""
@@ -26,14 +28,31 @@ class Augmentation(Protocol):
         """The policy that normalises and erases. `normalised`: Normalize comes before RandomErasing."""
 
     def augmented(
-        self, images: "torch.Tensor", policies: Sequence[Any], ids: "npt.NDArray[np.int64]", seed: int, epoch: int
+        self, images: "torch.Tensor", policies: Sequence[Any], ids: "Ids", seed: int, epoch: int, first: int
     ) -> "torch.Tensor":
-        """uint8 images [B, 3, H, W] after one policy after the other."""
+        """uint8 images [B, 3, H, W] after one policy after the other, with the draws of views from `first` on."""
 
-    def erased(
-        self, images: "torch.Tensor", policy: Any, ids: "npt.NDArray[np.int64]", seed: int, epoch: int
+    def normalised(
+        self, images: "torch.Tensor", policy: Any, dtype: "torch.dtype", ids: "Ids", seed: int, epoch: int, view: int
     ) -> "torch.Tensor":
-        """uint8 images [B, 3, H, W] as float32, normalised and erased."""
+        """uint8 images [B, C, H, W] after a policy that normalises, channels-last."""
+
+    def mixed(
+        self,
+        images: "torch.Tensor",
+        targets: "torch.Tensor",
+        policy: Any,
+        num_classes: int,
+        smoothing: float,
+        dtype: "torch.dtype",
+        ids: "Ids",
+        seed: int,
+        epoch: int,
+    ) -> tuple["torch.Tensor", "torch.Tensor"]:
+        """uint8 images after a policy that normalises and mixes, and targets float32 [B, num_classes]."""
+
+    def softened(self, targets: "torch.Tensor", num_classes: int, smoothing: float) -> "torch.Tensor":
+        """Classes int64 [B] as float32 [B, num_classes]."""
 
 
 _given: list[Callable[[], Augmentation]] = []  # at most one

@@ -3,92 +3,81 @@
 Transforms are known by their names and attributes: torchvision is not imported, which would take seconds.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import torch
 
-from fastimg.loaders.crop import CenterCrop, Interpolation, RandomResizedCrop, Window, pair
+from fastimg.loaders.crop import CenterCrop, CropRule, Interpolation, RandomResizedCrop, pair
 
+from .crops import Cut, Squash, Whole
+from .finish import Finish
 from .steps import CannotTakeOver, augmentation, is_given
 
 _KNOWN = (
-    "RandomResizedCrop, Resize((height, width)), Resize(side) before CenterCrop, flips, TrivialAugmentWide, "
-    "RandAugment, AutoAugment, ColorJitter, RandomGrayscale, ToTensor or PILToTensor, ToImage, "
+    "RandomResizedCrop, RandomCrop, CenterCrop, Resize((height, width)), Resize(side) before a crop, flips, "
+    "RandomRotation, TrivialAugmentWide, RandAugment, AutoAugment, ColorJitter, Grayscale(3), RandomGrayscale, "
+    "ToTensor or PILToTensor, ToImage, "
     "ToDtype(torch.float32, scale=True), ConvertImageDtype(torch.float32), Normalize and RandomErasing"
 )
-_NOTHING = ("PILToTensor", "ToImage", "ToPureTensor", "Identity")  # images are tensors already
-
-
-@dataclass(frozen=True, kw_only=True)
-class Squash:
-    """torchvision's Resize((height, width)): the whole image, whatever its shape becomes. See `CropRule`."""
-
-    size: tuple[int, int]
-    interpolation: Interpolation = "bilinear"
-    draws: int = 0
-
-    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
-        """See `CropRule`."""
-        return Window((0, 0, width, height), (self.size[1], self.size[0]), (0, 0))
+_NOTHING = ("PILToTensor", "MaybePILToTensor", "ToImage", "ToPureTensor", "Identity")  # images are tensors already
 
 
 @dataclass(frozen=True)
 class ImageTransform:
     """What a torchvision transform does to images."""
 
-    crop: RandomResizedCrop | CenterCrop | Squash
-    flip: float = 0.0  # probability
-    scaled: bool = False  # float32 from 0 to 1; else uint8
-    mean: tuple[float, ...] | None = None  # one per channel; None: not normalised
-    std: tuple[float, ...] | None = None
-    policies: tuple[Any, ...] = ()  # one after the other, on uint8
-    erasing: Any = None  # the policy that normalises and erases
+    crop: CropRule
+    finish: Finish
 
 
-def translated(transform: Any) -> ImageTransform:
-    """The transform, of torchvision.transforms or its v2, or a sequence of them, as a value.
+def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None) -> ImageTransform:
+    """The transform, of torchvision.transforms or its v2 or of timm, or a sequence of them, as a value.
+
+    `size` tells the first image's (height, width), which is asked for where nothing makes images equal in size.
 
     Raises ValueError, with what to do, for any other transform, and where one lacks that makes images equal in size.
     """
-    found: ImageTransform | None = None
-    resize: Any = None  # waits for its CenterCrop
+    crop: CropRule | None = None
+    resize: Any = None  # waits for its crop
     flip, scaled = 0.0, False
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     policies: list[Any] = []
     erasing: Any = None  # RandomErasing, and whether Normalize came before it
-    for step in _flat(transform):
-        name = type(step).__name__
-        if not type(step).__module__.startswith("torchvision.transforms"):
-            _refuse(getattr(step, "__name__", name))
-        if resize is not None and name != "CenterCrop":
-            _refuse("Resize(side) without CenterCrop right after it (or give Resize((height, width)))")
-        if found is not None and name in ("RandomResizedCrop", "Resize", "CenterCrop"):
-            _refuse(f"{name} after another crop")
+    for name, step in _steps(transform):
+        if resize is not None and name not in ("CenterCrop", "RandomCrop"):
+            _refuse(_ALONE)
+        if crop is not None and name in _CROPS:
+            if not (name in ("CenterCrop", "RandomCrop") and isinstance(crop, Squash)):
+                _refuse(f"{name} after another crop")
+            resize = SimpleNamespace(size=crop.size, interpolation=crop.interpolation)
+            crop = None
         if mean is not None and name == "Normalize":
             _refuse("Normalize, the second time")
+        if mean is not None and name in ("CenterCrop", "RandomCrop"):
+            _refuse(f"{name} after Normalize (put it before ToTensor)")
         match name:
-            case "RandomResizedCrop":
-                found = ImageTransform(
-                    RandomResizedCrop(
-                        size=pair(step.size),
-                        scale=(float(step.scale[0]), float(step.scale[1])),
-                        ratio=(float(step.ratio[0]), float(step.ratio[1])),
-                        interpolation=_interpolation(step),
-                    )
+            case "RandomResizedCrop" | "RandomResizedCropAndInterpolation":
+                crop = RandomResizedCrop(
+                    size=pair(step.size),
+                    scale=(float(step.scale[0]), float(step.scale[1])),
+                    ratio=(float(step.ratio[0]), float(step.ratio[1])),
+                    interpolation=_interpolation(step),
                 )
             case "Resize" if isinstance(step.size, Sequence) and len(step.size) == 2:
-                found = ImageTransform(Squash(size=pair(step.size), interpolation=_interpolation(step)))
+                crop = Squash(size=pair(step.size), interpolation=_interpolation(step))
             case "Resize":
                 resize = step
             case "CenterCrop":
-                found = ImageTransform(_center(resize, step))
-                resize = None
+                crop, resize = _center(resize, step), None
+            case "RandomCrop":
+                crop, resize = _cut(resize, step, scaled), None
             case "RandomHorizontalFlip":
                 flip = flip + step.p - 2 * flip * step.p  # of one or several: an odd number of them
-            case "ToTensor":
+            case "ToTensor" | "MaybeToTensor":
                 scaled = True
             case "ToDtype" | "ConvertImageDtype":
                 if step.dtype is not torch.float32 or not getattr(step, "scale", True):
@@ -109,21 +98,40 @@ def translated(transform: Any) -> ImageTransform:
                     _refuse("RandomErasing, the second time")
                 erasing = (step, mean is not None)
             case _ if name not in _NOTHING:
-                if found is None or scaled:
-                    _refuse(f"{name} {'after ToTensor' if scaled else 'before the crop'}" if name in _MOVED else name)
-                policies.append(_policy(step))
+                known = name in _MOVED
+                if (crop is None and size is None) or scaled:
+                    _refuse(f"{name} {'after ToTensor' if scaled else 'before the crop'}" if known else name)
+                policies.append((name, _policy(step)))
+        if name in _CROPS and name != "Resize" and policies:
+            _refuse(f"{policies[0][0]} before the crop")
     if resize is not None:
-        _refuse("Resize(side) without CenterCrop right after it (or give Resize((height, width)))")
-    if found is None:
-        _refuse(
-            "a transform without RandomResizedCrop, CenterCrop or Resize((height, width)), which make all images of a "
-            "batch equal in size"
-        )
+        _refuse(_ALONE)
+    if crop is None:
+        if size is None:
+            _refuse(
+                "a transform without RandomResizedCrop, CenterCrop or Resize((height, width)), which make all images "
+                "of a batch equal in size"
+            )
+        crop = Whole(size=size())
     erases = None if erasing is None else _erasing(erasing[0], mean, std, erasing[1])
-    return replace(found, flip=flip, policies=tuple(policies), scaled=scaled, mean=mean, std=std, erasing=erases)
+    finish = Finish(
+        flip=flip,
+        policies=tuple(policy for _, policy in policies),
+        last=erases,
+        scaled=scaled,
+        mean=mean,
+        std=std,
+        channels_first=True,
+    )
+    return ImageTransform(crop, finish)
 
 
-_MOVED = ("TrivialAugmentWide", "RandAugment", "AutoAugment", "ColorJitter", "RandomVerticalFlip", "RandomGrayscale")
+_ALONE = "Resize(side) without CenterCrop or RandomCrop right after it (or give Resize((height, width)))"
+_CROPS = ("RandomResizedCrop", "RandomResizedCropAndInterpolation", "Resize", "CenterCrop", "RandomCrop")
+_MOVED = (
+    *("TrivialAugmentWide", "RandAugment", "AutoAugment", "ColorJitter", "RandomVerticalFlip", "RandomGrayscale"),
+    *("Grayscale", "RandomRotation"),
+)
 
 
 def _policy(step: Any) -> Any:
@@ -149,28 +157,95 @@ def _erasing(step: Any, mean: Any, std: Any, normalised: bool) -> Any:
         _refuse(f"RandomErasing with these numbers ({error})")
 
 
-def _flat(transform: Any) -> Iterator[Any]:
-    """The steps of a Compose, of those in it, or of a sequence."""
-    if type(transform).__name__ == "Compose" or isinstance(transform, Sequence):
+def _steps(transform: Any) -> Iterator[tuple[str, Any]]:
+    """The name and attributes of each step: of a Compose, a Sequential or a sequence, and of those in it.
+
+    Raises ValueError for what is not a class of torchvision or timm.
+    """
+    name, module = type(transform).__name__, type(transform).__module__
+    library = module.startswith(("torchvision.transforms", "timm.data."))
+    if (name == "Compose" and library) or isinstance(transform, Sequence):
         for step in getattr(transform, "transforms", transform):
-            yield from _flat(step)
+            yield from _steps(step)
+    elif module.startswith("torch.nn.modules.") and name == "Sequential":
+        for step in transform.children():
+            yield from _steps(step)
+    elif name == "ImageClassification" and library:  # `weights.transforms()`
+        yield "Resize", SimpleNamespace(size=transform.resize_size, interpolation=transform.interpolation)
+        yield "CenterCrop", SimpleNamespace(size=transform.crop_size)
+        yield "ToTensor", None
+        yield "Normalize", SimpleNamespace(mean=transform.mean, std=transform.std)
+    elif module.startswith("torch.nn.modules.") and name == "Identity":
+        return
+    elif not library:
+        views = " (if it makes several crops, give views=[transform, transform] in its place)"
+        wraps = any("transform" in attribute for attribute in getattr(transform, "__dict__", ()))
+        _refuse(f"{getattr(transform, '__name__', name)}{views if wraps else ''}")
+    elif module.startswith("timm.data.") and name not in _TIMMS:
+        _refuse(f"timm's {name}{_TIMMS_WAY_OUT.get(name, '')}")
     else:
-        yield transform
+        yield name, transform
 
 
-def _center(resize: Any, crop: Any) -> CenterCrop:
+_TIMMS = ("RandomErasing", "RandomResizedCropAndInterpolation", "MaybeToTensor", "MaybePILToTensor")
+_POLICIES_BY_NAME = " (leave auto_augment out, and give its name to Policy(named=) and that to Loader(...).tuples)"
+_TIMMS_WAY_OUT = dict.fromkeys(("RandAugment", "AutoAugment", "AugMixAugment"), _POLICIES_BY_NAME)
+
+
+def _center(resize: Any, crop: Any) -> CenterCrop | Cut:
+    size = pair(tuple(crop.size) * 2 if isinstance(crop.size, Sequence) and len(crop.size) == 1 else crop.size)
+    side, interpolation = _resized(resize)
+    if isinstance(side, int) and side >= max(size):
+        return CenterCrop(size=size, resize=side, interpolation=interpolation)
+    return Cut(size=size, resize=side, interpolation=interpolation, draws=0)
+
+
+def _resized(resize: Any) -> tuple[int | tuple[int, int] | None, Interpolation]:
+    """The side, or (height, width), that a Resize makes, and its filter; None where there is no Resize."""
     if resize is None:
-        _refuse("CenterCrop without Resize right before it")
-    sides = resize.size if isinstance(resize.size, Sequence) else [resize.size]
-    if len(sides) != 1 or getattr(resize, "max_size", None) is not None:
-        _refuse(f"Resize({resize.size}), which does not keep the aspect ratio (give Resize(side))")
-    return CenterCrop(size=pair(crop.size), resize=int(sides[0]), interpolation=_interpolation(resize))
+        return None, "bilinear"
+    if getattr(resize, "max_size", None) is not None:
+        _refuse("Resize with max_size")
+    sides = tuple(resize.size) if isinstance(resize.size, Sequence) else (resize.size,)
+    return int(sides[0]) if len(sides) == 1 else pair(sides), _interpolation(resize)
+
+
+def _cut(resize: Any, step: Any, scaled: bool) -> Cut:
+    """The RandomCrop of torchvision."""
+    if step.padding_mode not in ("constant", "reflect"):
+        _refuse(f"RandomCrop(padding_mode={step.padding_mode!r}) (give constant or reflect)")
+    fills = [step.fill] if isinstance(step.fill, int | float) else step.fill
+    if step.padding_mode == "constant" and (isinstance(fills, Mapping) or len({float(each) for each in fills}) != 1):
+        _refuse(f"RandomCrop(fill={step.fill!r}) (give one number)")
+    level = None if step.padding_mode == "reflect" else round(float(fills[0]) * (255 if scaled else 1))
+    side, interpolation = _resized(resize)
+    return Cut(
+        size=pair(step.size),
+        resize=side,
+        padding=_sides(step),
+        pads=bool(step.pad_if_needed),
+        fill=level,
+        interpolation=interpolation,
+    )
+
+
+def _sides(step: Any) -> tuple[int, int, int, int]:
+    """The padding of a RandomCrop: left, top, right, bottom."""
+    given = [step.padding or 0] if isinstance(step.padding, int | None) else [int(side) for side in step.padding]
+    if len(given) < 4:
+        given = [*given, *given][:2] * 2
+    elif ".v2." in type(step).__module__:  # left, right, top, bottom
+        given = [given[0], given[2], given[1], given[3]]
+    return given[0], given[1], given[2], given[3]
 
 
 def _interpolation(step: Any) -> Interpolation:
-    value = getattr(step.interpolation, "value", step.interpolation)
+    name, given = type(step).__name__, step.interpolation
+    if isinstance(given, tuple):  # timm's "random"
+        _refuse(f"{name} that draws its interpolation (give bilinear or bicubic in place of random)")
+    value = getattr(given, "value", given)
     if value not in ("bilinear", "bicubic") or getattr(step, "antialias", True) is False:
-        _refuse(f"{type(step).__name__} with {value} and antialias={getattr(step, 'antialias', True)}")
+        _refuse(f"{name} with {value} and antialias={getattr(step, 'antialias', True)}")
     return cast(Interpolation, value)
 
 
@@ -180,5 +255,6 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 def _refuse(what: str) -> NoReturn:
     raise ValueError(
-        f"ImageFolderLoader cannot take over {what}; it does {_KNOWN}. Leave it out, and apply it to the batches"
+        f"ImageFolderLoader cannot take over {what}; it does {_KNOWN}. Leave it out, and apply it to the batches, "
+        "as with then="
     )

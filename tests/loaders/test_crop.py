@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import v2
 
-from fastimg.loaders.crop import CenterCrop, RandomCrop, RandomResizedCrop, Window, reaches_out, sized
+from fastimg.loaders.crop import (
+    CenterCrop,
+    RandomCrop,
+    RandomResizedCrop,
+    Window,
+    pair,
+    reaches_out,
+    shape_of,
+    sized,
+    smaller,
+)
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample
 
@@ -169,7 +179,8 @@ def test_rectangles_made_smaller():
     assert sized(RandomResizedCrop(size=(64, 96)), (1, 96)).size == (1, 96)
     for size in ((65, 96), (64, 97), 65):
         with pytest.raises(ValueError, match="give at most 64 x 96, or make the loader with a larger crop"):
-            sized(crop, size)
+            smaller(crop, size)
+        assert shape_of(sized(crop, size)) == pair(size)
 
 
 def cut_by_us(crop, pixels, numbers, shape):

@@ -8,7 +8,7 @@ import fastimg.loaders
 
 def test_the_loaders_names():
     assert fastimg.loaders.__all__ == [
-        *("Batch", "BatchSource", "CenterCrop", "Crop", "DataError", "Dataset", "Decoder", "Field"),
+        *("Batch", "BatchSource", "Batches", "CenterCrop", "Crop", "DataError", "Dataset", "Decoder", "Field"),
         *("FieldSelection", "FieldsDecoder", "FilesDataset"),
         *(
             "ImageDecoder",

@@ -138,14 +138,37 @@ def test_a_size_set_after_an_abandoned_epoch(files, open_loader, frozen, read_al
     loader.close()
 
 
+@pytest.mark.parametrize("crop", [RANDOM, CENTRE], ids=["random", "centre"])
+def test_sizes_may_grow(crop, files, open_loader, read, read_alone):
+    """From the smallest on; memory and threads are new only for an epoch of larger images than any before."""
+    small = sized(crop, 16)
+    loader = open_loader("native", files, small)
+    largest = []
+    for epoch, size in enumerate((16, LARGE, 16, LARGE)):
+        loader.set_size(size)
+        assert read(loader) == read_alone(files, sized(small, size), epoch)
+        largest.append([slot.buffer.data_ptr() for slot in loader._slots])
+    assert largest[1] == largest[2] == largest[3]
+    assert loader.slot_bytes == loader._slots[0].buffer.numel()
+    batches = iter(loader)
+    next(batches)
+    loader.set_size(2 * LARGE)
+    assert next(batches).inputs.shape[2] == LARGE  # of this epoch
+    assert next(iter(loader)).inputs.shape[2] == 2 * LARGE
+    with pytest.raises(RuntimeError, match="this iteration is over"):
+        list(batches)
+    loader.close()
+
+
 @pytest.mark.parametrize("backend", ["native", "torch", "synthetic"])
 def test_invalid_sizes(files, backend, open_loader):
+    words = {0: "give the side of a square", -3: "give the side of a square"}
+    if backend != "native":
+        words[LARGE + 1] = f"give at most {LARGE}, or make the loader with a larger crop"
     with contextlib.closing(open_loader(backend, files, RANDOM)) as loader:
         loader.set_size(20)
-        for size in (LARGE + 1, 0, -3):
-            with pytest.raises(
-                ValueError, match=f"size {size}: give 1 to {LARGE} pixels, or make the loader with a larger crop"
-            ):
+        for size, said in words.items():
+            with pytest.raises(ValueError, match=f"size {size}: {said}"):
                 loader.set_size(size)
         assert next(iter(loader)).inputs.shape[2:] == (20, 20)  # as before
 

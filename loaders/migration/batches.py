@@ -1,0 +1,211 @@
+"""The batches of a loader as tuples or dicts, with what a script asks torch's DataLoader for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import torch
+
+from fastimg.loaders.crop import Size
+from fastimg.loaders.errors import DataError
+
+from .finish import Finish, ViewFinishes
+
+if TYPE_CHECKING:
+    from fastimg.loaders.loader import Loader
+
+
+class Sampler:
+    """What `loader.sampler` and `loader.batch_sampler` are: a length, and an epoch to be told."""
+
+    def __init__(self, batches: "Batches", length: Callable[[], int]) -> None:
+        self._batches = batches
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length()
+
+    @property
+    def batch_size(self) -> int:
+        """That of the loader."""
+        return self._batches.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """That of the loader."""
+        return self._batches.drop_last
+
+    @property
+    def sampler(self) -> "Sampler":
+        """That of the loader."""
+        return self._batches.sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loader."""
+        self._batches.set_epoch(epoch)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("the loader's sampler does not list indices: each epoch's order is the loader's own")
+
+
+class Batches:
+    """The batches of a `Loader` as a script takes them: augmented, normalised, without padding, valid for as long as
+    they are held.
+
+    Each `for images, targets in batches` is one epoch of `len(batches)` batches. `set_epoch`, `state_dict` and
+    `load_state_dict` are the loader's; `close`, or the end of a `with` block, closes it. Attributes are those of
+    torch's DataLoader.
+
+    Iterating raises DataError for a batch of which no image could be decoded, where several ranks need it.
+    """
+
+    # What scripts and frameworks read of a DataLoader about its processes, which there are none of.
+    pin_memory = False
+    persistent_workers = True
+    prefetch_factor = worker_init_fn = multiprocessing_context = collate_fn = generator = None
+    timeout = 0
+
+    def __init__(
+        self,
+        loader: "Loader",
+        finish: Finish | ViewFinishes,
+        *,
+        drop_last: bool = False,
+        names: tuple[str, str] | None = None,
+        then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,
+    ) -> None:
+        self.drop_last = drop_last
+        self._loader = loader
+        self._finish = finish
+        self._names = names
+        self._then = then
+
+    def __len__(self) -> int:
+        return self._whole(0) if self.drop_last else len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._loader
+        most = self._whole(loader.start) if self.drop_last else len(loader)
+        for number, batch in enumerate(loader):
+            if number >= most:
+                continue
+            if not batch.samples and loader.config.world_size == 1:
+                continue
+            if not batch.samples and loader.unreadable.keys() >= set(batch.ids.tolist()):
+                raise DataError(
+                    f"{loader.dataset.name}: no image of a batch could be decoded, and all ranks need equally many "
+                    "batches; remove the images that `unreadable` names"
+                )
+            images, targets = self._finish(batch, loader.config.seed, loader.epoch)
+            if self._then is not None:
+                images, targets = self._then(images, targets)
+            yield (images, targets) if self._names is None else dict(zip(self._names, (images, targets), strict=True))
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} has batches in the order of an epoch and no [{index!r}]: iterate over it, as in "
+            "next(iter(loader)); it takes the place of a DataLoader, and is not to be wrapped in one"
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples of a batch, per rank."""
+        return self._loader.config.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """The number of threads."""
+        return self._loader.workers
+
+    @property
+    def dataset(self) -> Any:
+        """What is read."""
+        return self._loader.dataset
+
+    @property
+    def sampler(self) -> Sampler:
+        """Its length is the number of samples that each rank reads, rounded up; it has `set_epoch`."""
+        return Sampler(self, lambda: -(-self._samples // self._loader.config.world_size))
+
+    @property
+    def batch_sampler(self) -> Sampler:
+        """Its length is the number of batches; it has `set_epoch`."""
+        return Sampler(self, self.__len__)
+
+    @property
+    def unreadable(self) -> Mapping[Any, str]:
+        """Id -> reason, for every image that was left out so far."""
+        return self._loader.unreadable
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or the last one that was."""
+        return self._loader.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch's order, crops and augmentation, as a DistributedSampler's. By
+        default epochs count up from 0."""
+        self._loader.set_epoch(epoch)
+
+    def set_size(self, size: Size) -> None:
+        """Change the size of images from the next iteration on: see `Loader.set_size`."""
+        self._loader.set_size(size)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The position after the last batch, for any batch size and number of threads or processes."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue in the next iteration where `state` was taken.
+
+        Raises ValueError for another seed or order, and DataError for other files.
+        """
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop the threads. Iterating starts new ones, unless the loader has opened its data itself."""
+        self._loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _samples(self) -> int:
+        indices = self._loader.indices
+        return len(self._loader.dataset) if indices is None else len(indices)
+
+    def _whole(self, start: int) -> int:
+        """The number of full batches in an epoch from position `start` on."""
+        config = self._loader.config
+        return (self._samples - start) // (config.batch_size * config.world_size)
+
+
+def batches_of(
+    loader: "Loader",
+    policy: Any,
+    names: tuple[str, str] | None,
+    *,
+    num_classes: int | None,
+    smoothing: float,
+    dtype: torch.dtype,
+    drop_last: bool,
+    then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None,
+) -> Batches:
+    """See `Loader.tuples`."""
+    if policy is not None and not hasattr(policy, "mixes"):
+        raise TypeError(f"policy is of type {type(policy).__name__}; give a Policy of fastimg.augment, or None")
+    if smoothing and num_classes is None:
+        raise ValueError(f"smoothing={smoothing} needs num_classes, as it changes targets of one number for each class")
+    if policy is not None and policy.mixes:
+        if num_classes is None:
+            num_classes = len(loader.dataset.classes) or None
+        if num_classes is None:
+            raise ValueError(f"{loader.dataset.name} names no classes, so mixup and cutmix need num_classes")
+        if loader.has_views:
+            raise ValueError(
+                "a policy that mixes images changes their targets, and views share theirs: leave mixup and cutmix out"
+            )
+    finish = Finish(last=policy, dtype=dtype, num_classes=num_classes, smoothing=smoothing)
+    return Batches(loader, finish, drop_last=drop_last, names=names, then=then)

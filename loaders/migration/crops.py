@@ -1,0 +1,82 @@
+"""Crops that torchvision has and a `Loader` has not: of any size and place, or none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastimg.loaders.crop import Interpolation, Window
+from fastimg.loaders.errors import ImageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squash:
+    """torchvision's Resize((height, width)): the whole image, whatever its shape becomes. See `CropRule`."""
+
+    size: tuple[int, int]
+    interpolation: Interpolation = "bilinear"
+    draws: int = 0
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `CropRule`."""
+        return Window((0, 0, width, height), (self.size[1], self.size[0]), (0, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """torchvision's RandomCrop, after Resize(`resize`) if there is one; with no draws its CenterCrop. See `CropRule`.
+
+    What lies beyond the image has the level `fill`; None: it is mirrored about its outermost pixels.
+    """
+
+    size: tuple[int, int]
+    resize: int | tuple[int, int] | None = None  # of the shorter side, or (height, width); None: as it is
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # left, top, right, bottom
+    pads: bool = False  # further, on both sides, where an image is smaller than the crop
+    fill: int | None = 0
+    interpolation: Interpolation = "bilinear"
+    draws: int = 2
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `CropRule`. Raises ImageError for an image that is smaller than the crop, as torchvision does."""
+        tall, wide = self.size
+        if isinstance(self.resize, int):
+            w, h = _shorter(width, height, self.resize)
+        else:
+            h, w = self.resize or (height, width)
+        if not self.draws:
+            at = tuple(round(room / 2.0) if room >= 0 else -(-room // 2) for room in (w - wide, h - tall))
+            return Window((0, 0, width, height), (w, h), (at[0], at[1]))
+        left, top, right, bottom = self.padding
+        across, down = w + left + right, h + top + bottom
+        if self.pads and (short := wide - across) > 0:
+            left, across = left + short, across + 2 * short
+        if self.pads and (short := tall - down) > 0:
+            top, down = top + short, down + 2 * short
+        if across < wide or down < tall:
+            raise ImageError(f"{across} x {down} pixels, with their padding, are fewer than a crop of {wide} x {tall}")
+        x, y = int(draws[0] * (across - wide + 1)), int(draws[1] * (down - tall + 1))
+        return Window((0, 0, width, height), (w, h), (x - left, y - top))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """The image as it is, where all have one size. See `CropRule`."""
+
+    size: tuple[int, int]
+    interpolation: Interpolation = "bilinear"
+    draws: int = 0
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `CropRule`. Raises ImageError for an image of another size."""
+        if (height, width) != self.size:
+            raise ImageError(
+                f"{width} x {height} pixels, and the first image has {self.size[1]} x {self.size[0]}: without a crop "
+                "or Resize((height, width)) in the transform all have to be equal"
+            )
+        return Window((0, 0, width, height), (width, height), (0, 0))
+
+
+def _shorter(width: int, height: int, side: int) -> tuple[int, int]:
+    """(width, height) of an image whose shorter side is made `side`, truncated to whole pixels."""
+    if width <= height:
+        return side, int(side * height / width)
+    return int(side * width / height), side

@@ -1,0 +1,126 @@
+"""The arguments of torch's DataLoader -> the settings of this package's loader, or what to give in their place."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.order import Sampling
+
+# Arguments about processes and pinned memory, which this loader does not have.
+WITHOUT_EFFECT = (
+    *("pin_memory", "pin_memory_device", "persistent_workers", "prefetch_factor", "worker_init_fn"),
+    *("multiprocessing_context", "timeout", "in_order"),
+)
+_COLLATES = ("torch.utils.data._utils.collate", "default_collate")
+_SAMPLERS = "RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler and DistributedSampler"
+
+
+class Sampled(NamedTuple):
+    """What a sampler asks for; None where it says nothing."""
+
+    shuffle: bool = False
+    places: npt.NDArray[np.int64] | None = None  # of the samples that are read, among all
+    sampling: Sampling | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    seed: int | None = None
+    tells_epoch: Any = None  # the sampler, whose `epoch` a script sets
+
+
+class Batching(NamedTuple):
+    """What a script asks for: batches of this size, of these samples."""
+
+    batch_size: int
+    drop_last: bool
+    sampled: Sampled
+    seed: int | None
+
+
+def batching_of(
+    batch_size: Any,
+    shuffle: Any,
+    drop_last: Any,
+    seed: int | None,
+    samples: int,
+    others: dict[str, Any],
+) -> Batching:
+    """The meaning of a DataLoader's arguments, of which `others` are those that ImageFolderLoader does not name.
+
+    Warns once of those without effect here. Raises TypeError for arguments that cannot be, with the way out.
+    """
+    sampler, batch_sampler = others.pop("sampler", None), others.pop("batch_sampler", None)
+    collate, generator = others.pop("collate_fn", None), others.pop("generator", None)
+    _check_others(others)
+    if collate is not None and (getattr(collate, "__module__", ""), getattr(collate, "__name__", "")) != _COLLATES:
+        raise TypeError(
+            "ImageFolderLoader cannot take collate_fn: batches are (images, targets) already; give then=, a function "
+            "of these two, or decode with a Loader"
+        )
+    if batch_sampler is not None:
+        if _kind(batch_sampler) != "BatchSampler" or sampler is not None or shuffle or drop_last or batch_size != 1:
+            raise TypeError(
+                "ImageFolderLoader cannot take this batch_sampler: give torch's own BatchSampler, and then no "
+                "batch_size, shuffle, sampler and drop_last; or batch_size, sampler and drop_last in place of it"
+            )
+        sampler, batch_size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
+    if batch_size is None:
+        raise TypeError("ImageFolderLoader has only batches: give batch_size, as in batch_size=1")
+    if sampler is not None and shuffle:
+        raise TypeError("ImageFolderLoader: a sampler says itself whether it shuffles; leave out one of them")
+    if generator is not None:
+        if seed is not None:
+            raise TypeError("ImageFolderLoader: give seed or generator, not both")
+        seed = int(generator.initial_seed())
+    sampled = Sampled(shuffle=bool(shuffle)) if sampler is None else _sampled(sampler, samples)
+    return Batching(batch_size, bool(drop_last), sampled, sampled.seed if seed is None else seed)
+
+
+def _sampled(sampler: Any, samples: int) -> Sampled:
+    kind = _kind(sampler)
+    if kind == "SequentialSampler":
+        return Sampled()
+    if kind == "DistributedSampler":
+        return Sampled(
+            shuffle=sampler.shuffle,
+            rank=sampler.rank,
+            world_size=sampler.num_replicas,
+            seed=sampler.seed,
+            tells_epoch=sampler,
+        )
+    seed = None if getattr(sampler, "generator", None) is None else int(sampler.generator.initial_seed())
+    if kind == "RandomSampler" and not sampler.replacement and sampler.num_samples == samples:
+        return Sampled(shuffle=True, seed=seed)
+    if kind == "SubsetRandomSampler":
+        return Sampled(shuffle=True, places=np.asarray(sampler.indices, np.int64), seed=seed)
+    if kind == "WeightedRandomSampler" and sampler.replacement:
+        if not sampler.num_samples == len(sampler.weights) == samples:
+            raise TypeError(
+                f"ImageFolderLoader cannot take a WeightedRandomSampler of {len(sampler.weights)} weights that draws "
+                f"{sampler.num_samples} samples: give a weight for each of the {samples} samples, and draw as many"
+            )
+        return Sampled(shuffle=True, sampling=Sampling(np.asarray(sampler.weights, np.float64)), seed=seed)
+    raise TypeError(
+        f"ImageFolderLoader cannot take the sampler {type(sampler).__name__}: it takes torch's {_SAMPLERS}, "
+        "each sample drawn once, or as often as there are samples with weights; give one of these, or a Subset as data"
+    )
+
+
+def _kind(sampler: Any) -> str:
+    """The name of torch's class; of any other, and of one derived from it, nothing."""
+    of_torch = type(sampler).__module__.startswith("torch.utils.data.")
+    return type(sampler).__name__ if of_torch else ""
+
+
+def _check_others(others: dict[str, Any]) -> None:
+    """One warning for arguments without effect here. Raises TypeError for unknown ones."""
+    for name in others:
+        if name not in WITHOUT_EFFECT:
+            raise TypeError(f"ImageFolderLoader has no argument {name!r}; help(ImageFolderLoader) lists them")
+    told = [name for name in others if others[name]]
+    if told:
+        warnings.warn(
+            f"ImageFolderLoader ignores {', '.join(told)}: it decodes in threads, and pins its own memory",
+            stacklevel=4,
+        )

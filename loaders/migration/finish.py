@@ -1,0 +1,113 @@
+"""What becomes of a batch of uint8 before a script sees it: augmented, normalised, mixed."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.batch import Batch
+from fastimg.loaders.random import uniforms
+
+from .steps import augmentation
+
+_FLIP_STAGE = 0x1F
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """Steps on the images of a batch, in this order. All that is drawn depends on the seed, the epoch and the sample.
+
+    Rows of padding, and images that could not be decoded, are left out first, unless there is nothing else.
+    """
+
+    flip: float = 0.0  # the probability that an image is mirrored
+    policies: tuple[Any, ...] = ()  # one after the other, on uint8
+    last: Any = None  # the policy that normalises, and may mix; None: as `scaled`, `mean` and `std` say
+    scaled: bool = False  # float32 from 0 to 1; else uint8
+    mean: tuple[float, ...] | None = None  # one per channel; None: not normalised
+    std: tuple[float, ...] | None = None
+    dtype: torch.dtype = torch.float32  # of what `last` makes
+    channels_first: bool = False  # in memory, as torchvision's images; else channels-last where `last` made them
+    num_classes: int | None = None  # targets float32 [B, num_classes]; None: int64 [B]
+    smoothing: float = 0.0
+
+    def __call__(self, batch: Batch, seed: int, epoch: int) -> tuple[Any, torch.Tensor]:
+        """Images, a list of them if the batch has views, and targets, in memory of their own."""
+        views, targets, ids = _kept(batch)
+        if self.last is not None and self.last.mixes:
+            assert self.num_classes is not None  # a policy that mixes is refused without
+            images = self._early(views[0], ids, seed, epoch, 0)
+            images, targets = augmentation().mixed(
+                images, targets, self.last, self.num_classes, self.smoothing, self.dtype, ids, seed, epoch
+            )
+            return self._laid_out(images), targets
+        if self.num_classes is not None:
+            targets = augmentation().softened(targets, self.num_classes, self.smoothing)
+        stride = 1 + len(self.policies)
+        done = [self.images(view, ids, seed, epoch, number * stride) for number, view in enumerate(views)]
+        return (done if batch.by_view else done[0]), targets
+
+    def images(
+        self, images: torch.Tensor, ids: npt.NDArray[np.int64], seed: int, epoch: int, first: int
+    ) -> torch.Tensor:
+        """uint8 images after all steps but mixing; `first` is the first view of `augment.draw` that is drawn."""
+        given = images
+        images = self._early(images, ids, seed, epoch, first)
+        if self.last is not None:
+            images = augmentation().normalised(images, self.last, self.dtype, ids, seed, epoch, first)
+            return self._laid_out(images)
+        if not self.scaled:
+            form = torch.contiguous_format if self.channels_first else torch.preserve_format
+            return images.clone(memory_format=form) if images is given else self._laid_out(images)
+        images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        if self.mean is not None and self.std is not None:
+            images.sub_(_column(self.mean, images.device)).div_(_column(self.std, images.device))
+        return images
+
+    def _early(
+        self, images: torch.Tensor, ids: npt.NDArray[np.int64], seed: int, epoch: int, first: int
+    ) -> torch.Tensor:
+        """uint8 images, flipped, and after the policies before the last."""
+        if self.flip:
+            stage = _FLIP_STAGE + (first << 16)
+            drawn = uniforms(seed, epoch, ids, stage, 1) < self.flip  # [B, 1]
+            flipped = torch.from_numpy(drawn).to(images.device, non_blocking=True)[:, :, None, None]
+            images = torch.where(flipped, images.flip(3), images)
+        if self.policies:
+            images = augmentation().augmented(images, self.policies, ids, seed, epoch, first)
+        return images
+
+    def _laid_out(self, images: torch.Tensor) -> torch.Tensor:
+        return images.contiguous() if self.channels_first else images
+
+
+@dataclass(frozen=True)
+class ViewFinishes:
+    """A `Finish` for each view of the images."""
+
+    each: tuple[Finish, ...]
+
+    def __call__(self, batch: Batch, seed: int, epoch: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """See `Finish`."""
+        views, targets, ids = _kept(batch)
+        stride = 1 + max(len(finish.policies) for finish in self.each)
+        pairs = enumerate(zip(self.each, views, strict=True))
+        return [finish.images(view, ids, seed, epoch, number * stride) for number, (finish, view) in pairs], targets
+
+
+def _kept(batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor, npt.NDArray[np.int64]]:
+    """The views, targets (in memory of their own) and keys of the rows of weight 1; of all where there are none."""
+    views, keys = batch.views or [batch.inputs], batch.keys
+    if not 0 < batch.samples < len(keys):
+        return views, batch.targets.clone(), keys.numpy()
+    kept = batch.weight > 0
+    return [view[kept] for view in views], batch.targets[kept], keys[kept.cpu()].numpy()
+
+
+@functools.lru_cache(maxsize=16)
+def _column(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """float32 [C, 1, 1] on the device, made once: a copy for each batch would wait for it."""
+    return torch.tensor(values, device=device)[:, None, None]

@@ -1,0 +1,154 @@
+"""What scripts give to torch's DataLoader, and read of it."""
+
+import pytest
+import torch
+from torch.utils import data as torch_data
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from fastimg.loaders import ImageFolderLoader
+
+TRANSFORM = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+pytestmark = pytest.mark.usefixtures("watchdog")
+
+
+@pytest.fixture
+def dataset(image_folder):
+    return ImageFolder(image_folder, TRANSFORM)
+
+
+def test_attributes_are_a_data_loaders(dataset):
+    theirs = DataLoader(dataset, 5, drop_last=True)
+    with ImageFolderLoader(dataset, batch_size=5, drop_last=True, num_workers=2) as ours:
+        assert ours.dataset is dataset and ours.num_workers == 2
+        assert len(ours.sampler) == len(theirs.sampler) and len(ours.batch_sampler) == len(theirs.batch_sampler)
+        for name in ("batch_size", "drop_last", "pin_memory", "collate_fn", "worker_init_fn", "timeout", "generator"):
+            assert hasattr(ours, name), name
+        assert (ours.batch_size, ours.drop_last) == (ours.batch_sampler.batch_size, ours.batch_sampler.drop_last)
+        with pytest.raises(TypeError, match=r"no \[0\]: iterate over it"):
+            ours[0]
+        with pytest.raises(TypeError, match="does not list indices"):
+            list(ours.sampler)
+
+
+def test_a_folder_has_the_attributes_of_an_image_folder(image_folder, dataset):
+    with ImageFolderLoader(image_folder, TRANSFORM) as loader:
+        ours = loader.dataset
+        for name in ("classes", "class_to_idx", "samples", "imgs", "targets", "target_transform"):
+            assert getattr(ours, name) == getattr(dataset, name)
+        assert ours.transform is TRANSFORM and len(ours) == len(dataset)
+
+
+def test_a_samplers_epoch_is_the_loaders(dataset):
+    with ImageFolderLoader(dataset, batch_size=36, shuffle=True) as loader:
+        targets = [next(iter(loader))[1] for _ in range(2)]
+        loader.sampler.set_epoch(0)
+        assert torch.equal(next(iter(loader))[1], targets[0])
+        loader.batch_sampler.sampler.set_epoch(1)
+        assert torch.equal(next(iter(loader))[1], targets[1])
+
+
+def test_samplers_are_taken_over(dataset):
+    everything = sorted(dataset.targets)
+    for arguments, expected, same in (
+        ({"sampler": SequentialSampler(dataset)}, everything, True),
+        ({"sampler": RandomSampler(dataset)}, everything, False),
+        ({"sampler": SubsetRandomSampler([0, 1, 30])}, sorted(dataset.targets[i] for i in (0, 1, 30)), None),
+        ({"batch_sampler": BatchSampler(RandomSampler(dataset), 10, drop_last=False)}, everything, False),
+        ({"collate_fn": default_collate, "sampler": None}, everything, True),
+    ):
+        with ImageFolderLoader(dataset, **arguments) as loader:
+            targets = torch.cat([targets for _, targets in loader]).tolist()
+            assert sorted(targets) == expected and (same is None or (targets == dataset.targets) == same)
+            assert loader.batch_size == (10 if "batch_sampler" in arguments else 1)
+
+
+def test_weights_are_drawn_by(dataset):
+    weights = [float(target == 1) for target in dataset.targets]
+    with ImageFolderLoader(dataset, batch_size=36, sampler=WeightedRandomSampler(weights, 36)) as loader:
+        ((_, targets),) = loader
+    assert targets.tolist() == [1] * 36
+
+
+def test_a_distributed_sampler(dataset):
+    loaders, samplers = [], []
+    for rank in range(2):
+        samplers.append(DistributedSampler(dataset, 2, rank, shuffle=True, seed=5))
+        loaders.append(ImageFolderLoader(dataset, batch_size=9, sampler=samplers[-1], num_workers=1))
+    epochs = []
+    for epoch in (0, 3, 0):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        epochs.append([torch.cat([images for images, _ in loader]) for loader in loaders])
+        assert [len(loader.sampler) for loader in loaders] == [18, 18]
+    assert all(len(images) == 18 for images in epochs[0])
+    assert torch.equal(epochs[0][0], epochs[2][0]) and not torch.equal(epochs[0][0], epochs[1][0])
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_generator_is_a_seed(dataset):
+    with (
+        ImageFolderLoader(dataset, batch_size=36, shuffle=True, seed=7) as one,
+        ImageFolderLoader(dataset, batch_size=36, shuffle=True, generator=torch.Generator().manual_seed(7)) as other,
+    ):
+        assert torch.equal(next(iter(one))[1], next(iter(other))[1])
+
+
+class Backwards(torch_data.Sampler):
+    def __iter__(self):
+        return iter(range(35, -1, -1))
+
+
+class Mine(RandomSampler):
+    pass
+
+
+def test_what_cannot_be_taken_is_refused_with_the_way_out(dataset):
+    for arguments, words in (
+        ({"collate_fn": lambda batch: batch}, "cannot take collate_fn.*give then="),
+        ({"sampler": Backwards()}, "cannot take the sampler Backwards.*a Subset as data"),
+        ({"sampler": Mine(dataset)}, "cannot take the sampler Mine"),
+        ({"sampler": RandomSampler(dataset, num_samples=5)}, "cannot take the sampler RandomSampler"),
+        ({"sampler": WeightedRandomSampler([1.0, 2.0], 5)}, "2 weights that draws 5"),
+        ({"sampler": SequentialSampler(dataset), "shuffle": True}, "leave out one of them"),
+        ({"batch_sampler": [[1], [2]]}, "cannot take this batch_sampler.*BatchSampler"),
+        ({"batch_size": None}, "give batch_size"),
+        ({"generator": torch.Generator(), "seed": 1}, "not both"),
+        ({"batchsize": 1}, "no argument 'batchsize'"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            ImageFolderLoader(dataset, **arguments)
+
+
+def test_every_argument_of_a_data_loader_has_an_answer(dataset):
+    """A number, a flag or nothing for each: none is unknown."""
+    import inspect
+
+    names = [*inspect.signature(DataLoader.__init__).parameters][2:]  # without self and the dataset
+    for name in names:
+        with ImageFolderLoader(dataset, **{name: 1 if name == "batch_size" else None}):
+            pass
+
+
+def test_a_function_of_the_batch(dataset):
+    def double(images, targets):
+        return images * 2, targets.float()
+
+    with (
+        ImageFolderLoader(dataset, batch_size=36, then=double) as ours,
+        ImageFolderLoader(dataset, None, batch_size=36) as plain,
+    ):
+        ((images, targets),) = ours
+        ((expected, labels),) = plain
+    assert torch.equal(images, expected * 2) and torch.equal(targets, labels.float())
