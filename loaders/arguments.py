@@ -14,9 +14,11 @@ from .batch import FieldSelection
 from .crop import CenterCrop, CropRule, RandomResizedCrop, Size, View, check_room, pair
 from .decoder import Decoder
 from .epochs.config import LoaderConfig
+from .epochs.surroundings import EXPLICIT, Follows, ranks_here, seed_here
 from .order import BLOCK, Order
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps
+_OPEN = ("order", "block", "seed", "rank", "world_size")  # chosen where they are None
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig) if field.name != "batch_size"}
 
 
@@ -27,6 +29,7 @@ class Arguments(NamedTuple):
     opened: bool  # it was opened here: the loader closes it
     decoder: Decoder
     config: LoaderConfig
+    follows: Follows  # what the loader takes from its process
 
 
 def resolve(
@@ -46,16 +49,28 @@ def resolve(
     """Open what is named by its path, and make what is given by keywords. `settings` has every field of LoaderConfig.
 
     `elsewhere`: arguments of `open_dataset` for data in an object store. An `order` and a `block` of None are chosen. A
-    crop in pixels is a RandomResizedCrop, of a sequential order a CenterCrop. Raises TypeError for arguments that
+    crop in pixels is a RandomResizedCrop, of a sequential order a CenterCrop. Without a `config`, ranks and a `seed` of
+    None are those of this process. Raises TypeError for arguments that
     contradict each other, ValueError for values that cannot be, and what `open_dataset` raises.
     """
-    stated = {name: value for name, value in settings.items() if value is not None or name not in ("order", "block")}
+    stated = {name: value for name, value in settings.items() if value is not None or name not in _OPEN}
+    follows = EXPLICIT
     chooses = config is None and settings["block"] is None
     if config is None:
         if settings["batch_size"] is None:
             raise TypeError("Loader: give batch_size, or a config")
         fetched = fetched_files(data) is not None or (isinstance(data, str | PathLike) and url_of(data) is not None)
         chosen: Order = "quasi-random" if fetched and settings["sampling"] is None else "random"
+        if ("rank" in stated) != ("world_size" in stated):
+            raise TypeError(
+                "Loader: rank and world_size go together; give both, or neither, which takes them from "
+                "torch.distributed or torchrun's environment"
+            )
+        follows = Follows(ranks="rank" not in stated, seed="seed" not in stated)
+        if follows.ranks:
+            stated |= dict(zip(("rank", "world_size"), ranks_here(), strict=True))
+        if follows.seed:
+            stated["seed"] = seed_here(stated["world_size"])
         config = LoaderConfig(**{"order": chosen, "block": "shard" if fetched else BLOCK, **stated})
     elif given := [name for name, value in stated.items() if value != _DEFAULTS.get(name)]:
         raise TypeError(f"Loader: {', '.join(given)} and a config were given; put everything into the config")
@@ -79,7 +94,7 @@ def resolve(
             if opened:
                 dataset.close()
             raise
-    return Arguments(dataset, opened, decoder, config)
+    return Arguments(dataset, opened, decoder, config, follows)
 
 
 def _dataset(

@@ -5,6 +5,7 @@
 If a worker fails, the consumer gets its error. A consumer may stop early: no thread keeps running.
 """
 
+import os
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +54,7 @@ class Loader(Epochs):
         `open_dataset` for `cache_dir`, `cache_limit` and `storage_options`.
     decoder: a custom decoder, instead of `crop`, `views`, `max_pixels`, `channels` and `depth` (see
         `loaders.decoder.Decoder`). The fields that it fills in addition to `inputs` are in `batch.fields`.
-    config: a LoaderConfig, instead of `batch_size` and the arguments after it.
+    config: a LoaderConfig, instead of `batch_size` and the arguments after it. Its ranks and its seed are as it says.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N".
     indices: the ids of the samples that are read, whole numbers [n]: an array, a tensor, a list or a range; None: all.
     crop: the size of images in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults, or
@@ -80,13 +81,18 @@ class Loader(Epochs):
     together: number of consecutive texts of similar length; None: one batch over all ranks.
     padding: what fills the last batch: "samples" (real ones, with weight 0) or "zeros"; None: zeros if the order is
         sequential.
+    drop_last: leave out a last batch that is not full.
     seed: determines the order and the crops. The pixels of a sample depend only on the seed, the epoch and its id.
+        None: torch's initial seed, which `torch.manual_seed` sets, as it is when the first epoch begins; a state has
+        it. With several ranks, which need the same one, 0, as of a DistributedSampler.
     crop_epochs: number of epochs with crops of their own: epoch e has those of epoch e modulo crop_epochs, in an order
         of its own. None: every epoch has.
     workers: number of threads that decode; None: one for each core available to this process.
     prefetch: number of batches in host memory, including the one in use; 2 or more. None: 3, or 6 for a GPU.
     on_error: "skip" gives an image that cannot be decoded the weight 0 and lists it in `unreadable`; "fail" raises.
-    rank, world_size: this process's share of every global batch.
+    rank, world_size: this process's share of every global batch. None: those of torch.distributed where it is
+        initialised, otherwise torchrun's RANK and WORLD_SIZE, as they are when an epoch begins. Where only one rank
+        reads, as in a validation on rank 0, give 0 and 1.
     copy: give each batch memory of its own, so that it stays valid for as long as you hold it, as in `list(loader)`. By
         default the loader reuses the memory of `prefetch` batches, which saves a copy per batch.
 
@@ -94,12 +100,14 @@ class Loader(Epochs):
     but not those of views. A
     `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any number
     of workers or ranks, which continues with the next sample. `close`, the end of a `with` block or garbage collection
-    ends the threads and closes what the loader has opened.
+    ends the threads and closes what the loader has opened. Pickled, as for a process that is spawned, a loader is its
+    arguments and its position; an open Dataset cannot be pickled, so give its path.
 
     Raises TypeError for missing, unknown or contradictory arguments (such as a `config` together with a keyword that
     differs from its default) and for those of another type, ValueError for invalid values, and DataError for data that
     cannot be used. Iterating raises DataError if the data changes or cannot be read, WorkerError for an internal error
-    of the loader, and RuntimeError if you hold on to batches whose memory has been reused.
+    of the loader, and RuntimeError if you hold on to batches whose memory has been reused, if the process has got other
+    ranks since it has read, in a worker process of a DataLoader, and in a process that was forked while threads read.
     """
 
     def __init__(
@@ -124,18 +132,20 @@ class Loader(Epochs):
         sampling: Sampling | None = None,
         together: int | None = None,
         padding: Padding | None = None,
-        seed: int = 0,
+        drop_last: bool = False,
+        seed: int | None = None,
         crop_epochs: int | None = None,
         workers: int | None = None,
         prefetch: int | None = None,
         on_error: Literal["skip", "fail"] = "skip",
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         copy: bool = False,
         cache_dir: str | PathLike[str] | None = None,
         cache_limit: int | str | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         device = _checked_device(device)
         _refuse_no_data(data)
         if max_pixels is not None:
@@ -150,6 +160,7 @@ class Loader(Epochs):
             "sampling": sampling,
             "together": together,
             "padding": padding,
+            "drop_last": drop_last,
             "seed": seed,
             "crop_epochs": crop_epochs,
             "workers": workers,
@@ -159,16 +170,18 @@ class Loader(Epochs):
             "world_size": world_size,
         }
         elsewhere = {"cache_dir": cache_dir, "cache_limit": cache_limit, "storage_options": storage_options}
-        dataset, opened, decoder, config = resolve(
+        dataset, opened, decoder, config, follows = resolve(
             data, decoder, config, crop, views, split, max_pixels, channels, depth, fields, settings, elsewhere
         )
         self._opened = (
             weakref.finalize(self, dataset.close) if opened else None
         )  # finalizers run in reverse order: this one comes after the threads
-        super().__init__(dataset, config, indices, config.workers or available_cpus(), device)
+        super().__init__(dataset, config, indices, config.workers or available_cpus(), device, follows)
+        self._process = os.getpid()
         self._copy = copy
         self._decoder = decoder  # that others are made of, by their size
         self._next = decoder  # for the next iteration
+        self.size: Size | None = None  # as `set_size` was told last
         self._take_memory(decoder)
         self._tally = Tally(self.workers)
         self._pool: Pool | None = None
@@ -178,6 +191,7 @@ class Loader(Epochs):
     def __iter__(self) -> Generator[Batch, None, None]:
         if self._opened is not None and not self._opened.alive:
             raise RuntimeError("the loader was closed, together with the data that it had opened; create a new one")
+        self._refuse_inherited_locks()
         if self._layout(self._next).nbytes > self.slot_bytes:  # images are larger than any before
             self._stop()
             self._pool = None
@@ -253,7 +267,7 @@ class Loader(Epochs):
             or cutmix in the policy, as many as the data has classes.
         smoothing: of targets that are float32.
         dtype: float32, bfloat16 or float16, of images after the policy.
-        drop_last: leave out a last batch that is not full.
+        drop_last: leave out a last batch that is not full, of the loader, too.
         then: a function of images and targets, which returns the two that are handed out.
 
         Raises TypeError for what is no Policy, and ValueError for settings that do not fit together.
@@ -322,6 +336,7 @@ class Loader(Epochs):
         threads fill smaller views of the same slots.
         """
         self._next = self._decoder.sized(size)
+        self.size = size
 
     def _collect(self, slot: Slot) -> None:
         """Record the rows that the ring reports as failed or rerouted."""
@@ -342,11 +357,25 @@ class Loader(Epochs):
         if self._opened is not None:
             self._opened()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its arguments and its position: for processes that are spawned, and for copies."""
+        return _made_again, (type(self), self._given, self.state_dict(), self.size)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refuse_inherited_locks(self) -> None:
+        """Raises RuntimeError in a forked process that would wait forever for threads which it does not have."""
+        if self._process == os.getpid():
+            return
+        if fetched_files(self.dataset) is not None or (self._pool is not None and self._pool.in_use):
+            raise RuntimeError(
+                f"{self.dataset.name}: this process was forked while the loader's threads were at work, and might wait "
+                "for them; create the loader in this process, or start processes by spawn"
+            )
 
     def _ready_pool(self) -> Pool:
         if self._pool is None or not self._pool.usable:
@@ -378,6 +407,15 @@ class Loader(Epochs):
             slot.arrays[field.name][decoded:] = field.blank
         draws = job.decoder.draw(self.config.seed, plan.crop_epoch, keyed(ids, plan.repeats(step)))[:decoded]
         pool.fill(slot, job, draws, plan.prefetch_ids(step))
+
+
+def _made_again(kind: type[Loader], given: dict[str, Any], state: dict[str, Any], size: Size | None) -> Loader:
+    """A loader that was pickled."""
+    loader = kind(**given)
+    if size is not None:
+        loader.set_size(size)
+    loader.load_state_dict(state)
+    return loader
 
 
 def _checked_device(device: torch.device | str) -> torch.device:

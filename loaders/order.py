@@ -190,7 +190,10 @@ def _moved(place: npt.NDArray[np.int64], random: npt.NDArray[np.uint64], n: int,
 class Slices:
     """How ranks share an epoch of `n` samples from position `start`: each sample once, equally many steps for all.
 
-    The last batch is padded with the first samples, which have weight 0 there.
+    The samples of a step are a run of positions, which the ranks have parts of. A last step that is not full is divided
+    evenly. If it had fewer samples than there are ranks, the step before leaves it as many as there are: so no rank has
+    a batch of padding alone, unless fewer samples than ranks are left altogether, or batches have one row. Rows beyond
+    a rank's part hold other samples, of weight 0. With `drop_last` a step that is not full is left out.
     """
 
     n: int
@@ -198,26 +201,47 @@ class Slices:
     batch_size: int  # per rank
     rank: int
     world_size: int
+    drop_last: bool = False
 
     @property
     def global_batch(self) -> int:
-        """Number of samples per step over all ranks."""
+        """Number of samples of a full step over all ranks."""
         return self.batch_size * self.world_size
 
     @property
     def steps(self) -> int:
         """Number of batches that are left."""
-        return -(-(self.n - self.start) // self.global_batch)
+        left = self.n - self.start
+        return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
+
+    def end(self, step: int) -> int:
+        """The position after batch `step` of all ranks, counted from `start`: where an epoch is continued."""
+        return self._begin(step + 1)
 
     def positions(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Positions in the epoch's order [B] and weights [B] of this rank's batch `step`, counted from `start`."""
-        first = self.start + step * self.global_batch + self.rank * self.batch_size
+        begin, end = self._begin(step), self._begin(step + 1)
+        share, more = divmod(end - begin, self.world_size)
+        first = begin + self.rank * share + min(self.rank, more)
+        real = share + (self.rank < more)
         positions = np.arange(first, first + self.batch_size, dtype=np.int64)
-        return positions % self.n, (positions < self.n).astype(np.float32)
+        if real < self.batch_size:  # the ranks' padding is a run of positions, too
+            positions[real:] += end + self.rank * self.batch_size + begin - first - (first + real)
+        return positions % self.n, (np.arange(self.batch_size) < real).astype(np.float32)
 
     def span(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """Positions of this rank's batches from `first` up to, not including, `stop`: ascending, without padding."""
-        begin = self.start + self.rank * self.batch_size
-        batches = np.arange(first, stop, dtype=np.int64)[:, None] * self.global_batch
-        positions = (begin + batches + np.arange(self.batch_size, dtype=np.int64)).ravel()
-        return positions[positions < self.n]
+        bounds = np.minimum(self.start + np.arange(first, stop + 1, dtype=np.int64) * self.global_batch, self.n)
+        if first <= self.steps - 1 <= stop:
+            bounds[self.steps - 1 - first] = self._begin(self.steps - 1)
+        share, more = np.divmod(np.diff(bounds), self.world_size)
+        begins = bounds[:-1] + self.rank * share + np.minimum(self.rank, more)
+        sizes = share + (self.rank < more)
+        return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum(), dtype=np.int64)
+
+    def _begin(self, step: int) -> int:
+        """The position of the first sample of batch `step` of all ranks; of the one after the last, where that ends."""
+        begin = min(self.start + step * self.global_batch, self.n)
+        if 0 < step == self.steps - 1 and self.batch_size > 1 and not self.drop_last:
+            return min(begin, self.n - self.world_size)
+        return begin

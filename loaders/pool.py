@@ -107,6 +107,11 @@ class Pool:
         """Whether its threads are alive."""
         return not self._died and self._process == os.getpid()
 
+    @property
+    def in_use(self) -> bool:
+        """Whether an iteration is in progress; in a forked process, whether one was when it was forked."""
+        return self._job is not None and not self._job.cancelled
+
     def begin(self, decoder: Decoder, draw: DrawCrops | None = None) -> Job:
         """Begin an iteration. One in progress is cancelled: both would fill the same slots.
 
@@ -217,7 +222,7 @@ class Pool:
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise RuntimeError("this iteration began before the process was forked; iterate again")
+            raise RuntimeError("this iteration began before the process was forked; create the loader in this process")
 
     def _work(self, number: int) -> None:
         try:

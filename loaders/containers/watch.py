@@ -116,6 +116,10 @@ class FileWatch:
         self._stated = [StatedContent()] * len(paths) if stated is None else list(stated)
         self._comparing = threading.Lock()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Raises TypeError: what other processes need is the path."""
+        raise TypeError("an open dataset cannot be pickled, as its files are open; give the path, as to a Loader")
+
     def opened(self, number: int, file: int) -> None:
         """Check file `number` after it was opened as `file`. Raises ShardError if it has changed, or is another one."""
         self._compare(number, os.fstat(file))

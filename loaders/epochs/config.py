@@ -38,6 +38,7 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
     sampling: Sampling | None = None  # random: how often each sample is drawn; None: once
     together: int | None = None  # number of consecutive texts of similar length; None: one batch over all ranks
     padding: Padding | None = None  # what fills rows beyond the data; None: zeros if the order is sequential
+    drop_last: bool = False  # leave out a last batch that is not full
     seed: int = 0
     crop_epochs: int | None = None  # epochs with crops of their own, which later ones show again; None: all of them
     workers: int | None = None  # threads; None: one for each core available to this process

@@ -6,12 +6,14 @@ A backend is a subclass of `Epochs` that decodes; the rest of the application se
 """
 
 import hashlib
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import get_worker_info
 
 from fastimg.loaders.containers.arrays import Views
 from fastimg.loaders.containers.datasets import Dataset
@@ -28,6 +30,7 @@ from .faults import Faults
 from .next_order import OrderAhead, make_order, shard_starts
 from .plan import EpochPlan, crop_epoch_of
 from .position import position_in
+from .surroundings import EXPLICIT, Follows, ranks_here, seed_here
 
 _PREPARED = 1 << 15  # samples; the order of fewer takes a few milliseconds
 
@@ -70,6 +73,7 @@ class Epochs:
         indices: npt.ArrayLike | None,
         workers: int,
         device: torch.device,
+        follows: Follows = EXPLICIT,
     ) -> None:
         ids = None if indices is None else _sample_ids(indices, dataset)
         self.dataset = dataset
@@ -92,23 +96,17 @@ class Epochs:
             raise ValueError("order length is only for texts stored as tokens")
         evaluates = config.order in ("sequential", "length")
         self._padding: Padding = config.padding or ("zeros" if evaluates else "samples")
-        if self._n < (1 if self._padding == "zeros" else config.world_size):
-            raise DataError(
-                f"{dataset.name}: {plural(self._n, 'sample')} for {plural(config.world_size, 'rank')}; "
-                "every rank needs at least one; start fewer ranks"
-            )
         self._starts = shard_starts(dataset, self._indices) if config.block == "shard" else None
-        if (files := fetched_files(dataset)) is not None:
-            ahead = (self.slots + AHEAD) * config.batch_size * config.world_size
-            of = getattr(dataset, "shard_numbers", None)
-            read = None if ids is None or of is None else np.flatnonzero(np.bincount(of[ids]))
-            files.check_order(config.order, self._starts is not None, config.window, self._n, ahead, read)
         self._epoch = -1
         self._next_order: OrderAhead | None = None
         self._position = self._n
         self._resume: tuple[int, int] | None = None
+        self._follows = follows
+        self._check_ranks()
 
     def __len__(self) -> int:
+        if self._free_to_move:
+            self._follow()
         return self._slices(0).steps
 
     @property
@@ -120,11 +118,6 @@ class Epochs:
     def indices(self) -> npt.NDArray[np.int64] | None:
         """The samples of the dataset that are read; None: all of them."""
         return self._indices
-
-    @property
-    def start(self) -> int:
-        """Where the next iteration begins in its epoch's order: 0, but after `load_state_dict`."""
-        return self._resume[1] if self._resume else 0
 
     @property
     def wait_seconds(self) -> float:
@@ -150,10 +143,17 @@ class Epochs:
         number = whole(epoch, "epoch")
         if number < 0:
             raise ValueError(f"epoch={number}: epochs are numbered from 0")
-        self._resume = (number, 0)
+        if self._resume is None or self._resume[0] != number:  # else it may be in the middle, of a state
+            self._resume = (number, 0)
+
+    def leave_out_last(self) -> None:
+        """Leave out a last batch that is not full, from the next iteration on."""
+        self.config = replace(self.config, drop_last=True)
 
     def state_dict(self) -> dict[str, int | str]:
         """The exact position after the last batch that was handed out, valid for any number of ranks and workers."""
+        if self._epoch < 0:
+            self._follow()
         epoch, position = self._resume or (self._epoch, self._position)
         return {
             "epoch": epoch,
@@ -167,6 +167,8 @@ class Epochs:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `BatchSource`."""
         epoch, position = position_in(state)
+        if self._free_to_move:
+            self._follow()
         if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
             before = state["samples"]
             now = plural(self._n, "sample")
@@ -175,21 +177,35 @@ class Epochs:
                 f"{self.dataset.name}: not the data that the run began with ({difference}); restore it, or start a "
                 "new run"
             )
-        if state["seed"] != self.config.seed:
+        if state["seed"] != self.config.seed and not self._follows.seed:
             raise ValueError(f"the state was made with seed {state['seed']}, but the loader has {self.config.seed}")
         if state["order"] != self._order():
             raise ValueError(f"the state was made with order {state['order']}, but the loader has {self._order()}")
+        if self._follows.seed:  # from now on it is the state's, in every process
+            self._set(replace(self.config, seed=state["seed"]))
+            self._follows = self._follows._replace(seed=False)
         self._resume = (epoch + 1, 0) if position == self._n else (epoch, position)
 
     def begin(self) -> EpochPlan:
-        """Plan the next epoch, or the rest of one."""
+        """Plan the next epoch, or the rest of one.
+
+        Raises RuntimeError if the process has other ranks than those that have read before, and in a worker process of
+        a DataLoader.
+        """
+        if get_worker_info() is not None:
+            raise RuntimeError(
+                f"{self.dataset.name}: the loader is iterated in a worker process of a DataLoader, where every worker "
+                "would read all samples, and every epoch in the order of the first; iterate the loader itself, which "
+                "decodes in threads, or give that DataLoader num_workers=0"
+            )
+        self._follow()
         epoch, start = self._resume or (self._epoch + 1, 0)
         self._resume = None
         self._epoch = epoch
-        self._position = start
+        slices = self._slices(start)
+        self._position = start if slices.steps else self._n
         if isinstance(self.dataset, Views):
             self.dataset.set_epoch(epoch)
-        slices = self._slices(start)
         ahead = self._next_order
         self._next_order = None
         if ahead is not None and (ahead.epoch, 0) == (epoch, start):
@@ -204,12 +220,57 @@ class Epochs:
 
         After the last one, a validation may follow: a thread computes the next epoch's order meanwhile.
         """
-        self._position = min(plan.slices.start + (step + 1) * plan.slices.global_batch, self._n)
+        self._position = plan.slices.end(step) if step + 1 < plan.steps else self._n
         if step + 1 == plan.steps and self._n >= _PREPARED and self.config.order in ("random", "quasi-random"):
             epoch = plan.epoch + 1
             # No reference to this loader, which an unused one could not be collected with.
             make = partial(make_order, self.config, self._slices(0), epoch, self._lengths, self._together, self._starts)
             self._next_order = OrderAhead(epoch, make)
+
+    @property
+    def _free_to_move(self) -> bool:
+        """Whether other ranks may go on from here: nothing was read, or the same place was stated to all of them."""
+        return self._epoch < 0 or self._resume is not None
+
+    def _follow(self) -> None:
+        """Take from the process, as it is now, what the arguments have left open."""
+        before = self.config
+        ranks = ranks_here() if self._follows.ranks else (before.rank, before.world_size)
+        moved = ranks != (before.rank, before.world_size)
+        if moved and not self._free_to_move:
+            raise RuntimeError(
+                f"{self.dataset.name}: the loader has read as rank {before.rank} of {before.world_size}, but this "
+                f"process is now rank {ranks[0]} of {ranks[1]}: create the loader after init_process_group, call "
+                "set_epoch on every rank, or give rank and world_size"
+            )
+        seed = seed_here(ranks[1]) if self._follows.seed and (moved or self._epoch < 0) else before.seed
+        if moved or seed != before.seed:
+            self._set(replace(before, rank=ranks[0], world_size=ranks[1], seed=seed))
+
+    def _set(self, config: LoaderConfig) -> None:
+        """Other ranks, or another seed."""
+        before, self.config = self.config, config
+        self._next_order = None
+        try:
+            self._check_ranks()
+        except BaseException:
+            self.config = before
+            raise
+
+    def _check_ranks(self) -> None:
+        """Raises DataError for fewer samples than ranks, and for an order that re-reads what is fetched."""
+        config = self.config
+        if self._n < (1 if self._padding == "zeros" else config.world_size):
+            raise DataError(
+                f"{self.dataset.name}: {plural(self._n, 'sample')} for {plural(config.world_size, 'rank')}; "
+                "every rank needs at least one; start fewer ranks"
+            )
+        if (files := fetched_files(self.dataset)) is not None:
+            ahead = (self.slots + AHEAD) * config.batch_size * config.world_size
+            of = getattr(self.dataset, "shard_numbers", None)
+            ids = self._indices
+            read = None if ids is None or of is None else np.flatnonzero(np.bincount(of[ids]))
+            files.check_order(config.order, self._starts is not None, config.window, self._n, ahead, read)
 
     def _order(self) -> str:
         """Everything but the data and the seed that the order of an epoch depends on."""
@@ -232,4 +293,4 @@ class Epochs:
 
     def _slices(self, start: int) -> Slices:
         c = self.config
-        return Slices(self._n, start, c.batch_size, c.rank, c.world_size)
+        return Slices(self._n, start, c.batch_size, c.rank, c.world_size, c.drop_last)

@@ -69,25 +69,20 @@ class Batches:
         loader: "Loader",
         finish: Finish | ViewFinishes,
         *,
-        drop_last: bool = False,
         names: tuple[str, str] | None = None,
         then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,
     ) -> None:
-        self.drop_last = drop_last
         self._loader = loader
         self._finish = finish
         self._names = names
         self._then = then
 
     def __len__(self) -> int:
-        return self._whole(0) if self.drop_last else len(self._loader)
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._loader
-        most = self._whole(loader.start) if self.drop_last else len(loader)
-        for number, batch in enumerate(loader):
-            if number >= most:
-                continue
+        for batch in loader:
             if not batch.samples and loader.config.world_size == 1:
                 continue
             if not batch.samples and loader.unreadable.keys() >= set(batch.ids.tolist()):
@@ -110,6 +105,11 @@ class Batches:
     def batch_size(self) -> int:
         """The number of samples of a batch, per rank."""
         return self._loader.config.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last batch that is not full is left out."""
+        return self._loader.config.drop_last
 
     @property
     def num_workers(self) -> int:
@@ -142,8 +142,10 @@ class Batches:
         return self._loader.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration with this epoch's order, crops and augmentation, as a DistributedSampler's. By
-        default epochs count up from 0."""
+        """Begin the next iteration with this epoch's order, crops and augmentation, as a DistributedSampler's.
+
+        By default epochs count up from 0. A position within this epoch that a state has given is kept.
+        """
         self._loader.set_epoch(epoch)
 
     def set_size(self, size: Size) -> None:
@@ -176,11 +178,6 @@ class Batches:
         indices = self._loader.indices
         return len(self._loader.dataset) if indices is None else len(indices)
 
-    def _whole(self, start: int) -> int:
-        """The number of full batches in an epoch from position `start` on."""
-        config = self._loader.config
-        return (self._samples - start) // (config.batch_size * config.world_size)
-
 
 def batches_of(
     loader: "Loader",
@@ -208,4 +205,6 @@ def batches_of(
                 "a policy that mixes images changes their targets, and views share theirs: leave mixup and cutmix out"
             )
     finish = Finish(last=policy, dtype=dtype, num_classes=num_classes, smoothing=smoothing)
-    return Batches(loader, finish, drop_last=drop_last, names=names, then=then)
+    if drop_last:
+        loader.leave_out_last()
+    return Batches(loader, finish, names=names, then=then)

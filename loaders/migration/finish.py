@@ -20,7 +20,7 @@ _FLIP_STAGE = 0x1F
 class Finish:
     """Steps on the images of a batch, in this order. All that is drawn depends on the seed, the epoch and the sample.
 
-    Rows of padding, and images that could not be decoded, are left out first, unless there is nothing else.
+    Rows of padding, and images that could not be decoded, are left out first; one row is kept if there is nothing else.
     """
 
     flip: float = 0.0  # the probability that an image is mirrored
@@ -99,11 +99,14 @@ class ViewFinishes:
 
 
 def _kept(batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor, npt.NDArray[np.int64]]:
-    """The views, targets (in memory of their own) and keys of the rows of weight 1; of all where there are none."""
+    """The views, targets (in memory of their own) and keys of the rows of weight 1; of the first where there are none,
+    which is where fewer samples than ranks are left: no rank's batch is empty."""
     views, keys = batch.views or [batch.inputs], batch.keys
-    if not 0 < batch.samples < len(keys):
+    if batch.samples == len(keys):
         return views, batch.targets.clone(), keys.numpy()
     kept = batch.weight > 0
+    if not batch.samples:
+        kept[0] = True
     return [view[kept] for view in views], batch.targets[kept], keys[kept.cpu()].numpy()
 
 

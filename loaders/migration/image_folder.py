@@ -1,14 +1,14 @@
 """What a script has of `DataLoader(ImageFolder(root, transform), ...)`, from this package's loader."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 
-from fastimg.loaders.crop import View
+from fastimg.loaders.crop import Size, View
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.decoders.views import ViewDecoder
-from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.loader import Loader
 
 from .batches import Batches
@@ -16,6 +16,8 @@ from .dataloader import batching_of
 from .finish import Finish, ViewFinishes
 from .sources import source_of
 from .transforms import ImageTransform, translated
+
+_NO_ARGUMENTS = ("self", "others", "__class__")
 
 
 class ImageFolderLoader(Batches):
@@ -40,7 +42,8 @@ class ImageFolderLoader(Batches):
         or what timm's create_transform makes without auto_augment. Without a crop all images have to be of one size.
         Augmentation has torchvision's distribution, but that ColorJitter changes brightness, contrast, saturation and
         hue in this order instead of a random one.
-    batch_size, shuffle, drop_last: as of a DataLoader. Every epoch is shuffled anew, by `seed`.
+    batch_size, shuffle, drop_last: as of a DataLoader. Every epoch is shuffled anew, by `seed`; None: torch's initial
+        seed, which `torch.manual_seed` sets, as it is when the first epoch begins, or 0 with several processes.
     num_workers: number of threads, which take the place of processes; 0 is one, None one for each core available to
         this process. There is nothing to pin, to keep alive or to seed: `pin_memory`, `persistent_workers`,
         `prefetch_factor`, `worker_init_fn` and the like are ignored, with one warning.
@@ -55,8 +58,10 @@ class ImageFolderLoader(Batches):
     on_error: "fail" raises DataError for a file that cannot be decoded; "skip" leaves it out of its batch, or a batch
         that has no other file, and lists it in `loader.unreadable`, but needs a single process.
     state_dict(), load_state_dict(): as of torchdata's StatefulDataLoader, to continue within an epoch.
-    rank, world_size: in place of a DistributedSampler: this process's share of every batch. All processes have equally
-        many full batches: samples of the last one may be repeated.
+    rank, world_size: in place of a DistributedSampler: this process's share of every batch. None: torch.distributed's
+        where it is initialised, otherwise torchrun's RANK and WORLD_SIZE. All processes have equally many batches, and
+        every sample comes once: the last batch is divided evenly. Only where fewer samples than processes are left
+        does a process get one that another has, too, as with a DistributedSampler.
 
     It differs from torchvision where that reads what nobody meant: an EXIF orientation is applied, and an image resized
     as torch does it, within 1 of 255 of Pillow's values where both were compared. Crops and flips are functions of the
@@ -78,35 +83,23 @@ class ImageFolderLoader(Batches):
         device: torch.device | str = "cpu",
         seed: int | None = None,
         on_error: Literal["skip", "fail"] = "fail",
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         views: Sequence[Any] | None = None,
         then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,
         **others: Any,
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in _NO_ARGUMENTS} | others
         source = source_of(data, transform)
         samples = len(source.dataset) if source.indices is None else len(source.indices)
         batching = batching_of(batch_size, shuffle, drop_last, seed, samples, others)
         sampled = batching.sampled
-        if sampled.rank is not None and sampled.world_size is not None and (rank, world_size) == (0, 1):
+        if rank is None and world_size is None:
             rank, world_size = sampled.rank, sampled.world_size
-        if on_error == "skip" and world_size > 1:
-            raise TypeError('ImageFolderLoader: on_error="skip" would make batches of unequal size; give "fail"')
         self._source = source
         self._given = [] if transform is None else [transform]
         self._views = None if views is None else list(views)
         self._transforms = self._translated()
-        config = LoaderConfig(
-            batch_size=batching.batch_size,
-            order="random" if sampled.shuffle else "sequential",
-            sampling=sampled.sampling,
-            padding="samples",
-            seed=batching.seed or 0,
-            workers=None if num_workers is None else max(1, num_workers),
-            on_error=on_error,
-            rank=rank,
-            world_size=world_size,
-        )
         ids = source.indices
         if sampled.places is not None:
             ids = sampled.places if ids is None else ids[sampled.places]
@@ -115,8 +108,27 @@ class ImageFolderLoader(Batches):
         if views is not None:
             decoder = ViewDecoder(tuple(View(crop=each.crop) for each in self._transforms))
             finish = ViewFinishes(tuple(each.finish for each in self._transforms))
-        loader = Loader(source.dataset, decoder, config, device, ids)
-        super().__init__(loader, finish, drop_last=batching.drop_last, then=then)
+        loader = Loader(
+            source.dataset,
+            decoder,
+            device=device,
+            indices=ids,
+            batch_size=batching.batch_size,
+            order="random" if sampled.shuffle else "sequential",
+            sampling=sampled.sampling,
+            padding="samples",
+            drop_last=batching.drop_last,
+            seed=batching.seed,
+            workers=None if num_workers is None else max(1, num_workers),
+            on_error=on_error,
+            rank=rank,
+            world_size=world_size,
+        )
+        if on_error == "skip" and loader.config.world_size > 1:
+            raise TypeError(
+                'ImageFolderLoader: on_error="skip" could leave a process without a batch that others have; give "fail"'
+            )
+        super().__init__(loader, finish, then=then)
         self._sampler = sampled.tells_epoch
         self._told = getattr(self._sampler, "epoch", None)  # by the sampler
 
@@ -131,6 +143,10 @@ class ImageFolderLoader(Batches):
             self._told = self._sampler.epoch
             self.set_epoch(self._told)
         return super().__iter__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its arguments and its position: for processes that are spawned, and for copies."""
+        return _made_again, (type(self), self._arguments, self.state_dict(), self._loader.size)
 
     def _translated(self) -> list[ImageTransform]:
         """What the transform is now, or those of the views are."""
@@ -185,3 +201,16 @@ class ImageFolderLoader(Batches):
     def unreadable(self) -> dict[str, str]:
         """Path -> reason, for every file that was left out so far."""
         return {self._source.dataset.sample_name(id): reason for id, reason in self._loader.unreadable.items()}
+
+
+def _made_again(
+    kind: type[ImageFolderLoader], given: dict[str, Any], state: dict[str, Any], size: Size | None
+) -> ImageFolderLoader:
+    """A loader that was pickled. What is ignored has been said where it was made."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = kind(**given)
+    if size is not None:
+        loader.set_size(size)
+    loader.load_state_dict(state)
+    return loader

@@ -110,6 +110,8 @@ def ray_dataset(
         "workers": num_cpus,
         "order": "sequential",
         "batch_size": _BATCH,
+        "rank": 0,  # also in a process that belongs to a group: a task has its own samples
+        "world_size": 1,
     }
     dataset = opening.open()
     try:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from fastimg.loaders import Batch, FilesDataset, Loader, LoaderConfig
 from fastimg.loaders.batch import Field
@@ -85,6 +86,12 @@ class Frozen(NamedTuple):
     weight: list[float]
     samples: int
     inputs: bytes
+
+
+@pytest.fixture(autouse=True)
+def one_seed() -> None:
+    """A loader without a seed takes torch's, which would be another one in every run."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

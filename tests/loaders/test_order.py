@@ -59,7 +59,7 @@ def test_ranks_share_the_rest_of_an_epoch(n, batch, world, start):
 @given(n=st.integers(1, 100), batch=st.integers(1, 9), worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)))
 def test_an_epoch_resumes_with_another_number_of_ranks(n, batch, worlds):
     before, after = worlds
-    taken = min(n, batch * before)  # after one step
+    taken = Slices(n, 0, batch, 0, before).end(0)  # after one step
     first = [p for r in range(before) for p, w in zip(*Slices(n, 0, batch, r, before).positions(0), strict=True) if w]
     rest = [
         p
@@ -74,8 +74,27 @@ def test_an_epoch_resumes_with_another_number_of_ranks(n, batch, worlds):
 def test_padding_wraps_round_with_weight_0():
     positions, weight = Slices(5, 0, 4, 0, 1).positions(1)
     assert positions.tolist() == [4, 0, 1, 2] and weight.tolist() == [1, 0, 0, 0]
-    positions, weight = Slices(2, 0, 3, 1, 2).positions(0)  # a rank with only padding, more than once past the end
-    assert positions.tolist() == [1, 0, 1] and weight.tolist() == [0, 0, 0]
+    positions, weight = Slices(2, 1, 3, 1, 2).positions(0)  # a rank with only padding, more than once past the end
+    assert positions.tolist() == [0, 1, 0] and weight.tolist() == [0, 0, 0]
+
+
+@given(n=st.integers(1, 300), batch=st.integers(1, 20), world=st.integers(1, 9), start=st.floats(0, 1))
+def test_the_last_steps_are_divided_evenly(n, batch, world, start):
+    """150 samples in batches of 32 on two ranks: 75 and 75, not 86 and 64."""
+    begin = int(start * n)
+    ranks = [Slices(n, begin, batch, rank, world) for rank in range(world)]
+    real = np.array([[s.positions(step)[1].sum() for s in ranks] for step in range(ranks[0].steps)]).reshape(-1, world)
+    assert np.all(real.max(1, initial=0) - real.min(1, initial=batch) <= 1) and np.all(real[:-2] == batch)
+    if batch > 1 and n - begin >= world:
+        assert real.min() >= 1  # no rank has a batch of padding alone
+    assert [s.end(len(real) - 1) for s in ranks if len(real)] == [n] * (world if len(real) else 0)
+
+
+def test_incomplete_steps_can_be_left_out():
+    whole = [Slices(50, 3, 4, rank, 3, drop_last=True) for rank in range(3)]
+    assert [s.steps for s in whole] == [3, 3, 3] and whole[0].end(2) == 39
+    assert sorted(p for s in whole for p in s.span(0, 3).tolist()) == list(range(3, 39))
+    assert all(s.positions(step)[1].all() for s in whole for step in range(3))
 
 
 @pytest.mark.parametrize(("n", "start", "steps"), [(12, 0, 2), (13, 0, 3), (12, 12, 0), (12, 6, 1), (12, 5, 2)])
@@ -215,7 +234,7 @@ def test_an_epoch_that_is_resumed_by_other_ranks_has_every_sample_once(case):
             for slices in ranks:
                 positions, weight = slices.positions(step)
                 seen += again[positions[weight == 1]].tolist()
-        position = min(position + steps * batch * world, n)
+        position = ranks[0].end(steps - 1)
     assert (
         position == n and seen == order.tolist()
     )  # no duplicates, none missing, and in the order of an uninterrupted run

@@ -451,7 +451,8 @@ def test_the_signature_is_that_of_the_config():
     parameters, types = inspect.signature(Loader).parameters, typing.get_type_hints(Loader.__init__)
     stated = typing.get_type_hints(LoaderConfig)
     for field in dataclasses.fields(LoaderConfig):
-        parameter, is_open = parameters[field.name], field.name in ("batch_size", "order", "block")
+        parameter = parameters[field.name]
+        is_open = field.name in ("batch_size", "order", "block", "seed", "rank", "world_size")
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
         assert types[field.name] == (stated[field.name] | None if is_open else stated[field.name])
         assert parameter.default == (None if is_open else field.default)
@@ -466,6 +467,7 @@ def test_every_keyword_reaches_the_config(files):
     """For each field, a value that is not the default; `sampling` goes with the random order alone."""
     other = {"batch_size": 3, "order": "sequential", "block": 2, "window": 9999, "together": 8, "padding": "zeros"}
     other |= {"seed": 5, "workers": 1, "prefetch": 4, "on_error": "fail", "rank": 1, "world_size": 2, "crop_epochs": 3}
+    other |= {"drop_last": True}
     with Loader(files, crop=8, **other) as loader:
         assert dataclasses.asdict(loader.config) == other | {"sampling": None}
 

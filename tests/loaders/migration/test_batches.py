@@ -51,7 +51,7 @@ def test_mixing_and_probabilities(loader):
     for classes in (None, 5):
         images, targets = next(iter(loader.tuples(policy, num_classes=classes, smoothing=0.1 if classes else 0.0)))
         epoch = loader.epoch
-        plan = draw(policy, batch.ids, 0, epoch)
+        plan = draw(policy, batch.ids, loader.config.seed, epoch)
         expected = mix(plan, batch.inputs, batch.targets, classes or 3, 0.1 if classes else 0.0)
         assert torch.equal(images, expected[0]) and torch.equal(targets, expected[1])
     _, targets = next(iter(loader.tuples(num_classes=4)))

@@ -1,0 +1,46 @@
+"""What a loader takes from the process that it runs in, where its arguments leave it open: its ranks and its seed."""
+
+import os
+from typing import NamedTuple
+
+import torch
+
+
+class Follows(NamedTuple):
+    """What a loader takes from its process, each time that an epoch begins."""
+
+    ranks: bool = False
+    seed: bool = False
+
+
+EXPLICIT = Follows()
+
+
+def ranks_here() -> tuple[int, int]:
+    """(rank, world size): torch.distributed's where it is initialised, else torchrun's variables, else (0, 1).
+
+    Raises ValueError for variables that are no ranks.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world_size is None:  # one alone says nothing: others set it, too
+        return 0, 1
+    try:
+        found = int(rank), int(world_size)
+    except ValueError:
+        found = (-1, 0)
+    if not 0 <= found[0] < found[1]:
+        raise ValueError(
+            f"the environment has RANK={rank} and WORLD_SIZE={world_size}, which are no ranks; unset them, or give "
+            "rank and world_size"
+        )
+    return found
+
+
+def seed_here(world_size: int) -> int:
+    """The seed of a loader to which none was given: torch's initial one, which `torch.manual_seed` sets.
+
+    Several ranks need the same one, and scripts often seed each of them otherwise: 0, as of a DistributedSampler.
+    """
+    return torch.initial_seed() & 0x7FFF_FFFF_FFFF_FFFF if world_size == 1 else 0
