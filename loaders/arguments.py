@@ -32,6 +32,31 @@ class Arguments(NamedTuple):
     follows: Follows  # what the loader takes from its process
 
 
+# An argument of torch's DataLoader -> what a Loader takes in its place.
+_INSTEAD = {
+    "shuffle": 'give order="random" or order="sequential"',
+    "num_workers": "give workers, a number of threads",
+    "prefetch_factor": "give prefetch, a number of batches",
+    "sampler": "give order, indices, sampling, or rank and world_size",
+    "batch_sampler": "give batch_size, and order, indices, sampling, or rank and world_size",
+    "collate_fn": "give then= to loader.tuples(), or a Decoder with fields of its own",
+    "generator": "give seed",
+    "worker_init_fn": "leave it out: what is drawn depends on seed, the epoch and the sample",
+    **dict.fromkeys(("pin_memory", "pin_memory_device"), "leave it out: memory is pinned where device is a GPU"),
+    **dict.fromkeys(
+        ("persistent_workers", "multiprocessing_context", "timeout", "in_order"), "leave it out: there are no processes"
+    ),
+}
+
+
+def refuse_unknown(others: Mapping[str, Any]) -> None:
+    """Raises TypeError for an argument that a Loader does not have, with what it has in place of a DataLoader's."""
+    for name in others:
+        if name in _INSTEAD:
+            raise TypeError(f"Loader has no argument {name!r}: {_INSTEAD[name]}")
+        raise TypeError(f"Loader got an unexpected keyword argument {name!r}; help(Loader) lists those that it has")
+
+
 def resolve(
     data: Dataset | str | PathLike[str],
     decoder: Decoder | None,

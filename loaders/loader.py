@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Never, Self
 
 import numpy.typing as npt
 import torch
@@ -22,7 +22,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.inference_mode import outside_inference_mode
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
-from .arguments import resolve
+from .arguments import refuse_unknown, resolve
 from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
 from .crop import CropRule, Size, View
 from .decoder import Decoder
@@ -144,8 +144,10 @@ class Loader(Epochs):
         cache_dir: str | PathLike[str] | None = None,
         cache_limit: int | str | None = None,
         storage_options: Mapping[str, str] | None = None,
+        **others: Never,
     ) -> None:
-        self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        refuse_unknown(others)
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         device = _checked_device(device)
         _refuse_no_data(data)
         if max_pixels is not None:
@@ -251,7 +253,6 @@ class Loader(Epochs):
         num_classes: int | None = None,
         smoothing: float = 0.0,
         dtype: torch.dtype = torch.float32,
-        drop_last: bool = False,
         then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,
     ) -> "Batches":
         """This loader as `(images, targets)`, which may be iterated over again and again.
@@ -267,7 +268,6 @@ class Loader(Epochs):
             or cutmix in the policy, as many as the data has classes.
         smoothing: of targets that are float32.
         dtype: float32, bfloat16 or float16, of images after the policy.
-        drop_last: leave out a last batch that is not full, of the loader, too.
         then: a function of images and targets, which returns the two that are handed out.
 
         Raises TypeError for what is no Policy, and ValueError for settings that do not fit together.
@@ -281,7 +281,6 @@ class Loader(Epochs):
             num_classes=num_classes,
             smoothing=smoothing,
             dtype=dtype,
-            drop_last=drop_last,
             then=then,
         )
 
@@ -294,7 +293,6 @@ class Loader(Epochs):
         num_classes: int | None = None,
         smoothing: float = 0.0,
         dtype: torch.dtype = torch.float32,
-        drop_last: bool = False,
         then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,
     ) -> "Batches":
         """This loader as dicts of images and targets by these names, which are those of transformers: see `tuples`."""
@@ -307,7 +305,6 @@ class Loader(Epochs):
             num_classes=num_classes,
             smoothing=smoothing,
             dtype=dtype,
-            drop_last=drop_last,
             then=then,
         )
 

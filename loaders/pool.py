@@ -25,7 +25,7 @@ from fastimg.loaders.runtime.times import Tally, named
 
 from .decoder import Decoder, DrawCrops, SampleReader
 from .epochs.faults import Faults
-from .errors import DataError, ImageError, WorkerError
+from .errors import OVER, DataError, ImageError, WorkerError
 from .ring import Slot
 
 
@@ -50,7 +50,7 @@ class Job:
     def check(self) -> None:
         """Raise RuntimeError if the job is cancelled."""
         if self.cancelled:
-            raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
+            raise RuntimeError(OVER)
 
     def is_cancelled(self) -> bool:
         """Whether the job is cancelled."""

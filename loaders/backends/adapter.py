@@ -14,6 +14,7 @@ from fastimg.loaders.crop import CropRule, Size, shape_of, smaller
 from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.epochs.epochs import Epochs
 from fastimg.loaders.epochs.plan import EpochPlan
+from fastimg.loaders.errors import OVER
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.inference_mode import outside_inference_mode
 
@@ -82,7 +83,7 @@ class LoaderAdapter(Epochs, ABC):
                 self.passed(plan, step)
                 yield batch
                 if self._plan is not plan:
-                    raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
+                    raise RuntimeError(OVER)
         finally:
             decoded.close()
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.crop import Window
-from fastimg.loaders.errors import ImageError, WorkerError
+from fastimg.loaders.errors import OVER, ImageError, WorkerError
 from fastimg.loaders.ring import Slot, SlotLayout
 from fastimg.loaders.runtime.times import Spans
 
@@ -156,7 +156,7 @@ class RaggedRing:
         with self._changed:
             while id(slot) not in self._made:
                 if self._thread is None:
-                    raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
+                    raise RuntimeError(OVER)
                 self._changed.wait()
             failure = self._made.pop(id(slot))
         if failure is not None:

@@ -146,10 +146,6 @@ class Epochs:
         if self._resume is None or self._resume[0] != number:  # else it may be in the middle, of a state
             self._resume = (number, 0)
 
-    def leave_out_last(self) -> None:
-        """Leave out a last batch that is not full, from the next iteration on."""
-        self.config = replace(self.config, drop_last=True)
-
     def state_dict(self) -> dict[str, int | str]:
         """The exact position after the last batch that was handed out, valid for any number of ranks and workers."""
         if self._epoch < 0:

@@ -187,7 +187,6 @@ def batches_of(
     num_classes: int | None,
     smoothing: float,
     dtype: torch.dtype,
-    drop_last: bool,
     then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None,
 ) -> Batches:
     """See `Loader.tuples`."""
@@ -205,6 +204,4 @@ def batches_of(
                 "a policy that mixes images changes their targets, and views share theirs: leave mixup and cutmix out"
             )
     finish = Finish(last=policy, dtype=dtype, num_classes=num_classes, smoothing=smoothing)
-    if drop_last:
-        loader.leave_out_last()
     return Batches(loader, finish, names=names, then=then)

@@ -458,7 +458,8 @@ def test_the_signature_is_that_of_the_config():
         assert parameter.default == (None if is_open else field.default)
     names = [field.name for field in dataclasses.fields(LoaderConfig)]
     assert [name for name in parameters if name in names] == names
-    assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    catching = [name for name, each in parameters.items() if each.kind is inspect.Parameter.VAR_KEYWORD]
+    assert [types[name] for name in catching] == [typing.Never]  # to refuse a DataLoader's, with what to give instead
     told = re.findall(r"^    ([a-z_, ]+):", inspect.getdoc(Loader).replace("\n", "\n    "), re.MULTILINE)
     assert {name for line in told for name in line.split(", ")} | SAID_WITHIN == set(parameters)
 

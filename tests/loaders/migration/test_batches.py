@@ -29,8 +29,12 @@ def test_tuples_leave_padding_out(loader):
         found = list(tuples)
         assert all(torch.equal(images, each) for (images, _), each in zip(found, expected, strict=True))
     assert [len(targets) for _, targets in found] == [8, 8, 8, 8, 4]
-    dropped = loader.tuples(drop_last=True)
-    assert len(dropped) == len(list(dropped)) == 4
+
+
+def test_a_last_batch_is_left_out_on_request(image_folder):
+    with Loader(str(image_folder), **OPTIONS, drop_last=True) as loader:
+        dropped = loader.tuples()
+        assert len(dropped) == len(list(dropped)) == 4 and dropped.drop_last
 
 
 def test_a_policy_is_that_of_a_loop_of_ones_own(image_folder):
@@ -69,7 +73,7 @@ def test_dicts_and_a_function_of_both(loader):
 
 def test_they_have_the_loaders_epoch_and_position(image_folder):
     def made():
-        return Loader(str(image_folder), batch_size=5, crop=16, seed=1).tuples(Policy(hflip=0.5), drop_last=True)
+        return Loader(str(image_folder), batch_size=5, crop=16, seed=1, drop_last=True).tuples(Policy(hflip=0.5))
 
     with made() as whole:
         first, second = list(whole), list(whole)

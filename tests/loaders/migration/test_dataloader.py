@@ -1,5 +1,7 @@
 """What scripts give to torch's DataLoader, and read of it."""
 
+import inspect
+
 import pytest
 import torch
 from torch.utils import data as torch_data
@@ -16,7 +18,7 @@ from torch.utils.data import (
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from fastimg.loaders import ImageFolderLoader
+from fastimg.loaders import ImageFolderLoader, Loader
 
 TRANSFORM = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
 pytestmark = pytest.mark.usefixtures("watchdog")
@@ -133,12 +135,20 @@ def test_what_cannot_be_taken_is_refused_with_the_way_out(dataset):
 
 def test_every_argument_of_a_data_loader_has_an_answer(dataset):
     """A number, a flag or nothing for each: none is unknown."""
-    import inspect
-
     names = [*inspect.signature(DataLoader.__init__).parameters][2:]  # without self and the dataset
     for name in names:
         with ImageFolderLoader(dataset, **{name: 1 if name == "batch_size" else None}):
             pass
+
+
+def test_a_loader_says_what_it_has_in_their_place(image_folder):
+    for name in [*inspect.signature(DataLoader.__init__).parameters][3:]:  # it has batch_size
+        if name == "drop_last":
+            continue
+        with pytest.raises(TypeError, match=f"Loader has no argument '{name}': (give|leave it out)"):
+            Loader(str(image_folder), batch_size=4, crop=8, **{name: None})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+        Loader(str(image_folder), batchsize=4, crop=8)
 
 
 def test_a_function_of_the_batch(dataset):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fastimg.loaders import DataError, Loader
+from fastimg.loaders.errors import OVER
 from fastimg.loaders.remote import fetching
 from fastimg.loaders.remote.stores import RemoteFolder
 from fastimg.loaders.runtime.scratch import Scratch
@@ -143,4 +144,4 @@ class TestClosing:
         assert reading.wait(60)
         loader.close()
         consumer.join()
-        assert ended == ["this iteration is over: the loader was closed, or iterated again"]
+        assert ended == [OVER]
