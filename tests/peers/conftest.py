@@ -14,6 +14,8 @@ from pathlib import Path
 import hypothesis.internal.observability  # noqa: F401  see below
 import pytest
 
+from .clients import write_coloured
+
 # Hypothesis' plugin imports it at the very end, when FFCV has run and CPython 3.11 sometimes fails to compile anything
 # (SystemError: AST constructor recursion depth mismatch).
 
@@ -41,3 +43,9 @@ def numba_types_are_kept() -> None:
     """FFCV, which some tests use directly, would change one of numba's types for the whole process."""
     ffcv = pytest.importorskip("fastimg.loaders.backends.ffcv", exc_type=ImportError)
     ffcv.keep_numba_types()
+
+
+@pytest.fixture(scope="session")
+def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train and val, 45 and 23 images of one colour each: see clients.py."""
+    return write_coloured(tmp_path_factory.mktemp("coloured"))
