@@ -61,16 +61,6 @@ PEERS: dict[str, Peer] = {
 }
 
 
-def drop_pages(folder: Path) -> None:
-    """Drop all files of a folder from the page cache."""
-    os.sync()  # pages that are not written yet stay
-    for path in folder.rglob("*"):
-        if path.is_file():
-            file = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(file)
-
-
 def main() -> None:
     """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -117,7 +107,7 @@ def _measure(
     work = Workload(sources=sources, crop="random", batch_size=args.batch_size, size=args.size, workers=args.workers)
     with remotes(wanted, args.workers) as opened:
         make(opened, (sources,), BASE, faults)
-        before = partial(drop_pages, scratch) if args.cold else lambda: None
+        before = partial(measure.drop_pages, scratch) if args.cold else lambda: None
         measured = in_turn(opened, work, args.repeats, BASE, faults, before=before)
     base = next(one.speed.median for one in measured if one.name == BASE)
     rows = []

@@ -2,6 +2,7 @@
 
     build/peers/bin/python -W ignore benchmarks/loaders.py --data FOLDER      # CONTRIBUTING.md: how to make build/peers
     python benchmarks/loaders.py --data FOLDER --stages --gil                 # only the native loader, by stage
+    ... --clients --size 64 --repeats 5        # other projects' trainers, with their own loader and with ours
 
     ... --workers 0 2 4 --out benchmarks/results/peers.jsonl                  # without workers, as many as cores, more
 
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import client_rounds
 import comparisons
 import loader_stages
 import measure
@@ -42,10 +44,21 @@ def main() -> None:
     )
     parser.add_argument("--unchecked", action="store_true", help="compare no pixels and boxes, as an earlier run has")
     parser.add_argument("--gil", action="store_true", help="measure how long a sample holds the GIL, instead of peers")
+    parser.add_argument(
+        "--clients",
+        nargs="*",
+        choices=client_rounds.CLIENTS,
+        metavar="NAME",
+        help="measure other projects' trainers (all, or these) with their loader and with ours, instead of peers",
+    )
     args = parser.parse_args()
 
     console = Console(width=150)
     files = comparisons.files_of(args)
+    if args.clients is not None:
+        args.out = args.out if args.out != parser.get_default("out") else measure.RESULTS / "clients.jsonl"
+        client_rounds.run(args, files, client_rounds.shared_fields(args, files), console)
+        return
     with tempfile.TemporaryDirectory(dir=args.scratch, prefix="fastimg-loaders-") as scratch:
         sources = repeated(Path(scratch) / "photographs", files, comparisons.whole_batches(args))
         shared = comparisons.setting("loaders", args, files) | {"size": args.size}

@@ -1,5 +1,6 @@
 """Names from `fastimg.system.measurement`, the checkout's root, and the folder for benchmark results."""
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "Spread",
     "append",
     "append_sections",
+    "drop_pages",
     "environment",
     "flat",
     "interleaved",
@@ -33,6 +35,16 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+
+
+def drop_pages(folder: Path) -> None:
+    """Drop all files of a folder from the page cache."""
+    os.sync()  # pages that are not written yet stay
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
 
 def append_sections(path: Path, benchmark: str, found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
