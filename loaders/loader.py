@@ -29,7 +29,7 @@ from .decoder import Decoder
 from .epochs.config import LoaderConfig, Padding
 from .epochs.epochs import Epochs
 from .epochs.plan import EpochPlan
-from .order import WINDOW, Order, Sampling
+from .order import WINDOW, DropLast, Order, Sampling
 from .pool import Job, Pool
 from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
@@ -81,7 +81,8 @@ class Loader(Epochs):
     together: number of consecutive texts of similar length; None: one batch over all ranks.
     padding: what fills the last batch: "samples" (real ones, with weight 0) or "zeros"; None: zeros if the order is
         sequential.
-    drop_last: leave out a last batch that is not full.
+    drop_last: leave out a last batch that is not full; "uneven": leave out only the last samples, fewer than there are
+        ranks, that these cannot share evenly, so that each rank reads equally many.
     seed: determines the order and the crops. The pixels of a sample depend only on the seed, the epoch and its id.
         None: torch's initial seed, which `torch.manual_seed` sets, as it is when the first epoch begins; a state has
         it. With several ranks, which need the same one, 0, as of a DistributedSampler.
@@ -132,7 +133,7 @@ class Loader(Epochs):
         sampling: Sampling | None = None,
         together: int | None = None,
         padding: Padding | None = None,
-        drop_last: bool = False,
+        drop_last: DropLast = False,
         seed: int | None = None,
         crop_epochs: int | None = None,
         workers: int | None = None,

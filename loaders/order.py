@@ -17,6 +17,7 @@ import numpy.typing as npt
 from .random import hashes, uniforms
 
 Order = Literal["random", "quasi-random", "sequential", "length"]
+DropLast = bool | Literal["uneven"]
 
 BLOCK = 32  # samples; 3.5 MB if each takes 110 KB
 WINDOW = 32768  # samples; 3.6 GB if each takes 110 KB
@@ -193,7 +194,8 @@ class Slices:
     The samples of a step are a run of positions, which the ranks have parts of. A last step that is not full is divided
     evenly. If it had fewer samples than there are ranks, the step before leaves it as many as there are: so no rank has
     a batch of padding alone, unless fewer samples than ranks are left altogether, or batches have one row. Rows beyond
-    a rank's part hold other samples, of weight 0. With `drop_last` a step that is not full is left out.
+    a rank's part hold other samples, of weight 0. With `drop_last` a step that is not full is left out; with "uneven",
+    only the last samples, fewer than there are ranks, that cannot be divided evenly.
     """
 
     n: int
@@ -201,7 +203,7 @@ class Slices:
     batch_size: int  # per rank
     rank: int
     world_size: int
-    drop_last: bool = False
+    drop_last: DropLast = False
 
     @property
     def global_batch(self) -> int:
@@ -209,10 +211,15 @@ class Slices:
         return self.batch_size * self.world_size
 
     @property
+    def stop(self) -> int:
+        """The position after the last that is read, unless a step is left out."""
+        return self.n - (self.n - self.start) % self.world_size if self.drop_last == "uneven" else self.n
+
+    @property
     def steps(self) -> int:
         """Number of batches that are left."""
-        left = self.n - self.start
-        return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
+        left = self.stop - self.start
+        return left // self.global_batch if self._drops_step else -(-left // self.global_batch)
 
     def end(self, step: int) -> int:
         """The position after batch `step` of all ranks, counted from `start`: where an epoch is continued."""
@@ -231,7 +238,8 @@ class Slices:
 
     def span(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """Positions of this rank's batches from `first` up to, not including, `stop`: ascending, without padding."""
-        bounds = np.minimum(self.start + np.arange(first, stop + 1, dtype=np.int64) * self.global_batch, self.n)
+        bounds = self.start + np.arange(first, stop + 1, dtype=np.int64) * self.global_batch
+        bounds = np.minimum(bounds, self.stop)
         if first <= self.steps - 1 <= stop:
             bounds[self.steps - 1 - first] = self._begin(self.steps - 1)
         share, more = np.divmod(np.diff(bounds), self.world_size)
@@ -241,7 +249,11 @@ class Slices:
 
     def _begin(self, step: int) -> int:
         """The position of the first sample of batch `step` of all ranks; of the one after the last, where that ends."""
-        begin = min(self.start + step * self.global_batch, self.n)
-        if 0 < step == self.steps - 1 and self.batch_size > 1 and not self.drop_last:
-            return min(begin, self.n - self.world_size)
+        begin = min(self.start + step * self.global_batch, self.stop)
+        if 0 < step == self.steps - 1 and self.batch_size > 1 and not self._drops_step:
+            return min(begin, self.stop - self.world_size)
         return begin
+
+    @property
+    def _drops_step(self) -> bool:
+        return self.drop_last is True

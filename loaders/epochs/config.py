@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fastimg.loaders.crop import whole
-from fastimg.loaders.order import BLOCK, WINDOW, Order, Sampling
+from fastimg.loaders.order import BLOCK, WINDOW, DropLast, Order, Sampling
 
 Padding = Literal[
     "samples", "zeros"
@@ -38,7 +38,7 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
     sampling: Sampling | None = None  # random: how often each sample is drawn; None: once
     together: int | None = None  # number of consecutive texts of similar length; None: one batch over all ranks
     padding: Padding | None = None  # what fills rows beyond the data; None: zeros if the order is sequential
-    drop_last: bool = False  # leave out a last batch that is not full
+    drop_last: DropLast = False  # leave out a last batch that is not full, or only what ranks cannot share evenly
     seed: int = 0
     crop_epochs: int | None = None  # epochs with crops of their own, which later ones show again; None: all of them
     workers: int | None = None  # threads; None: one for each core available to this process
@@ -56,6 +56,10 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
             value = getattr(self, name)
             if value not in choices and not (value is None and name in _MAY_BE_NONE):
                 raise ValueError(f"{name}={value!r}: give {', '.join(choices[:-1])} or {choices[-1]}")
+        if self.drop_last != "uneven":
+            if self.drop_last not in (False, True):
+                raise ValueError(f'drop_last={self.drop_last!r}: give True, False or "uneven"')
+            object.__setattr__(self, "drop_last", bool(self.drop_last))
         few = self.prefetch is not None and self.prefetch < 2
         if self.batch_size < 1 or few or (self.workers is not None and self.workers < 1):
             raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")

@@ -109,7 +109,7 @@ class Batches:
     @property
     def drop_last(self) -> bool:
         """Whether a last batch that is not full is left out."""
-        return self._loader.config.drop_last
+        return self._loader.config.drop_last is True
 
     @property
     def num_workers(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.order import Sampling
+from fastimg.loaders.order import DropLast, Sampling
 
 # Arguments about processes and pinned memory, which this loader does not have.
 WITHOUT_EFFECT = (
@@ -27,13 +27,14 @@ class Sampled(NamedTuple):
     world_size: int | None = None
     seed: int | None = None
     tells_epoch: Any = None  # the sampler, whose `epoch` a script sets
+    drop_last: DropLast = False
 
 
 class Batching(NamedTuple):
     """What a script asks for: batches of this size, of these samples."""
 
     batch_size: int
-    drop_last: bool
+    drop_last: DropLast
     sampled: Sampled
     seed: int | None
 
@@ -74,11 +75,17 @@ def batching_of(
             raise TypeError("ImageFolderLoader: give seed or generator, not both")
         seed = int(generator.initial_seed())
     sampled = Sampled(shuffle=bool(shuffle)) if sampler is None else _sampled(sampler, samples)
-    return Batching(batch_size, bool(drop_last), sampled, sampled.seed if seed is None else seed)
+    dropped = bool(drop_last) or sampled.drop_last  # a batch that is not full has all that is uneven
+    return Batching(batch_size, dropped, sampled, sampled.seed if seed is None else seed)
 
 
 def _sampled(sampler: Any, samples: int) -> Sampled:
     kind = _kind(sampler)
+    others = {"DistributedSampler": "dataset", "SequentialSampler": "data_source", "RandomSampler": "data_source"}
+    if kind in others and (count := len(getattr(sampler, others[kind]))) != samples:
+        raise TypeError(
+            f"ImageFolderLoader: the {kind} is of {count} samples, and the data has {samples}; make it of the same data"
+        )
     if kind == "SequentialSampler":
         return Sampled()
     if kind == "DistributedSampler":
@@ -88,6 +95,7 @@ def _sampled(sampler: Any, samples: int) -> Sampled:
             world_size=sampler.num_replicas,
             seed=sampler.seed,
             tells_epoch=sampler,
+            drop_last="uneven" if sampler.drop_last else False,
         )
     seed = None if getattr(sampler, "generator", None) is None else int(sampler.generator.initial_seed())
     if kind == "RandomSampler" and not sampler.replacement and sampler.num_samples == samples:

@@ -9,7 +9,9 @@ import torch
 from fastimg.loaders.crop import Size, View
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.decoders.views import ViewDecoder
+from fastimg.loaders.epochs.surroundings import ranks_here
 from fastimg.loaders.loader import Loader
+from fastimg.loaders.wording import plural
 
 from .batches import Batches
 from .dataloader import batching_of
@@ -48,7 +50,8 @@ class ImageFolderLoader(Batches):
         this process. There is nothing to pin, to keep alive or to seed: `pin_memory`, `persistent_workers`,
         `prefetch_factor`, `worker_init_fn` and the like are ignored, with one warning.
     sampler, batch_sampler: torch's own, whose meaning is taken over: RandomSampler, SubsetRandomSampler,
-        WeightedRandomSampler, DistributedSampler (which is told the epoch as before) and BatchSampler.
+        WeightedRandomSampler, DistributedSampler (which is told the epoch as before) and BatchSampler. Samples that
+        ranks cannot share evenly are left out where the DistributedSampler has drop_last; else no sample comes twice.
     generator: its initial seed is the seed.
     views: a transform for each of several crops of an image, in place of `transform` and of one that calls another
         twice (TwoCropTransform): images are then a list, of a tensor for each. An image is decoded once.
@@ -61,7 +64,8 @@ class ImageFolderLoader(Batches):
     rank, world_size: in place of a DistributedSampler: this process's share of every batch. None: torch.distributed's
         where it is initialised, otherwise torchrun's RANK and WORLD_SIZE. All processes have equally many batches, and
         every sample comes once: the last batch is divided evenly. Only where fewer samples than processes are left
-        does a process get one that another has, too, as with a DistributedSampler.
+        does a process get one that another has, too, as with a DistributedSampler. If there are fewer altogether, each
+        process reads all of them, with a warning.
 
     It differs from torchvision where that reads what nobody meant: an EXIF orientation is applied, and an image resized
     as torch does it, within 1 of 255 of Pillow's values where both were compared. Crops and flips are functions of the
@@ -108,6 +112,8 @@ class ImageFolderLoader(Batches):
         if views is not None:
             decoder = ViewDecoder(tuple(View(crop=each.crop) for each in self._transforms))
             finish = ViewFinishes(tuple(each.finish for each in self._transforms))
+        if rank is None and world_size is None:
+            rank, world_size = _all_alone(samples if ids is None else len(ids))
         loader = Loader(
             source.dataset,
             decoder,
@@ -130,7 +136,7 @@ class ImageFolderLoader(Batches):
             )
         super().__init__(loader, finish, then=then)
         self._sampler = sampled.tells_epoch
-        self._told = getattr(self._sampler, "epoch", None)  # by the sampler
+        self._told = 0  # by the sampler, whose epochs begin with it, too
 
     def __iter__(self) -> Iterator[Any]:
         self._source.check_unchanged()
@@ -146,7 +152,7 @@ class ImageFolderLoader(Batches):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its arguments and its position: for processes that are spawned, and for copies."""
-        return _made_again, (type(self), self._arguments, self.state_dict(), self._loader.size)
+        return _made_again, (type(self), self._arguments, self.state_dict(), self._loader.size, self._told)
 
     def _translated(self) -> list[ImageTransform]:
         """What the transform is now, or those of the views are."""
@@ -203,8 +209,21 @@ class ImageFolderLoader(Batches):
         return {self._source.dataset.sample_name(id): reason for id, reason in self._loader.unreadable.items()}
 
 
+def _all_alone(samples: int) -> tuple[int, int] | tuple[None, None]:
+    """The ranks of a loader whose few samples each process reads, which is said; otherwise None."""
+    processes = ranks_here()[1]
+    if processes <= samples:
+        return None, None
+    warnings.warn(
+        f"ImageFolderLoader: {plural(samples, 'sample')} for {processes} processes, so each of them reads all; give "
+        "rank=0 and world_size=1 if that is meant, as for what a DistributedSampler with drop_last has left over",
+        stacklevel=3,
+    )
+    return 0, 1
+
+
 def _made_again(
-    kind: type[ImageFolderLoader], given: dict[str, Any], state: dict[str, Any], size: Size | None
+    kind: type[ImageFolderLoader], given: dict[str, Any], state: dict[str, Any], size: Size | None, told: int
 ) -> ImageFolderLoader:
     """A loader that was pickled. What is ignored has been said where it was made."""
     with warnings.catch_warnings():
@@ -213,4 +232,5 @@ def _made_again(
     if size is not None:
         loader.set_size(size)
     loader.load_state_dict(state)
+    loader._told = told
     return loader

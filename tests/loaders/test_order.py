@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch.utils.data import DistributedSampler
 
 from fastimg.loaders.order import Slices, epoch_order
 
@@ -95,6 +96,20 @@ def test_incomplete_steps_can_be_left_out():
     assert [s.steps for s in whole] == [3, 3, 3] and whole[0].end(2) == 39
     assert sorted(p for s in whole for p in s.span(0, 3).tolist()) == list(range(3, 39))
     assert all(s.positions(step)[1].all() for s in whole for step in range(3))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("n", "batch", "world"), [(36, 8, 2), (35, 8, 2), (33, 8, 2), (33, 1, 2), (10, 4, 3), (7, 2, 7)]
+)
+def test_uneven_samples_are_left_out_as_by_a_distributed_sampler(n, batch, world, shuffle):
+    samplers = [DistributedSampler(range(n), world, rank, shuffle, drop_last=True) for rank in range(world)]
+    ranks = [Slices(n, 0, batch, rank, world, drop_last="uneven") for rank in range(world)]
+    assert all(s.steps == -(-len(sampler) // batch) for s, sampler in zip(ranks, samplers, strict=True))
+    real = [[p for step in range(s.steps) for p, w in zip(*s.positions(step), strict=True) if w] for s in ranks]
+    assert [len(positions) for positions in real] == [len(sampler) for sampler in samplers]
+    assert sorted(p for positions in real for p in positions) == list(range(n - n % world))
+    assert all(sorted(positions) == s.span(0, s.steps).tolist() for positions, s in zip(real, ranks, strict=True))
 
 
 @pytest.mark.parametrize(("n", "start", "steps"), [(12, 0, 2), (13, 0, 3), (12, 12, 0), (12, 6, 1), (12, 5, 2)])

@@ -1,6 +1,9 @@
 """What scripts give to torch's DataLoader, and read of it."""
 
+import contextlib
 import inspect
+import pickle
+from collections import Counter
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
     default_collate,
@@ -99,6 +103,55 @@ def test_a_distributed_sampler(dataset):
         loader.close()
 
 
+def test_a_samplers_epoch_before_the_loader_was_made(dataset):
+    sampler = DistributedSampler(dataset, 1, 0)
+    sampler.set_epoch(2)
+    with ImageFolderLoader(dataset, batch_size=36, sampler=sampler) as loader:
+        epochs = [next(iter(loader))[1] for _ in range(2)]
+        assert loader.epoch == 3
+        loader.set_epoch(2)
+        assert torch.equal(next(iter(loader))[1], epochs[0])
+    copy = pickle.loads(pickle.dumps(loader))  # the sampler, too, says 2
+    copy.set_epoch(3)
+    assert torch.equal(next(iter(copy))[1], epochs[1])
+    copy.close()
+
+
+def counted(dataset, ranks, batch_size, drop_last, rest):
+    """An evaluation as of pytorch/examples' main.py: how often each image is counted, summed up over the ranks.
+
+    What the samplers leave over, each rank counts for itself, by a loader `rest`, when the sum is known.
+    """
+    known = torch.stack([image for image, _ in dataset]).flatten(1)
+    seen, loaders = Counter(), []
+    for rank in range(ranks):
+        sampler = DistributedSampler(dataset, ranks, rank, shuffle=False, drop_last=drop_last)
+        loader = ImageFolderLoader(dataset, batch_size=batch_size, sampler=sampler, shuffle=False, num_workers=1)
+        assert len(loader) == len(DataLoader(dataset, batch_size, sampler=sampler))
+        loaders.append(loader)
+    first = len(loader.sampler) * ranks
+    if first < len(loader.dataset):
+        loaders.append(rest(Subset(loader.dataset, range(first, len(loader.dataset))), batch_size=batch_size))
+    for loader in loaders:
+        batches = [images for images, _ in loader]
+        assert len(batches) == len(loader)
+        seen.update(torch.cdist(torch.cat(batches).flatten(1), known).argmin(1).tolist())
+    return seen
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize(("n", "ranks", "batch_size"), [(36, 2, 8), (35, 2, 8), (35, 3, 1), (34, 4, 4)])
+def test_an_evaluation_over_ranks_counts_every_image_once(n, ranks, batch_size, ours, dataset, monkeypatch):
+    part = Subset(dataset, range(n))
+    for variable, value in (("RANK", 1), ("WORLD_SIZE", ranks)):
+        monkeypatch.setenv(variable, str(value))
+    with pytest.warns(match="so each of them reads all") if ours and n % ranks else contextlib.nullcontext():
+        found = counted(part, ranks, batch_size, True, ImageFolderLoader if ours else DataLoader)
+    assert found == Counter(range(n))
+    found = counted(part, ranks, batch_size, False, None)  # nothing is left over
+    assert found.keys() == set(range(n)) and (batch_size == 1 or sum(found.values()) == n)
+
+
 def test_a_generator_is_a_seed(dataset):
     with (
         ImageFolderLoader(dataset, batch_size=36, shuffle=True, seed=7) as one,
@@ -120,6 +173,7 @@ def test_what_cannot_be_taken_is_refused_with_the_way_out(dataset):
     for arguments, words in (
         ({"collate_fn": lambda batch: batch}, "cannot take collate_fn.*give then="),
         ({"sampler": Backwards()}, "cannot take the sampler Backwards.*a Subset as data"),
+        ({"sampler": DistributedSampler(range(5), 1, 0)}, "is of 5 samples, and the data has 36"),
         ({"sampler": Mine(dataset)}, "cannot take the sampler Mine"),
         ({"sampler": RandomSampler(dataset, num_samples=5)}, "cannot take the sampler RandomSampler"),
         ({"sampler": WeightedRandomSampler([1.0, 2.0], 5)}, "2 weights that draws 5"),
