@@ -34,8 +34,9 @@ class ImageFolderLoader(Batches):
     Classes, files, their order and targets are torchvision's. Images are float32 [B, 3, H, W], scaled and normalised as
     the transform says, or uint8 where it has neither ToTensor nor ToDtype; targets are int64 [B]. Batches stay valid.
 
-    data: an ImageFolder, or another of torchvision's datasets that read one file, or one array, for each class label; a
-        Subset or ConcatDataset of such; or a folder with one subfolder per class. Its samples and transform are those
+    data: an ImageFolder, or another of torchvision's datasets that read one file, or one array, for each class label;
+        Hugging Face's Dataset with an Image column and a ClassLabel, whose images are RGB here; a Subset or
+        ConcatDataset of such; or a folder with one subfolder per class. Its samples and transform are those
         that it has when the loader is made: if they are replaced later, iterating raises RuntimeError.
     transform: of torchvision, for data that has none: a Compose, an nn.Sequential or a list of RandomResizedCrop,
         RandomCrop, CenterCrop, Resize((height, width)), or Resize(side) before a crop; RandomHorizontalFlip,
@@ -195,13 +196,14 @@ class ImageFolderLoader(Batches):
 
     @property
     def samples(self) -> list[tuple[str, int]]:
-        """The path and the class of each sample of the dataset."""
+        """The path and the class of each sample of the dataset; its name, where it is no file."""
         return self._source.samples
 
     @property
     def targets(self) -> list[int]:
         """The class of each sample of the dataset."""
-        return [target for _, target in self.samples]
+        targets: list[int] = self._source.dataset.labels.tolist()
+        return targets
 
     @property
     def unreadable(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What a script gives as its data -> the samples that are read.
 
-torchvision's datasets of files, CIFAR's arrays, Subsets and ConcatDatasets of these, and folders. Datasets are known by
-their names and attributes: torchvision is not imported, which would take seconds.
+torchvision's datasets of files, CIFAR's arrays, Hugging Face's Dataset, Subsets and ConcatDatasets of these, and
+folders. Datasets are known by their names and attributes: torchvision is not imported, which would take seconds.
 """
 
 import os
@@ -20,6 +20,7 @@ from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.loaders.folders.walk import relative
 from fastimg.loaders.runtime.scratch import Scratch
 
+from .arrow import ArrowImages, arrow_images, is_hugging_face
 from .pixels import PixelsDataset
 
 Ids = npt.NDArray[np.int64]
@@ -96,9 +97,16 @@ class Source:
     dataset: Dataset
     indices: Ids | None  # of the samples that are read; None: all
     classes: list[Any]
-    samples: Pairs  # of all samples of the dataset
+    files: Pairs | None  # of all samples of the dataset; None: they are no files
     parts: tuple[Any, ...]  # the datasets in `data` that have a transform
     watched: tuple[_Watched, ...]
+
+    @property
+    def samples(self) -> Pairs:
+        """The path, or the name, and the class of each sample of the dataset."""
+        if self.files is not None:
+            return self.files
+        return [(self.dataset.sample_name(index), label) for index, label in enumerate(self.dataset.labels.tolist())]
 
     def transforms(self) -> list[Any]:
         """The transform that each part has now."""
@@ -134,31 +142,53 @@ def source_of(data: Any, transform: Any = None) -> Source:
     watched: list[_Watched] = []
     parts: list[Any] = []
     ids = _walk(data, parts, watched)
-    whole = len(parts) == 1 and data is parts[0]
+    whole = len(parts) == 1 and data is getattr(parts[0], "owner", parts[0])
     if transform is not None and any(part.transform is not None for part in parts):
-        raise TypeError(f"ImageFolderLoader: the {type(parts[0]).__name__} has a transform; leave out this one")
+        kind = type(getattr(parts[0], "owner", parts[0])).__name__
+        raise TypeError(f"ImageFolderLoader: the {kind} has a transform; leave out this one")
     named = [list(getattr(part, "classes", ())) for part in parts]
     classes = named[0] if all(names == named[0] for names in named) else []
-    kinds = {_base(part) in _ARRAYS for part in parts}
-    if len(kinds) > 1:
+    kinds = {ArrowImages: _of_arrow, PixelsDataset: _of_arrays, FilesDataset: _of_files}
+    made = {_kind(part) for part in parts}
+    if len(made) > 1:
         raise TypeError("ImageFolderLoader: files and arrays are in one ConcatDataset; make a loader for each")
-    if kinds == {True}:
-        return _of_arrays(data, parts, watched, None if whole else ids, classes)
+    return kinds[made.pop()](data, parts, watched, None if whole else ids, classes)
+
+
+def _kind(part: Any) -> type[Dataset]:
+    """What reads one of the datasets."""
+    if isinstance(part, ArrowImages):
+        return ArrowImages
+    return PixelsDataset if _base(part) in _ARRAYS else FilesDataset
+
+
+def _repeats(ids: Ids | None) -> bool:
+    """Whether a sample comes several times: each place is then a sample with crops of its own."""
+    return ids is not None and len(np.unique(ids)) < len(ids)
+
+
+def _of_files(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> Source:
     samples = [pair for part in parts for pair in _pairs(part)]
-    if len(set(ids.tolist())) < len(ids):  # each place of a sample is a sample with crops of its own
-        samples, whole = [samples[index] for index in ids.tolist()], True
+    if ids is not None and _repeats(ids):
+        samples, ids = [samples[index] for index in ids.tolist()], None
     dataset = _files([Path(part.root) for part in parts], samples, classes)
-    return Source(data, dataset, None if whole else ids, classes, samples, tuple(parts), tuple(watched))
+    return Source(data, dataset, ids, classes, samples, tuple(parts), tuple(watched))
 
 
 def _of_arrays(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> Source:
     pixels = np.concatenate([part.data for part in parts]) if len(parts) > 1 else parts[0].data
     labels = [int(target) for part in parts for target in part.targets]
-    if ids is not None and len(set(ids.tolist())) < len(ids):
+    if ids is not None and _repeats(ids):
         pixels, labels, ids = pixels[ids], [labels[index] for index in ids.tolist()], None
     dataset = PixelsDataset(type(parts[0]).__name__, pixels, _names(classes), labels)
-    samples = [(dataset.sample_name(index), label) for index, label in enumerate(labels)]
-    return Source(data, dataset, ids, classes, samples, tuple(parts), tuple(watched))
+    return Source(data, dataset, ids, classes, None, tuple(parts), tuple(watched))
+
+
+def _of_arrow(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> Source:
+    dataset: ArrowImages = parts[0].followed_by(parts[1:]) if len(parts) > 1 else parts[0]
+    if ids is not None and _repeats(ids):
+        dataset, ids = dataset.taken(ids), None
+    return Source(data, dataset, ids, classes, None, tuple(parts), tuple(watched))
 
 
 def _walk(data: Any, parts: list[Any], watched: list[_Watched]) -> Ids:
@@ -175,6 +205,13 @@ def _walk(data: Any, parts: list[Any], watched: list[_Watched]) -> Ids:
         _check_own_code(data, "torch.utils.data.", "a plain ConcatDataset")
         watched.append(_watch(data, "datasets"))
         return np.concatenate([_walk(each, parts, watched) for each in data.datasets])
+    if is_hugging_face(data):
+        part = arrow_images(data)
+        _check_own_code(data, "datasets.", "a plain Dataset")
+        watched += [_watch(data, name) for name in ("data", "_indices")]
+        start = sum(map(len, parts))
+        parts.append(part)
+        return start + np.arange(len(part), dtype=np.int64)
     names = _check_part(data)
     watched += [_watch(data, name) for name in (*names, "target_transform")]
     start = sum(map(len, parts))
