@@ -14,22 +14,31 @@ import numpy.typing as npt
 import torch
 
 from fastimg.augment import Policy, apply, draw, mix
+from fastimg.augment.ops import Op
 from fastimg.loaders.migration.steps import CannotTakeOver
+
+from .torchvision_operations import Blur, Changed, Choice, Shuffled, Step, carried_out
 
 Ids = npt.NDArray[np.int64]
 _AUTO = {"imagenet": "tvauto-imagenet", "cifar10": "tvauto-cifar10", "svhn": "tvauto-svhn"}
-_PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+_PLAIN: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
-def policy_of(step: Any) -> Policy:
-    """The policy of a step on uint8 images, before they are scaled.
+def policy_of(step: Any) -> Step:
+    """The policy of a step on uint8 images, before they are scaled, or what does the same where no policy does.
 
     Raises CannotTakeOver for a step, or arguments of one, that has none.
     """
     name = type(step).__name__
+    if not type(step).__module__.startswith(("torchvision.transforms.", "timm.data.")):
+        raise CannotTakeOver(getattr(step, "__name__", name))
+    if name in STEPS:
+        return STEPS[name](step)
     if name not in POLICIES:
-        raise CannotTakeOver(name)
-    return Policy(**POLICIES[name](step), mean=_PLAIN["mean"], std=_PLAIN["std"])
+        raise CannotTakeOver(f"{name}{_WAYS_OUT.get(name, '')}")
+    policy = Policy(**POLICIES[name](step), **_PLAIN)
+    jitters = sum(getattr(policy, each) != (1.0, 1.0) for each in ("brightness", "contrast", "saturation"))
+    return Shuffled(policy) if name == "ColorJitter" and jitters + bool(policy.hue) > 1 else policy
 
 
 def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool) -> Policy:
@@ -65,12 +74,10 @@ def _timms_erasing(step: Any, mean: Sequence[float] | None, std: Sequence[float]
 
 
 def augmented(
-    images: torch.Tensor, policies: Sequence[Policy], ids: Ids, seed: int, epoch: int, first: int = 0
+    images: torch.Tensor, policies: Sequence[Step], ids: Ids, seed: int, epoch: int, first: int = 0
 ) -> torch.Tensor:
     """uint8 images [B, 3, H, W] after one policy after the other, each with draws of its own: views from `first` on."""
-    for view, policy in enumerate(policies, first):
-        images = apply(draw(policy, ids, seed, epoch, view), images, dtype=torch.uint8)
-    return images
+    return carried_out(policies, images, ids, seed, epoch, first)
 
 
 def normalised(
@@ -156,11 +163,72 @@ def _grayscale(step: Any) -> dict[str, Any]:
     return {"grayscale": 1.0}
 
 
+def _blur(step: Any) -> Blur:
+    across, down = map(int, step.kernel_size)
+    low, high = map(float, step.sigma)
+    return Blur((across, down), (low, high))
+
+
+def _apply(step: Any) -> Choice:
+    return Choice((float(step.p),), (_sequence(step, step.transforms),))
+
+
+def _choice(step: Any) -> Choice:
+    weights = np.asarray([1.0] * len(step.transforms) if step.p is None else step.p, np.float64)
+    chances = tuple((weights / weights.sum()).tolist())
+    return Choice(chances, tuple(_sequence(step, [each]) for each in step.transforms))
+
+
+def _sequence(owner: Any, given: Any) -> tuple[Step, ...]:
+    """The steps that another one has: each of them, and those of a Compose or a Sequential."""
+    found: list[Step] = []
+    for step in given:
+        name = type(step).__name__
+        if name in ("Compose", "Sequential"):
+            found += _sequence(owner, step.transforms if name == "Compose" else step.children())
+        elif name != "Identity":
+            try:
+                found.append(policy_of(step))
+            except CannotTakeOver as error:
+                raise CannotTakeOver(f"{error} within {type(owner).__name__}") from None
+    return tuple(found)
+
+
+def _changed(op: Op, magnitude: str = "") -> Callable[[Any], Changed]:
+    """One of torchvision's random operations, whose strength is an attribute."""
+    return lambda step: Changed(op, float(getattr(step, magnitude)) if magnitude else 0.0, float(step.p))
+
+
+def _solarized(step: Any) -> Changed:
+    threshold = math.ceil(float(step.threshold))  # levels are whole numbers
+    if not 0 <= threshold <= 256:
+        raise CannotTakeOver(f"RandomSolarize(threshold={step.threshold}) (give a level from 0 to 256)")
+    return Changed(Op.SOLARIZE, float(threshold), float(step.p))
+
+
+_WAYS_OUT = {
+    **dict.fromkeys(("RandomAffine", "RandomPerspective", "ElasticTransform"), " (RandomRotation is)"),
+    "Lambda": " (images are RGB already; give what it does to a finished batch as then=)",
+    "RandomOrder": " (give the steps in an order)",
+    "AugMix": ' (give Policy(named="augmix-m3-w3") to Loader(...).tuples)',
+}
+STEPS: dict[str, Callable[[Any], Step]] = {
+    "GaussianBlur": _blur,
+    "RandomApply": _apply,
+    "RandomChoice": _choice,
+    "RandomSolarize": _solarized,
+    "RandomPosterize": _changed(Op.POSTERIZE, "bits"),
+    "RandomAdjustSharpness": _changed(Op.SHARPNESS, "sharpness_factor"),
+    "RandomInvert": _changed(Op.INVERT),
+    "RandomEqualize": _changed(Op.EQUALIZE),
+    "RandomAutocontrast": _changed(Op.AUTOCONTRAST),
+}
 POLICIES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "TrivialAugmentWide": _trivial,
     "RandAugment": _rand,
     "AutoAugment": _auto,
     "ColorJitter": _jitter,
+    "RandomHorizontalFlip": lambda step: {"hflip": float(step.p)},  # within another step
     "RandomVerticalFlip": lambda step: {"vflip": float(step.p)},
     "RandomRotation": _rotation,
     "Grayscale": _grayscale,

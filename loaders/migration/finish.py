@@ -24,6 +24,7 @@ class Finish:
     """
 
     flip: float = 0.0  # the probability that an image is mirrored
+    vertical: float = 0.0  # the same from top to bottom
     policies: tuple[Any, ...] = ()  # one after the other, on uint8
     last: Any = None  # the policy that normalises, and may mix; None: as `scaled`, `mean` and `std` say
     scaled: bool = False  # float32 from 0 to 1; else uint8
@@ -71,11 +72,13 @@ class Finish:
         self, images: torch.Tensor, ids: npt.NDArray[np.int64], seed: int, epoch: int, first: int
     ) -> torch.Tensor:
         """uint8 images, flipped, and after the policies before the last."""
-        if self.flip:
+        if self.flip or self.vertical:
             stage = _FLIP_STAGE + (first << 16)
-            drawn = uniforms(seed, epoch, ids, stage, 1) < self.flip  # [B, 1]
-            flipped = torch.from_numpy(drawn).to(images.device, non_blocking=True)[:, :, None, None]
-            images = torch.where(flipped, images.flip(3), images)
+            drawn = uniforms(seed, epoch, ids, stage, 2) < (self.flip, self.vertical)  # [B, 2]
+            flipped = torch.from_numpy(drawn).to(images.device, non_blocking=True)[:, :, None, None, None]
+            for number, (chance, side) in enumerate(((self.flip, 3), (self.vertical, 2))):
+                if chance:
+                    images = torch.where(flipped[:, number], images.flip(side), images)
         if self.policies:
             images = augmentation().augmented(images, self.policies, ids, seed, epoch, first)
         return images

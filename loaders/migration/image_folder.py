@@ -39,12 +39,13 @@ class ImageFolderLoader(Batches):
         ConcatDataset of such; or a folder with one subfolder per class. Its samples and transform are those
         that it has when the loader is made: if they are replaced later, iterating raises RuntimeError.
     transform: of torchvision, for data that has none: a Compose, an nn.Sequential or a list of RandomResizedCrop,
-        RandomCrop, CenterCrop, Resize((height, width)), or Resize(side) before a crop; RandomHorizontalFlip,
-        RandomVerticalFlip, RandomRotation, TrivialAugmentWide, RandAugment, AutoAugment, ColorJitter, Grayscale(3),
-        RandomGrayscale; ToTensor, Normalize, RandomErasing; and of v2 ToImage and ToDtype. Or `weights.transforms()`,
-        or what timm's create_transform makes without auto_augment. Without a crop all images have to be of one size.
-        Augmentation has torchvision's distribution, but that ColorJitter changes brightness, contrast, saturation and
-        hue in this order instead of a random one.
+        RandomCrop (and Pad before it), CenterCrop, Resize((height, width)), or Resize(side) before a crop;
+        RandomHorizontalFlip, RandomVerticalFlip, RandomRotation, TrivialAugmentWide, RandAugment, AutoAugment,
+        ColorJitter, Grayscale(3), RandomGrayscale, GaussianBlur, RandomSolarize, RandomPosterize, RandomInvert,
+        RandomEqualize, RandomAutocontrast, RandomAdjustSharpness, RandomApply and RandomChoice of these; ToTensor,
+        Normalize, RandomErasing; and of v2 ToImage, ToDtype and RGB. Or `weights.transforms()`, or what timm's
+        create_transform makes without auto_augment. Without a crop all images have to be of one size. Augmentation has
+        torchvision's distribution.
     batch_size, shuffle, drop_last: as of a DataLoader. Every epoch is shuffled anew, by `seed`; None: torch's initial
         seed, which `torch.manual_seed` sets, as it is when the first epoch begins, or 0 with several processes.
     num_workers: number of threads, which take the place of processes; 0 is one, None one for each core available to

@@ -17,12 +17,14 @@ from .finish import Finish
 from .steps import CannotTakeOver, augmentation, is_given
 
 _KNOWN = (
-    "RandomResizedCrop, RandomCrop, CenterCrop, Resize((height, width)), Resize(side) before a crop, flips, "
-    "RandomRotation, TrivialAugmentWide, RandAugment, AutoAugment, ColorJitter, Grayscale(3), RandomGrayscale, "
+    "RandomResizedCrop, RandomCrop, CenterCrop, Resize((height, width)), Resize(side) before a crop, Pad before "
+    "RandomCrop, flips, RandomRotation, TrivialAugmentWide, RandAugment, AutoAugment, ColorJitter, Grayscale(3), "
+    "RandomGrayscale, GaussianBlur, RandomSolarize and its like, RandomApply and RandomChoice of these, "
     "ToTensor or PILToTensor, ToImage, "
     "ToDtype(torch.float32, scale=True), ConvertImageDtype(torch.float32), Normalize and RandomErasing"
 )
-_NOTHING = ("PILToTensor", "MaybePILToTensor", "ToImage", "ToPureTensor", "Identity")  # images are tensors already
+# images are tensors already, and RGB
+_NOTHING = ("PILToTensor", "MaybePILToTensor", "ToImage", "ToPureTensor", "RGB", "Identity")
 
 
 @dataclass(frozen=True)
@@ -42,22 +44,22 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
     """
     crop: CropRule | None = None
     resize: Any = None  # waits for its crop
-    flip, scaled = 0.0, False
+    pad: Any = None  # waits for its RandomCrop
+    flip, vertical, scaled = 0.0, 0.0, False
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     policies: list[Any] = []
     erasing: Any = None  # RandomErasing, and whether Normalize came before it
     for name, step in _steps(transform):
-        if resize is not None and name not in ("CenterCrop", "RandomCrop"):
+        if resize is not None and name not in _MAY_FOLLOW:
             _refuse(_ALONE)
+        if pad is not None and name not in _MAY_FOLLOW - {"CenterCrop", "Pad"}:
+            _refuse(_ALONE_PAD)
         if crop is not None and name in _CROPS:
-            if not (name in ("CenterCrop", "RandomCrop") and isinstance(crop, Squash)):
-                _refuse(f"{name} after another crop")
-            resize = SimpleNamespace(size=crop.size, interpolation=crop.interpolation)
-            crop = None
+            resize, crop = _again(crop, name), None
         if mean is not None and name == "Normalize":
             _refuse("Normalize, the second time")
-        if mean is not None and name in ("CenterCrop", "RandomCrop"):
+        if mean is not None and name in ("CenterCrop", "RandomCrop", "Pad"):
             _refuse(f"{name} after Normalize (put it before ToTensor)")
         match name:
             case "RandomResizedCrop" | "RandomResizedCropAndInterpolation":
@@ -73,10 +75,20 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
                 resize = step
             case "CenterCrop":
                 crop, resize = _center(resize, step), None
+            case "Pad":
+                if crop is not None:
+                    resize, crop = _again(crop, name), None
+                pad = step
             case "RandomCrop":
-                crop, resize = _cut(resize, step, scaled), None
+                crop = _cut(resize, _padded(pad, step), scaled)
+                resize = pad = None
+                left, top, right, bottom = crop.padding
+                if (flip and left != right) or (vertical and top != bottom):
+                    _refuse("a flip before RandomCrop with different padding on both sides (put it after the crop)")
             case "RandomHorizontalFlip":
-                flip = flip + step.p - 2 * flip * step.p  # of one or several: an odd number of them
+                flip = _either(flip, step.p)
+            case "RandomVerticalFlip":
+                vertical = _either(vertical, step.p)
             case "ToTensor" | "MaybeToTensor":
                 scaled = True
             case "ToDtype" | "ConvertImageDtype":
@@ -100,12 +112,15 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
             case _ if name not in _NOTHING:
                 known = name in _MOVED
                 if (crop is None and size is None) or scaled:
-                    _refuse(f"{name} {'after ToTensor' if scaled else 'before the crop'}" if known else name)
+                    where = "after ToTensor (put it before)" if scaled else "before the crop (put it after)"
+                    _refuse(f"{name} {where}" if known else name)
                 policies.append((name, _policy(step)))
         if name in _CROPS and name != "Resize" and policies:
-            _refuse(f"{policies[0][0]} before the crop")
+            _refuse(f"{policies[0][0]} before the crop (put it after)")
     if resize is not None:
         _refuse(_ALONE)
+    if pad is not None:
+        _refuse(_ALONE_PAD)
     if crop is None:
         if size is None:
             _refuse(
@@ -116,6 +131,7 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
     erases = None if erasing is None else _erasing(erasing[0], mean, std, erasing[1])
     finish = Finish(
         flip=flip,
+        vertical=vertical,
         policies=tuple(policy for _, policy in policies),
         last=erases,
         scaled=scaled,
@@ -128,10 +144,41 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
 
 _ALONE = "Resize(side) without CenterCrop or RandomCrop right after it (or give Resize((height, width)))"
 _CROPS = ("RandomResizedCrop", "RandomResizedCropAndInterpolation", "Resize", "CenterCrop", "RandomCrop")
+_ALONE_PAD = "Pad without RandomCrop right after it (give RandomCrop its padding)"
+_MAY_FOLLOW = {"CenterCrop", "RandomCrop", "Pad", "RandomHorizontalFlip", "RandomVerticalFlip", "ToTensor", *_NOTHING}
 _MOVED = (
-    *("TrivialAugmentWide", "RandAugment", "AutoAugment", "ColorJitter", "RandomVerticalFlip", "RandomGrayscale"),
-    *("Grayscale", "RandomRotation"),
+    *("TrivialAugmentWide", "RandAugment", "AutoAugment", "ColorJitter", "RandomGrayscale", "Grayscale"),
+    *("RandomRotation", "GaussianBlur", "RandomSolarize", "RandomPosterize", "RandomAdjustSharpness", "RandomInvert"),
+    *("RandomEqualize", "RandomAutocontrast", "RandomApply", "RandomChoice"),
 )
+
+
+def _either(first: float, second: float) -> float:
+    """The probability of an odd number of two flips."""
+    return first + second - 2 * first * second
+
+
+def _again(crop: CropRule, name: str) -> SimpleNamespace:
+    """Resize((height, width)), from which another crop is cut."""
+    if not (name in ("CenterCrop", "RandomCrop", "Pad") and isinstance(crop, Squash)):
+        _refuse(f"{name} after another crop")
+    return SimpleNamespace(size=crop.size, interpolation=crop.interpolation)
+
+
+def _padded(pad: Any, step: Any) -> Any:
+    """A RandomCrop that pads as the Pad before it does."""
+    if pad is None:
+        return step
+    if step.padding or step.pad_if_needed:
+        _refuse("Pad before RandomCrop with padding of its own")
+    sides = [pad.padding] if isinstance(pad.padding, int) else list(pad.padding)
+    return SimpleNamespace(
+        size=step.size,
+        padding=(sides * 4)[:4],  # left, top, right, bottom
+        padding_mode=pad.padding_mode,
+        fill=pad.fill,
+        pad_if_needed=False,
+    )
 
 
 def _policy(step: Any) -> Any:
@@ -255,6 +302,6 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 def _refuse(what: str) -> NoReturn:
     raise ValueError(
-        f"ImageFolderLoader cannot take over {what}; it does {_KNOWN}. Leave it out, and apply it to the batches, "
-        "as with then="
+        f"ImageFolderLoader cannot take over {what}; it does {_KNOWN}. Leave it out, and apply it to each image of the "
+        "batches, as with then="
     )

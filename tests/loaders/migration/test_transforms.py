@@ -1,6 +1,9 @@
 """Transforms that ImageFolderLoader takes over, compared with the originals: pixels at fixed parameters, and which
 parameters are drawn."""
 
+import itertools
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +114,220 @@ def test_rotations(rotation, cifar):
     assert abs(many.mean()) < 1 and abs(many.std() - 60 / 12**0.5) < 0.5 and many.abs().max() <= 30
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_padding_before_a_crop_is_the_crops(mode):
+    """Also where flips stand between a resize, padding and their crop."""
+    flip = transforms.RandomHorizontalFlip()
+    pad = transforms.Pad((2, 1), 0, mode)
+    for kind in (transforms, v2):
+        crop = kind.RandomCrop(16, padding=(2, 1), padding_mode=mode)
+        one, two = translated([pad, flip, kind.RandomCrop(16)]), translated([crop, flip])
+        assert one == two and one.crop.padding == (2, 1, 2, 1)
+    resized = translated([transforms.Resize(20), flip, v2.ToImage(), transforms.Pad(2), transforms.RandomCrop(20)])
+    assert (resized.crop.resize, resized.crop.padding, resized.finish.flip) == (20, (2, 2, 2, 2), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("step", "same"),
+    [
+        (transforms.ColorJitter(hue=(0.2, 0.2)), None),
+        (transforms.GaussianBlur(5, 1.3), lambda image: F.gaussian_blur(image, [5, 5], [1.3, 1.3])),
+        (v2.GaussianBlur((3, 9), (0.4, 0.4)), lambda image: F.gaussian_blur(image, [3, 9], [0.4, 0.4])),
+        (transforms.RandomSolarize(100, 1.0), lambda image: F.solarize(image, 100)),
+        (v2.RandomSolarize(128.5, 1.0), lambda image: F.solarize(image, 128.5)),
+        (transforms.RandomPosterize(3, 1.0), lambda image: F.posterize(image, 3)),
+        (v2.RandomAdjustSharpness(1.7, 1.0), lambda image: F.adjust_sharpness(image, 1.7)),
+        (transforms.RandomInvert(1.0), F.invert),
+        (transforms.RandomEqualize(1.0), F.equalize),
+        (v2.RandomAutocontrast(1.0), F.autocontrast),
+        (transforms.RandomVerticalFlip(1.0), F.vflip),
+        (v2.RandomHorizontalFlip(1.0), F.hflip),
+        (v2.RandomGrayscale(1.0), lambda image: F.rgb_to_grayscale(image, 3)),
+        (v2.RGB(), lambda image: image),
+        (v2.ToPureTensor(), lambda image: image),
+        (
+            transforms.RandomApply([transforms.RandomInvert(1.0), nn.Sequential(transforms.RandomPosterize(2, 1))], 1),
+            lambda image: F.posterize(F.invert(image), 2),
+        ),
+        (transforms.RandomApply([transforms.RandomInvert(1.0)], 0.0), lambda image: image),
+        (v2.RandomChoice([v2.RandomInvert(1.0), v2.RandomGrayscale(1.0)], [1, 0]), F.invert),
+    ],
+)
+def test_pixels_where_nothing_is_drawn(step, same, cifar):
+    if same is None:
+        with pytest.raises(ValueError, match=r"ColorJitter\(hue=.*give one number"):
+            ImageFolderLoader(cifar, [step, transforms.PILToTensor()])
+        return
+    expected = torch.stack([levels(same(Image.fromarray(each))) for each in cifar.data])
+    found = batch_of(cifar, step, transforms.PILToTensor())
+    apart = (found.int() - expected.int()).abs()
+    assert apart.max() <= 1 and (apart > 0).float().mean() < 1e-3  # a blur's halves, rounded otherwise
+
+
+def test_hues_are_torchvisions(cifar):
+    found = batch_of(cifar, transforms.ColorJitter(hue=0.3), transforms.PILToTensor(), seed=2)
+    turns = draw(Policy(hue=0.3), np.arange(48), 2, 0).magnitudes[:, 0]
+    signed = torch.where(turns > 127, turns - 256, turns) / 255
+    assert signed.min() < -0.2 and signed.max() > 0.2
+    pairs = zip(cifar.data, signed.tolist(), strict=True)
+    expected = [
+        levels(F.adjust_hue(Image.fromarray(each), turn + 1e-6 * (turn > 0) - 1e-6 * (turn < 0)))
+        for each, turn in pairs
+    ]
+    assert torch.equal(found, torch.stack(expected))
+
+
+def test_jitter_has_an_order_for_each_image(cifar):
+    """Each of the six, about equally often, with the pixels that torchvision makes in that order."""
+    jitter = transforms.ColorJitter((1.4, 1.4), (0.5, 0.5), (0.3, 0.3))
+    functions = (
+        lambda image: F.adjust_brightness(image, 1.4),
+        lambda image: F.adjust_contrast(image, 0.5),
+        lambda image: F.adjust_saturation(image, 0.3),
+    )
+    found = batch_of(cifar, jitter, transforms.PILToTensor())
+    seen = np.zeros(6, np.int64)
+    for pixels, image in zip(cifar.data, found, strict=True):
+        same = []
+        for order in itertools.permutations(functions):
+            changed = Image.fromarray(pixels)
+            for function in order:
+                changed = function(changed)
+            same.append(torch.equal(levels(changed), image))
+        assert any(same)
+        seen += np.array(same)
+    assert seen.min() >= 2
+
+
+# What is compared is a number of each image; torchvision's own images differ from ours as two samples of them do.
+MEASURES = {
+    "red": lambda images: images[:, 0].mean((1, 2)),
+    "green": lambda images: images[:, 1].mean((1, 2)),
+    "spread": lambda images: images.std((1, 2, 3)),
+    "left": lambda images: images[..., :8].mean((1, 2, 3)) - images[..., 8:].mean((1, 2, 3)),
+    "top": lambda images: images[:, :, :8].mean((1, 2, 3)) - images[:, :, 8:].mean((1, 2, 3)),
+    "edges": lambda images: (images[..., 1:] - images[..., :-1]).abs().mean((1, 2, 3)),
+    "black": lambda images: (images == 0).float().mean((1, 2, 3)),
+}
+
+
+@pytest.fixture(scope="module")
+def slope():
+    """800 times the same image of 16 x 16, which is not symmetric in anything."""
+    data = object.__new__(datasets.CIFAR10)
+    down, across = np.mgrid[0:16, 0:16]
+    noise = np.random.default_rng(1).integers(0, 40, (16, 16, 3))
+    image = np.stack([20 + 9 * across, 200 - 7 * down, 90 + 3 * down + across], 2) + noise
+    data.data = np.repeat(np.clip(image, 0, 255).astype(np.uint8)[None], 800, 0)
+    data.targets, data.classes, data.transform, data.target_transform = [0] * 800, ["a"], None, None
+    return data
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [transforms.RandomCrop(16, padding=4)],
+        [transforms.RandomHorizontalFlip(0.3)],
+        [v2.RandomVerticalFlip(0.7)],
+        [transforms.RandomHorizontalFlip(0.5), v2.RandomHorizontalFlip(0.2)],
+        [transforms.RandomRotation(40)],
+        [transforms.RandomGrayscale(0.3)],
+        [transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+        [v2.ColorJitter((0.2, 0.9), (1.0, 1.8))],
+        [transforms.RandomResizedCrop(16, (0.1, 0.7))],
+        [transforms.TrivialAugmentWide()],
+        [v2.RandAugment(3, 12)],
+        [transforms.AutoAugment()],
+        [transforms.AutoAugment(transforms.AutoAugmentPolicy.CIFAR10)],
+        [transforms.GaussianBlur(5, (0.1, 2.0))],
+        [transforms.RandomApply([transforms.GaussianBlur(3, (0.5, 3.0))], 0.3)],
+        [transforms.RandomApply([transforms.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8), transforms.RandomGrayscale(0.2)],
+        [v2.RandomChoice([v2.RandomInvert(1.0), v2.RandomRotation(40), v2.RandomGrayscale(0.5)], [3, 1, 1])],
+        [transforms.RandomSolarize(128, 0.2), v2.RandomEqualize(0.4), transforms.RandomPosterize(2, 0.1)],
+    ],
+)
+def test_moments_are_torchvisions(steps, slope):
+    compose = transforms.Compose([*steps, transforms.PILToTensor()])
+    torch.manual_seed(0)
+    random.seed(0)
+    theirs = torch.stack([compose(Image.fromarray(each)) for each in slope.data]).float()
+    ours = batch_of(slope, *steps, transforms.PILToTensor(), seed=0).float()
+    check_moments(ours, theirs)
+
+
+def test_moments_of_erasing_are_torchvisions(slope):
+    steps = [transforms.ToTensor(), transforms.RandomErasing(0.6, (0.05, 0.4), (0.3, 3.0))]
+    compose = transforms.Compose(steps)
+    torch.manual_seed(0)
+    random.seed(0)
+    theirs = torch.stack([compose(Image.fromarray(each)) for each in slope.data])
+    check_moments(batch_of(slope, *steps, seed=0) * 255, theirs * 255)
+
+
+def check_moments(ours, theirs):
+    """Means and mean squares of each measure, within five standard errors."""
+    for name, measure in MEASURES.items():
+        for power in (1, 2):
+            first, second = (measure(images).double() ** power for images in (ours, theirs))
+            error = ((first.var() + second.var()) / len(first)).sqrt() + 0.02
+            assert abs(first.mean() - second.mean()) < 5 * error, (name, power, first.mean(), second.mean())
+
+
+def test_simclrs_transform(cifar):
+    """As its authors and others write it, for both views."""
+    jitter = transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)
+    theirs = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(16, (0.2, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomApply([jitter], p=0.8),
+            transforms.RandomGrayscale(0.2),
+            transforms.GaussianBlur(3, (0.1, 2.0)),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+    with ImageFolderLoader(cifar, views=[theirs, theirs], batch_size=48, seed=1) as loader:
+        ((first, second), _), ((again, _), _) = *loader, *loader
+    assert first.shape == second.shape == (48, 3, 16, 16) and first.dtype == torch.float32
+    assert ((first - second).abs().flatten(1).amax(1) > 0).all() and not torch.equal(first, again)
+    gray = (
+        (first * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]).std(1).amax((1, 2)) < 1e-5
+    ).sum()
+    assert 2 <= gray <= 20
+
+
+def test_dinos_transform(cifar):
+    """Two global crops, of which one is solarized, and small ones."""
+    flip_and_colour = [
+        transforms.RandomHorizontalFlip(),
+        transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
+        transforms.RandomGrayscale(0.2),
+    ]
+    blur = transforms.GaussianBlur(5, (0.1, 2.0))
+    ends = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    bicubic = {"interpolation": InterpolationMode.BICUBIC}
+    large, small = (
+        transforms.RandomResizedCrop(14, (0.4, 1), **bicubic),
+        transforms.RandomResizedCrop(6, (0.05, 0.4), **bicubic),
+    )
+    solarize = transforms.RandomSolarize(128, p=0.2)
+    views = [
+        transforms.Compose([large, *flip_and_colour, blur, *ends]),
+        transforms.Compose([large, *flip_and_colour, transforms.RandomApply([blur], p=0.1), solarize, *ends]),
+        *[transforms.Compose([small, *flip_and_colour, transforms.RandomApply([blur], p=0.5), *ends])] * 3,
+    ]
+    with ImageFolderLoader(cifar, views=views, batch_size=48) as loader:
+        ((images, targets),) = loader
+    assert [tuple(view.shape[1:]) for view in images] == [(3, 14, 14)] * 2 + [(3, 6, 6)] * 3
+    assert not torch.equal(images[2], images[3]) and len(targets) == 48
+
+
+def test_a_blur_too_large_for_the_image_is_an_error(cifar):
+    with pytest.raises(ValueError, match="kernel of 33 x 33 pixels is too large for images of 16 x 16"):
+        batch_of(cifar, transforms.GaussianBlur(33), transforms.PILToTensor())
+
+
 def test_gray(cifar):
     gray = transforms.Grayscale(3)
     expected = torch.stack([levels(gray(Image.fromarray(each))) for each in cifar.data])
@@ -139,9 +356,9 @@ def test_timms_training():
     theirs = create_transform((14, 12), is_training=True, scale=(0.3, 1), vflip=0.2, re_prob=0.25, color_jitter=0.3)
     found = translated(theirs)
     assert (found.crop.size, found.crop.scale, found.crop.interpolation) == ((14, 12), (0.3, 1.0), "bilinear")
-    vertical, jitter = found.finish.policies
-    assert (found.finish.flip, vertical.vflip) == (0.5, 0.2)
-    assert jitter.brightness == jitter.contrast == jitter.saturation == (0.7, 1.3)
+    (jitter,) = found.finish.policies
+    assert (found.finish.flip, found.finish.vertical) == (0.5, 0.2)
+    assert jitter.policy.brightness == jitter.policy.contrast == jitter.policy.saturation == (0.7, 1.3)
     erasing = found.finish.last
     assert (erasing.erase, erasing.erase_scale, erasing.erase_values) == (0.25, (0.02, 1 / 3), (0.0, 0.0, 0.0))
     assert erasing.erase_ratio == pytest.approx((0.3, 1 / 0.3))
@@ -151,7 +368,18 @@ def test_timms_training():
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([transforms.Pad(3)], "Pad;"),
+        ([transforms.Pad(3)], "Pad without RandomCrop right after it"),
+        ([transforms.Pad(3), transforms.CenterCrop(8)], "Pad without RandomCrop right after it"),
+        ([transforms.Pad(3), transforms.RandomCrop(8, padding=1)], "with padding of its own"),
+        ([transforms.RandomHorizontalFlip(), transforms.RandomCrop(8, padding=(1, 0, 0, 0))], "flip before RandomCrop"),
+        ([transforms.RandomAffine(9)], r"RandomAffine \(RandomRotation is\)"),
+        ([v2.RandomPerspective()], "RandomPerspective "),
+        ([transforms.Lambda(abs)], r"Lambda \(images are RGB already"),
+        ([transforms.RandomApply([transforms.RandomAffine(9)])], "RandomAffine .*within RandomApply"),
+        ([transforms.RandomApply([abs])], "abs within RandomApply"),
+        ([v2.RandomChoice([transforms.RandomCrop(8)])], "RandomCrop within RandomChoice"),
+        ([v2.RandomOrder([transforms.RandomGrayscale()])], "RandomOrder "),
+        ([transforms.ToTensor(), transforms.GaussianBlur(3)], r"GaussianBlur after ToTensor \(put it before"),
         ([create_transform(14, is_training=True, interpolation="random")], "that draws its interpolation"),
         ([create_transform(14, is_training=True, auto_augment="rand-m9")], "timm's RandAugment .*Policy"),
         ([create_transform(14, is_training=True, re_prob=0.1, re_mode="pixel")], 're_mode="const"'),
