@@ -98,13 +98,33 @@ def _one_stage(
     dtype: torch.dtype,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    table = _table(policy, dtype, images.device)
+    line = lines.line_of(policy, dtype) if kind == "fused" else None
+    return _by_table(kind, plan, images, _table(policy, dtype, images.device), out, line)
+
+
+def look_up(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """uint8 images [B, 3, H, W] -> the values that a table [3, 256] on their device has for each channel and level.
+
+    Channels-last, in the table's type: for a normalisation that is given as a table instead of by a policy.
+    """
+    words = torch.cat([table.flatten(), table.new_zeros(3)])
+    return _by_table(backend_of(images.device) if table.dtype in DTYPES else "reference", None, images, words, None)
+
+
+def _by_table(
+    kind: Backend,
+    plan: Plan | None,
+    images: torch.Tensor,
+    table: torch.Tensor,
+    out: torch.Tensor | None,
+    line: lines.LevelLine | None = None,
+) -> torch.Tensor:
     if kind == "cpu":
         from . import cpu  # numba is slow to import, and not needed on a GPU
 
         return cpu.augment(plan, images, table, out)
     if kind == "fused" and (fused := _fused()) is not None:
-        launched: torch.Tensor = fused.fused(plan, images, table, dtype, out, lines.line_of(policy, dtype))
+        launched: torch.Tensor = fused.fused(plan, images, table, table.dtype, out, line)
         return launched
     result = reference.augment(plan, images, table)
     return result if out is None else out.copy_(result)

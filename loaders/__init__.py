@@ -5,7 +5,7 @@
         batch.inputs, batch.targets, batch.weight  # uint8 [256, 3, 224, 224], int64 [256], float32 [256]
 
 `Loader` reads shards, .beton files and image folders; `ImageFolderLoader` takes the place of torchvision's ImageFolder
-and torch's DataLoader; what a sample becomes is a `Decoder`'s.
+and torch's DataLoader, `FFCVLoader` that of FFCV's Loader; what a sample becomes is a `Decoder`'s.
 
 In: a dataset, a crop, settings. Out: uint8 batches in an order that resumes. Must not know: augment, the application.
 """
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .errors import DataError, ImageError, ShardError, UnavailableError, WorkerError
     from .loader import Loader
     from .migration.batches import Batches
+    from .migration.ffcv_loader import FFCVLoader
     from .migration.image_folder import ImageFolderLoader
     from .migration.ray_data import ray_dataset
     from .order import Sampling
@@ -41,6 +42,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Decoder",
+    "FFCVLoader",
     "Field",
     "FieldSelection",
     "FieldsDecoder",
@@ -76,6 +78,7 @@ _MODULES = {
     "Batches": "migration.batches",
     "LoaderConfig": "epochs.config",
     **dict.fromkeys(("Batch", "Field", "FieldSelection"), "batch"),
+    "FFCVLoader": "migration.ffcv_loader",
     "FieldsDecoder": "decoders.fields",
     "Decoder": "decoder",
     "FilesDataset": "folders.folder",

@@ -388,7 +388,7 @@ def sized(crop: CropRule, size: Size) -> CropRule:
     """`crop` made smaller or larger: the same boxes of the same draws, with an output of `size` (a side, or height and
     width).
 
-    Raises ValueError for a size that is none, TypeError for a crop that is not of this module.
+    Raises ValueError for a size that is none, TypeError for a crop that is not of this module and has no such method.
     """
     largest = shape_of(crop)
     height, width = pair(size)
@@ -400,6 +400,8 @@ def sized(crop: CropRule, size: Size) -> CropRule:
         return replace(crop, size=(height, width), resize=other)
     if isinstance(crop, RandomResizedCrop | _Canvas):
         return replace(crop, size=(height, width))
+    if hasattr(crop, "sized"):
+        return cast(CropRule, crop.sized((height, width)))
     raise TypeError(f"{type(crop).__name__} has one size; give a RandomResizedCrop or a CenterCrop")
 
 

@@ -4,7 +4,7 @@ A step takes uint8 images [B, 3, H, W] and the keys of what it draws, and return
 seed, the epoch, the image's id, and `view`: the number of the step among those of an image.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -123,7 +123,7 @@ class Choice:
         return changed
 
 
-Step = Policy | Shuffled | Changed | Blur | Choice
+Step = Policy | Callable[[torch.Tensor, Ids, int, int, int], torch.Tensor]
 
 
 def carried_out(

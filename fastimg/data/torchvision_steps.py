@@ -14,9 +14,11 @@ import numpy.typing as npt
 import torch
 
 from fastimg.augment import Policy, apply, draw, mix
+from fastimg.augment.backends import look_up
 from fastimg.augment.ops import Op
 from fastimg.loaders.migration.steps import CannotTakeOver
 
+from . import ffcv_steps
 from .torchvision_operations import Blur, Changed, Choice, Shuffled, Step, carried_out
 
 Ids = npt.NDArray[np.int64]
@@ -30,6 +32,8 @@ def policy_of(step: Any) -> Step:
     Raises CannotTakeOver for a step, or arguments of one, that has none.
     """
     name = type(step).__name__
+    if type(step).__module__.startswith("ffcv.") and name in ffcv_steps.STEPS:
+        return ffcv_steps.STEPS[name](step)
     if not type(step).__module__.startswith(("torchvision.transforms.", "timm.data.")):
         raise CannotTakeOver(getattr(step, "__name__", name))
     if name in STEPS:
@@ -100,6 +104,11 @@ def mixed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """uint8 images after a policy that normalises and mixes, and targets float32 [B, num_classes]."""
     return mix(draw(policy, ids, seed, epoch), images, targets, num_classes, smoothing, dtype=dtype)
+
+
+def looked_up(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """uint8 images [B, 3, H, W] -> what a table [3, 256] has for each channel and level, channels-last."""
+    return look_up(images, table)
 
 
 def softened(targets: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from fastimg.loaders.crop import Size
 from fastimg.loaders.errors import DataError
 
-from .finish import Finish, ViewFinishes
+from .finish import Finish, Finishes
 
 if TYPE_CHECKING:
     from fastimg.loaders.loader import Loader
@@ -67,7 +67,7 @@ class Batches:
     def __init__(
         self,
         loader: "Loader",
-        finish: Finish | ViewFinishes,
+        finish: Finishes,
         *,
         names: tuple[str, str] | None = None,
         then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,

@@ -1,7 +1,8 @@
 """Crops that torchvision has and a `Loader` has not: of any size and place, or none."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from fastimg.loaders.crop import Interpolation, Window
 from fastimg.loaders.errors import ImageError
@@ -18,6 +19,25 @@ class Squash:
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
         """See `CropRule`."""
         return Window((0, 0, width, height), (self.size[1], self.size[0]), (0, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenterSquare:
+    """FFCV's CenterCropRGBImageDecoder: a square in the middle, of `ratio` of the shorter side. See `CropRule`."""
+
+    size: tuple[int, int]
+    ratio: float
+    interpolation: Interpolation = "bilinear"
+    draws: int = 0
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `CropRule`."""
+        side = max(1, int(self.ratio * min(width, height)))
+        return Window(((width - side) // 2, (height - side) // 2, side, side), (self.size[1], self.size[0]), (0, 0))
+
+    def sized(self, size: tuple[int, int]) -> Self:
+        """The same boxes, shown in another size."""
+        return replace(self, size=size)
 
 
 @dataclass(frozen=True, kw_only=True)

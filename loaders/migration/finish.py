@@ -1,6 +1,7 @@
 """What becomes of a batch of uint8 before a script sees it: augmented, normalised, mixed."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from fastimg.loaders.random import uniforms
 from .steps import augmentation
 
 _FLIP_STAGE = 0x1F
+
+Finishes = Callable[[Batch, int, int], tuple[Any, torch.Tensor]]  # of a batch, the seed and the epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +40,10 @@ class Finish:
 
     def __call__(self, batch: Batch, seed: int, epoch: int) -> tuple[Any, torch.Tensor]:
         """Images, a list of them if the batch has views, and targets, in memory of their own."""
-        views, targets, ids = _kept(batch)
+        views, targets, ids = kept_rows(batch)
         if self.last is not None and self.last.mixes:
             assert self.num_classes is not None  # a policy that mixes is refused without
-            images = self._early(views[0], ids, seed, epoch, 0)
+            images = self.early(views[0], ids, seed, epoch, 0)
             images, targets = augmentation().mixed(
                 images, targets, self.last, self.num_classes, self.smoothing, self.dtype, ids, seed, epoch
             )
@@ -56,7 +59,7 @@ class Finish:
     ) -> torch.Tensor:
         """uint8 images after all steps but mixing; `first` is the first view of `augment.draw` that is drawn."""
         given = images
-        images = self._early(images, ids, seed, epoch, first)
+        images = self.early(images, ids, seed, epoch, first)
         if self.last is not None:
             images = augmentation().normalised(images, self.last, self.dtype, ids, seed, epoch, first)
             return self._laid_out(images)
@@ -68,7 +71,7 @@ class Finish:
             images.sub_(_column(self.mean, images.device)).div_(_column(self.std, images.device))
         return images
 
-    def _early(
+    def early(
         self, images: torch.Tensor, ids: npt.NDArray[np.int64], seed: int, epoch: int, first: int
     ) -> torch.Tensor:
         """uint8 images, flipped, and after the policies before the last."""
@@ -95,13 +98,13 @@ class ViewFinishes:
 
     def __call__(self, batch: Batch, seed: int, epoch: int) -> tuple[list[torch.Tensor], torch.Tensor]:
         """See `Finish`."""
-        views, targets, ids = _kept(batch)
+        views, targets, ids = kept_rows(batch)
         stride = 1 + max(len(finish.policies) for finish in self.each)
         pairs = enumerate(zip(self.each, views, strict=True))
         return [finish.images(view, ids, seed, epoch, number * stride) for number, (finish, view) in pairs], targets
 
 
-def _kept(batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor, npt.NDArray[np.int64]]:
+def kept_rows(batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor, npt.NDArray[np.int64]]:
     """The views, targets (in memory of their own) and keys of the rows of weight 1; of the first where there are none,
     which is where fewer samples than ranks are left: no rank's batch is empty."""
     views, keys = batch.views or [batch.inputs], batch.keys

@@ -51,6 +51,9 @@ class Augmentation(Protocol):
     ) -> tuple["torch.Tensor", "torch.Tensor"]:
         """uint8 images after a policy that normalises and mixes, and targets float32 [B, num_classes]."""
 
+    def looked_up(self, images: "torch.Tensor", table: "torch.Tensor") -> "torch.Tensor":
+        """uint8 images [B, 3, H, W] -> what a table [3, 256] has for each channel and level, channels-last."""
+
     def softened(self, targets: "torch.Tensor", num_classes: int, smoothing: float) -> "torch.Tensor":
         """Classes int64 [B] as float32 [B, num_classes]."""
 

@@ -8,8 +8,8 @@ import fastimg.loaders
 
 def test_the_loaders_names():
     assert fastimg.loaders.__all__ == [
-        *("Batch", "BatchSource", "Batches", "CenterCrop", "Crop", "DataError", "Dataset", "Decoder", "Field"),
-        *("FieldSelection", "FieldsDecoder", "FilesDataset"),
+        *("Batch", "BatchSource", "Batches", "CenterCrop", "Crop", "DataError", "Dataset", "Decoder", "FFCVLoader"),
+        *("Field", "FieldSelection", "FieldsDecoder", "FilesDataset"),
         *(
             "ImageDecoder",
             "ImageError",
