@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 from fastimg.loaders.remote.fetched_files import fetched_files
@@ -47,6 +47,14 @@ _INSTEAD = {
         ("persistent_workers", "multiprocessing_context", "timeout", "in_order"), "leave it out: there are no processes"
     ),
 }
+
+
+def refuse_index(loader: object, index: object) -> NoReturn:
+    """Raises TypeError for `loader[index]`, which a DataLoader asks its dataset for."""
+    raise TypeError(
+        f"{type(loader).__name__} has batches in the order of an epoch and no [{index!r}]: iterate over it, as in "
+        "next(iter(loader)); it takes the place of a DataLoader, and is not to be wrapped in one"
+    )
 
 
 def refuse_unknown(others: Mapping[str, Any]) -> None:

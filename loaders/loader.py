@@ -22,7 +22,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.inference_mode import outside_inference_mode
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
-from .arguments import refuse_unknown, resolve
+from .arguments import refuse_index, refuse_unknown, resolve
 from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
 from .crop import CropRule, Size, View
 from .decoder import Decoder
@@ -354,6 +354,9 @@ class Loader(Epochs):
         self._stop()
         if self._opened is not None:
             self._opened()
+
+    def __getitem__(self, index: object) -> Never:
+        refuse_index(self, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its arguments and its position: for processes that are spawned, and for copies."""

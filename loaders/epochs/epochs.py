@@ -256,6 +256,8 @@ class Epochs:
     def _check_ranks(self) -> None:
         """Raises DataError for fewer samples than ranks, and for an order that re-reads what is fetched."""
         config = self.config
+        if not self._n:
+            raise DataError(f"{self.dataset.name}: 0 samples to read; give others, or other indices")
         if self._n < (1 if self._padding == "zeros" else config.world_size):
             raise DataError(
                 f"{self.dataset.name}: {plural(self._n, 'sample')} for {plural(config.world_size, 'rank')}; "

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
+from fastimg.loaders.arguments import refuse_index
 from fastimg.loaders.crop import Size
 from fastimg.loaders.errors import DataError
 
@@ -72,6 +73,8 @@ class Batches:
         names: tuple[str, str] | None = None,
         then: Callable[[Any, torch.Tensor], tuple[Any, Any]] | None = None,
     ) -> None:
+        if then is not None and not callable(then):
+            raise TypeError(f"then={then!r}: give a function of images and targets, which returns both")
         self._loader = loader
         self._finish = finish
         self._names = names
@@ -96,10 +99,7 @@ class Batches:
             yield (images, targets) if self._names is None else dict(zip(self._names, (images, targets), strict=True))
 
     def __getitem__(self, index: object) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} has batches in the order of an epoch and no [{index!r}]: iterate over it, as in "
-            "next(iter(loader)); it takes the place of a DataLoader, and is not to be wrapped in one"
-        )
+        refuse_index(self, index)
 
     @property
     def batch_size(self) -> int:

@@ -73,6 +73,8 @@ def batching_of(
     if generator is not None:
         if seed is not None:
             raise TypeError("ImageFolderLoader: give seed or generator, not both")
+        if not hasattr(generator, "initial_seed"):
+            raise TypeError(f"ImageFolderLoader: generator={generator!r} is no torch.Generator; give it as seed")
         seed = int(generator.initial_seed())
     sampled = Sampled(shuffle=bool(shuffle)) if sampler is None else _sampled(sampler, samples)
     dropped = bool(drop_last) or sampled.drop_last  # a batch that is not full has all that is uneven

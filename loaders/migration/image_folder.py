@@ -1,12 +1,12 @@
 """What a script has of `DataLoader(ImageFolder(root, transform), ...)`, from this package's loader."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
-from fastimg.loaders.crop import Size, View
+from fastimg.loaders.crop import Size, View, whole
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.decoders.views import ViewDecoder
 from fastimg.loaders.epochs.surroundings import ranks_here
@@ -19,7 +19,7 @@ from .finish import Finish, ViewFinishes
 from .sources import source_of
 from .transforms import ImageTransform, translated
 
-_NO_ARGUMENTS = ("self", "others", "__class__")
+_NO_ARGUMENTS = ("self", "by_place", "others", "__class__")
 
 
 class ImageFolderLoader(Batches):
@@ -81,7 +81,7 @@ class ImageFolderLoader(Batches):
         self,
         data: Any,
         transform: Any = None,
-        *,
+        *by_place: Any,
         batch_size: int = 1,
         shuffle: bool = False,
         num_workers: int | None = None,
@@ -96,6 +96,17 @@ class ImageFolderLoader(Batches):
         **others: Any,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in _NO_ARGUMENTS} | others
+        if by_place or isinstance(transform, int):  # in a DataLoader's order
+            raise TypeError(
+                "ImageFolderLoader: of its arguments only data and transform come without names; name the others, as "
+                "in batch_size=256, shuffle=True"
+            )
+        if num_workers is not None and whole(num_workers, "num_workers") < 0:
+            raise ValueError(f"num_workers={num_workers}: give a number of threads, 0 or more")
+        if views is not None and (isinstance(views, str | Mapping) or not isinstance(views, Iterable)):
+            raise TypeError(
+                "ImageFolderLoader: views is a list with a transform for each, as in [transform, transform]"
+            )
         source = source_of(data, transform)
         samples = len(source.dataset) if source.indices is None else len(source.indices)
         batching = batching_of(batch_size, shuffle, drop_last, seed, samples, others)
@@ -215,7 +226,7 @@ class ImageFolderLoader(Batches):
 def _all_alone(samples: int) -> tuple[int, int] | tuple[None, None]:
     """The ranks of a loader whose few samples each process reads, which is said; otherwise None."""
     processes = ranks_here()[1]
-    if processes <= samples:
+    if not 0 < samples < processes:
         return None, None
     warnings.warn(
         f"ImageFolderLoader: {plural(samples, 'sample')} for {processes} processes, so each of them reads all; give "

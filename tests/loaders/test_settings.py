@@ -229,7 +229,7 @@ def test_indices_of_other_types_are_the_same(order, numbers, run, build):
 
 @pytest.mark.parametrize("empty", [[], np.zeros(0, np.int64), np.zeros(0), torch.tensor([]), range(0)])
 def test_no_indices_are_no_samples(empty, numbers, build):
-    with pytest.raises(DataError, match="0 samples for 1 rank"):
+    with pytest.raises(DataError, match="0 samples to read; give others"):
         build(numbers(N), indices=empty)
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from fastimg.loaders import ImageFolderLoader, Loader
+from fastimg.loaders import DataError, ImageFolderLoader, Loader
 
 TRANSFORM = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
 pytestmark = pytest.mark.usefixtures("watchdog")
@@ -45,6 +45,32 @@ def test_attributes_are_a_data_loaders(dataset):
             ours[0]
         with pytest.raises(TypeError, match="does not list indices"):
             list(ours.sampler)
+
+
+@pytest.mark.parametrize(
+    ("places", "options", "kind", "words"),
+    [
+        ((8,), {}, TypeError, "only data and transform come without names"),  # as DataLoader(dataset, 8, True)
+        ((8, True), {}, TypeError, "only data and transform come without names"),
+        ((None, 8), {}, TypeError, "only data and transform come without names"),
+        ((), {"num_workers": -1}, ValueError, "num_workers=-1: give a number of threads"),
+        ((), {"num_workers": "4"}, TypeError, "num_workers='4': give a whole number"),
+        ((), {"generator": 3}, TypeError, "no torch.Generator; give it as seed"),
+        ((), {"then": 3}, TypeError, "then=3: give a function"),
+        ((), {"views": TRANSFORM}, TypeError, "views is a list with a transform for each"),
+        ((), {"sampler": SubsetRandomSampler([])}, DataError, "0 samples to read"),
+    ],
+)
+def test_arguments_that_cannot_be(places, options, kind, words, dataset):
+    with pytest.raises(kind, match=words):
+        ImageFolderLoader(dataset, *places, **options)
+
+
+def test_a_loader_of_this_package_is_no_dataset(image_folder):
+    with Loader(image_folder, batch_size=4, crop=8) as loader:
+        for batches in (loader, loader.tuples()):
+            with pytest.raises(TypeError, match=r"no \[0\]: .*not to be wrapped in one"):
+                next(iter(DataLoader(batches)))
 
 
 def test_a_folder_has_the_attributes_of_an_image_folder(image_folder, dataset):
