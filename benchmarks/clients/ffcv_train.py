@@ -91,7 +91,7 @@ def main() -> None:
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-            record.step(loss)
+            record.step(loss.detach())
             if record.stopped:
                 break
         record.end_epoch()

@@ -89,7 +89,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            record.step(loss)
+            record.step(loss.detach())
             if record.stopped:
                 break
         record.end_epoch()

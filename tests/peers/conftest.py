@@ -9,12 +9,17 @@ package is then an error, except those of the group `loaders`, whose tests are s
 skipped, and the summary says so.
 """
 
+import json
+import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis.internal.observability  # noqa: F401  see below
 import pytest
 
-from .clients import write_coloured
+from .clients import CLIENTS, write_coloured
 
 # Hypothesis' plugin imports it at the very end, when FFCV has run and CPython 3.11 sometimes fails to compile anything
 # (SystemError: AST constructor recursion depth mismatch).
@@ -49,3 +54,18 @@ def numba_types_are_kept() -> None:
 def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train and val, 45 and 23 images of one colour each: see clients.py."""
     return write_coloured(tmp_path_factory.mktemp("coloured"))
+
+
+@pytest.fixture
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Run a client in this process, which has imported its libraries: (client, data, options) -> what it wrote."""
+
+    def run(client: str, data: Path, *options: object) -> dict[str, Any]:
+        out = tmp_path / f"{client}.json"
+        monkeypatch.setattr(sys, "argv", [client, *map(str, (data, "--out", out, *options))])
+        monkeypatch.syspath_prepend(str(CLIENTS))
+        runpy.run_path(str(CLIENTS / f"{client}.py"), run_name="__main__")
+        written: dict[str, Any] = json.loads(out.read_text())
+        return written
+
+    return run

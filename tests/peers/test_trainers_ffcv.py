@@ -1,12 +1,7 @@
 """FFCV's Loader and `FFCVLoader`: the same batches from the same pipelines, alone and in a trainer."""
 
-import json
-import os
 import pickle
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,8 +40,9 @@ from fastimg.loaders import DataError, FFCVLoader
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.betons.kinds import BetonField
 
+from .clients import run_client
+
 MEAN, STD = np.array([123.675, 116.28, 103.53]), np.array([58.395, 57.12, 57.375])
-CLIENT = Path(__file__).parents[2] / "benchmarks" / "clients" / "ffcv_train.py"
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
@@ -292,15 +288,7 @@ def data(tmp_path_factory):
     return folder
 
 
-def trained(data, out, head, ranks, *arguments):
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    given = ["--loader", head, "--out", str(out), "--workers", "1", "--size", "32", "--seed", "1", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, *launcher, str(CLIENT), str(data), *given]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    files = [out] if ranks == 1 else [out.with_name(f"{out.name}.{rank}") for rank in range(ranks)]
-    return [json.loads(file.read_text()) for file in files]
+OPTIONS = ["--workers", 1, "--size", 32, "--seed", 1]
 
 
 def nearest(colours):
@@ -311,9 +299,13 @@ def nearest(colours):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "ranks"), [("ffcv", 1), ("fastimg", 1), ("fastimg", 2)])
-def test_a_trainer_sees_what_it_saw(head, ranks, data, tmp_path):
+def test_a_trainer_sees_what_it_saw(head, ranks, data, tmp_path, run_here):
     """Every image once an epoch; FFCV would repeat one of the 21 in an evaluation on two ranks."""
-    found = trained(data, tmp_path / "seen", head, ranks)
+    options = ["--loader", head, *OPTIONS]
+    if ranks == 1:
+        found = [run_here("ffcv_train", data, *options)]
+    else:
+        found = run_client("ffcv_train", data, tmp_path / "seen", *options, ranks=ranks)
     for epoch in range(2):
         assert nearest([each for part in found for each in part["seen"][epoch]]) == list(range(32))
     assert [part["steps"] for part in found] == [8 // ranks] * ranks
@@ -321,10 +313,11 @@ def test_a_trainer_sees_what_it_saw(head, ranks, data, tmp_path):
     assert nearest([each for part in found for each in part["evaluated"]]) == list(range(21))
 
 
-@pytest.mark.slow
-def test_a_trainer_continues_within_an_epoch(data, tmp_path):
-    whole = trained(data, tmp_path / "whole", "fastimg", 1)[0]
-    point = str(tmp_path / "point")
-    first = trained(data, tmp_path / "first", "fastimg", 1, "--stop-after", "3", "--checkpoint", point)[0]
-    rest = trained(data, tmp_path / "rest", "fastimg", 1, "--resume", point)[0]
-    assert first["seen"][0] + rest["seen"][0] == whole["seen"][0] and rest["seen"][1] == whole["seen"][1]
+def test_a_trainer_continues_within_an_epoch(data, tmp_path, run_here):
+    def run(*options):
+        return run_here("ffcv_train", data, "--loader", "fastimg", *OPTIONS, *options)["seen"]
+
+    whole = run()
+    first = run("--stop-after", 3, "--checkpoint", tmp_path / "point")
+    rest = run("--resume", tmp_path / "point")
+    assert first[0] + rest[0] == whole[0] and rest[1] == whole[1]
