@@ -69,9 +69,9 @@ class ImageFolderLoader(Batches):
         does a process get one that another has, too, as with a DistributedSampler. If there are fewer altogether, each
         process reads all of them, with a warning.
 
-    It differs from torchvision where that reads what nobody meant: an EXIF orientation is applied, and an image resized
-    as torch does it, within 1 of 255 of Pillow's values where both were compared. Crops and flips are functions of the
-    seed, the epoch and the file, not of a global random state.
+    It differs from torchvision where that reads what nobody meant: an EXIF orientation is applied, and of 16 bits the
+    upper byte is kept. An image is resized as torch does it, within 1 of 255 of Pillow's values where both were
+    compared. Crops and flips are functions of the seed, the epoch and the file, not of a global random state.
 
     Raises ValueError for a transform that it cannot take over, which is named, DataError for a folder without classes
     or images, and TypeError for arguments that contradict each other.

@@ -39,7 +39,7 @@ _FILES = {
     "Places365": ("imgs",),
 }
 _ARRAYS = {"CIFAR10": ("data", "targets")}  # CIFAR100 has its `__getitem__`
-_DEFAULT_LOADER = ("torchvision.datasets.folder", "default_loader")
+_LOADERS = {("torchvision.datasets.folder", name) for name in ("default_loader", "pil_loader")}  # that make RGB
 _OWN_CODE = (
     "which would not be called; give {instead}, and apply the rest to the batches that come, or decode with a Loader "
     "and a Decoder of your own"
@@ -81,12 +81,12 @@ class _Watched(NamedTuple):
     owner: Any
     name: str
     value: Any
-    length: int  # -1: has none
+    held: list[Any] | None  # what it held then, if it is a list
 
     @property
     def same(self) -> bool:
         now = getattr(self.owner, self.name, None)
-        return now is self.value and _length(now) == self.length
+        return now is self.value and (self.held is None or now == self.held)
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,8 @@ def _walk(data: Any, parts: list[Any], watched: list[_Watched]) -> Ids:
             raise ValueError(f"ImageFolderLoader: the Subset has indices beyond its dataset of {len(inner)}")
         return inner[places]
     if isinstance(getattr(data, "datasets", None), Sequence):
+        if any(kind.__name__ in ("StackDataset", "ChainDataset") for kind in type(data).__mro__):
+            raise TypeError(f"ImageFolderLoader: does not read a {type(data).__name__}; give a ConcatDataset")
         _check_own_code(data, "torch.utils.data.", "a plain ConcatDataset")
         watched.append(_watch(data, "datasets"))
         return np.concatenate([_walk(each, parts, watched) for each in data.datasets])
@@ -213,7 +215,7 @@ def _walk(data: Any, parts: list[Any], watched: list[_Watched]) -> Ids:
         parts.append(part)
         return start + np.arange(len(part), dtype=np.int64)
     names = _check_part(data)
-    watched += [_watch(data, name) for name in (*names, "target_transform")]
+    watched += [_watch(data, name) for name in (*names, "target_transform", "loader")]
     start = sum(map(len, parts))
     parts.append(data)
     return start + np.arange(len(data), dtype=np.int64)
@@ -240,7 +242,7 @@ def _check_part(data: Any) -> tuple[str, ...]:
     if list(getattr(data, "_target_types", ["category"])) != ["category"]:
         raise TypeError(f'ImageFolderLoader: the targets of {kind} have to be classes; give target_types="category"')
     loader = getattr(data, "loader", None)
-    if loader is not None and _name(loader) != _DEFAULT_LOADER:
+    if loader is not None and _name(loader) not in _LOADERS:
         raise TypeError("ImageFolderLoader: decodes files itself, as RGB; leave the dataset's own loader out")
     return names
 
@@ -272,11 +274,7 @@ def _name(function: Any) -> tuple[str, str]:
 
 def _watch(owner: Any, name: str) -> _Watched:
     value = getattr(owner, name, None)
-    return _Watched(owner, name, value, _length(value))
-
-
-def _length(value: Any) -> int:
-    return len(value) if hasattr(value, "__len__") else -1
+    return _Watched(owner, name, value, value.copy() if isinstance(value, list) else None)
 
 
 def _pairs(part: Any) -> Pairs:

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torch.utils.data import (
+    ChainDataset,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    StackDataset,
+    Subset,
+    random_split,
+)
 from torchvision import datasets, transforms
 
 from fastimg.loaders import ImageFolderLoader
@@ -75,6 +83,8 @@ class Own(Dataset):
         (lambda root: Subset(Tripled(root, TRANSFORM), [1]), "Tripled has a __getitem__ of its own"),
         (lambda root: Own(), "give an ImageFolder or a folder, not Own"),
         (lambda root: datasets.FakeData(3), "does not read FakeData"),
+        (lambda root: StackDataset(datasets.ImageFolder(root, TRANSFORM)), "does not read a StackDataset"),
+        (lambda root: ChainDataset([]), "does not read a ChainDataset; give a ConcatDataset"),
     ],
 )
 def test_code_that_would_not_be_called_is_refused_by_name(make, words, image_folder):
@@ -110,6 +120,16 @@ def test_what_is_changed_later_is_refused(dataset):
         with pytest.raises(RuntimeError, match="target_transform of the ImageFolder was changed"):
             list(loader)
         dataset.target_transform = None
+        dataset.loader = Image.open
+        with pytest.raises(RuntimeError, match="loader of the ImageFolder was changed"):
+            list(loader)
+        dataset.loader = datasets.folder.default_loader
+        first = dataset.samples[0]
+        dataset.samples[0] = (first[0], 2)  # in its place
+        with pytest.raises(RuntimeError, match="samples of the ImageFolder was changed"):
+            list(loader)
+        dataset.samples[0] = (first[0], first[1])
+        assert len(list(loader)) == 12
         dataset.samples.pop()
         with pytest.raises(RuntimeError, match="samples of the ImageFolder was changed"):
             list(loader)
@@ -160,19 +180,59 @@ def test_datasets_one_after_the_other(dataset, image_folder):
         ImageFolderLoader(data)
 
 
-def test_repeated_samples_have_crops_of_their_own(image_folder):
-    small = transforms.Compose([transforms.RandomResizedCrop(4, (0.1, 0.3)), transforms.PILToTensor()])
-    data = datasets.ImageFolder(image_folder, small)
-    images, _ = read(Subset(data, [0] * 6))
-    assert len(images.flatten(1).unique(dim=0)) > 1
-
-
 def bare(kind, **attributes):
     """One of torchvision's datasets as it is once its files are there."""
     data = object.__new__(kind)
     for name, value in attributes.items():
         setattr(data, name, value)
     return data
+
+
+def cifar(kind, transform=TRANSFORM):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
+    labels = [i % 3 for i in range(20)]
+    return bare(kind, data=pixels, targets=labels, classes=["a", "b", "c"], transform=transform, target_transform=None)
+
+
+KINDS = {
+    "ImageFolder": lambda root, own: datasets.ImageFolder(root, TRANSFORM),
+    "Named": lambda root, own: Named(root, TRANSFORM),
+    "DatasetFolder": lambda root, own: datasets.DatasetFolder(root, datasets.folder.pil_loader, (".jpg",), TRANSFORM),
+    "Subset of a Subset": lambda root, own: Subset(
+        Subset(datasets.ImageFolder(root, TRANSFORM), range(30)), [9, -1, 9]
+    ),
+    "random_split": lambda root, own: random_split(datasets.ImageFolder(root, TRANSFORM), [0.3, 0.7])[1],
+    "ConcatDataset": lambda root, own: Subset(datasets.ImageFolder(root, TRANSFORM), [7, 3]) + Named(root, TRANSFORM),
+    "Flowers102": lambda root, own: bare(datasets.Flowers102, **own),
+    "Food101": lambda root, own: bare(datasets.Food101, **own),
+    "OxfordIIITPet": lambda root, own: bare(datasets.OxfordIIITPet, **own),
+    "ImageNet": lambda root, own: bare(datasets.ImageNet, **own),
+    "GTSRB": lambda root, own: bare(datasets.GTSRB, **own),
+    "CIFAR10": lambda root, own: cifar(datasets.CIFAR10),
+    "CIFAR100": lambda root, own: Subset(cifar(datasets.CIFAR100), [4, 4, 19]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_a_data_loader(kind, dataset, image_folder):
+    files = [path for path, _ in dataset.samples]
+    own = {"root": image_folder, "transform": TRANSFORM, "target_transform": None}
+    own["transforms"] = datasets.vision.StandardTransform(TRANSFORM)
+    own |= {"_image_files": files, "_images": files, "_labels": dataset.targets, "_samples": dataset.samples}
+    own |= {"samples": dataset.samples, "classes": dataset.classes, "loader": datasets.folder.default_loader}
+    data = KINDS[kind](image_folder, own | {"_target_types": ["category"]})
+    with ImageFolderLoader(data, batch_size=7) as loader:
+        assert len(loader) == len(DataLoader(data, 7))
+        for (images, targets), (expected, labels) in zip(loader, DataLoader(data, 7), strict=True):
+            assert torch.equal(targets, labels) and images.dtype == expected.dtype
+            assert (images.int() - expected.int()).abs().max() <= 1  # Pillow rounds otherwise
+
+
+def test_repeated_samples_have_crops_of_their_own(image_folder):
+    small = transforms.Compose([transforms.RandomResizedCrop(4, (0.1, 0.3)), transforms.PILToTensor()])
+    data = datasets.ImageFolder(image_folder, small)
+    images, _ = read(Subset(data, [0] * 6))
+    assert len(images.flatten(1).unique(dim=0)) > 1
 
 
 def test_torchvisions_datasets_with_files(dataset, image_folder):
