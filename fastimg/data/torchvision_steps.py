@@ -16,7 +16,7 @@ import torch
 from fastimg.augment import Policy, apply, draw, mix
 from fastimg.augment.backends import look_up
 from fastimg.augment.ops import Op
-from fastimg.loaders.migration.steps import CannotTakeOver
+from fastimg.loaders.migration.steps import CannotTakeOver, owned
 
 from . import ffcv_steps
 from .torchvision_operations import Blur, Changed, Choice, Shuffled, Step, carried_out
@@ -35,7 +35,7 @@ def policy_of(step: Any) -> Step:
     if type(step).__module__.startswith("ffcv.") and name in ffcv_steps.STEPS:
         return ffcv_steps.STEPS[name](step)
     if not type(step).__module__.startswith(("torchvision.transforms.", "timm.data.")):
-        raise CannotTakeOver(getattr(step, "__name__", name))
+        raise CannotTakeOver(owned(step))
     if name in STEPS:
         return STEPS[name](step)
     if name not in POLICIES:

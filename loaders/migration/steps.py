@@ -18,6 +18,12 @@ class CannotTakeOver(ValueError):
     """A step that nobody does in the same way. The message is a part of a sentence: what it is."""
 
 
+def owned(step: Any) -> str:
+    """How a step that is of no library is named: a script's own GaussianBlur is not torchvision's."""
+    named = step if hasattr(step, "__name__") else type(step)
+    return f"{named.__name__} of {getattr(named, '__module__', None) or type(step).__module__}"
+
+
 class Augmentation(Protocol):
     """What a step becomes, a policy, and how policies change a batch."""
 

@@ -14,7 +14,7 @@ from fastimg.loaders.crop import CenterCrop, CropRule, Interpolation, RandomResi
 
 from .crops import Cut, Squash, Whole
 from .finish import Finish
-from .steps import CannotTakeOver, augmentation, is_given
+from .steps import CannotTakeOver, augmentation, is_given, owned
 
 _KNOWN = (
     "RandomResizedCrop, RandomCrop, CenterCrop, Resize((height, width)), Resize(side) before a crop, Pad before "
@@ -91,8 +91,10 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
                 vertical = _either(vertical, step.p)
             case "ToTensor" | "MaybeToTensor":
                 scaled = True
+            case "ToDtype" | "ConvertImageDtype" if _dtype(step) is torch.uint8 and not scaled:
+                pass  # they are
             case "ToDtype" | "ConvertImageDtype":
-                if step.dtype is not torch.float32 or not getattr(step, "scale", True):
+                if _dtype(step) is not torch.float32 or not getattr(step, "scale", True):
                     _refuse(f"{name} that is not to torch.float32 from 0 to 1")
                 scaled = True
             case "Normalize":
@@ -227,7 +229,7 @@ def _steps(transform: Any) -> Iterator[tuple[str, Any]]:
     elif not library:
         views = " (if it makes several crops, give views=[transform, transform] in its place)"
         wraps = any("transform" in attribute for attribute in getattr(transform, "__dict__", ()))
-        _refuse(f"{getattr(transform, '__name__', name)}{views if wraps else ''}")
+        _refuse(f"{owned(transform)}{views if wraps else ''}")
     elif module.startswith("timm.data.") and name not in _TIMMS:
         _refuse(f"timm's {name}{_TIMMS_WAY_OUT.get(name, '')}")
     else:
@@ -296,12 +298,20 @@ def _interpolation(step: Any) -> Interpolation:
     return cast(Interpolation, value)
 
 
+def _dtype(step: Any) -> Any:
+    """What a ToDtype makes of images, by their kind if it distinguishes kinds."""
+    if not isinstance(step.dtype, Mapping):
+        return step.dtype
+    found = {getattr(kind, "__name__", kind): dtype for kind, dtype in step.dtype.items()}
+    return next((found[kind] for kind in ("Image", "Tensor", "others") if kind in found), None)
+
+
 def _floats(values: Any) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
 def _refuse(what: str) -> NoReturn:
     raise ValueError(
-        f"ImageFolderLoader cannot take over {what}; it does {_KNOWN}. Leave it out, and apply it to each image of the "
-        "batches, as with then="
+        f"ImageFolderLoader cannot take over {what}; of torchvision's it does {_KNOWN}. Leave it out, and apply it to "
+        "each image of the batches, as with then="
     )

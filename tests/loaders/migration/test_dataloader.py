@@ -3,8 +3,10 @@
 import contextlib
 import inspect
 import pickle
+import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import data as torch_data
@@ -20,7 +22,7 @@ from torch.utils.data import (
     default_collate,
 )
 from torchvision import transforms
-from torchvision.datasets import ImageFolder
+from torchvision.datasets import CIFAR10, ImageFolder
 
 from fastimg.loaders import DataError, ImageFolderLoader, Loader
 
@@ -242,3 +244,51 @@ def test_a_function_of_the_batch(dataset):
         ((images, targets),) = ours
         ((expected, labels),) = plain
     assert torch.equal(images, expected * 2) and torch.equal(targets, labels.float())
+
+
+def numbers_of(count):
+    """CIFAR's form of as many images, of which each is a class of its own."""
+    data = object.__new__(CIFAR10)
+    data.data, data.targets = np.zeros((count, 2, 2, 3), np.uint8), list(range(count))
+    data.classes, data.transform, data.target_transform = list(range(count)), transforms.PILToTensor(), None
+    return data
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_share_an_epoch_whatever_its_size(seed):
+    """As many steps on each rank, none without samples, each sample once; and the rest of it after a resume."""
+    chosen = random.Random(seed)
+    ranks, size, count = (
+        chosen.choice([1, 2, 3, 4]),
+        chosen.choice([1, 2, 3, 8]),
+        chosen.choice([4, 5, 7, 8, 9, 17, 31]),
+    )
+    shuffle, drop_last = chosen.random() < 0.6, chosen.random() < 0.4
+    data = numbers_of(count)
+    if chosen.random() < 0.4:
+        data = Subset(data, chosen.sample(range(count), max(ranks, count - 3)))
+    options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last, "seed": 3, "num_workers": 1}
+    epochs = []
+    for rank in range(ranks):
+        with ImageFolderLoader(data, rank=rank, world_size=ranks, **options) as loader:
+            epochs.append([targets.tolist() for _, targets in loader])
+            assert len(loader) == len(epochs[-1])
+            loader.set_epoch(0)
+            done = chosen.randrange(len(loader)) if len(loader) else 0
+            batches = iter(loader)
+            for _ in range(done):
+                next(batches)
+            state = loader.state_dict()
+            if done:
+                batches.close()
+                loader.load_state_dict(state)
+                loader.set_epoch(0)
+                assert [targets.tolist() for _, targets in loader] == epochs[-1][done:]
+    assert len({len(epoch) for epoch in epochs}) == 1 and all(batch for epoch in epochs for batch in epoch)
+    seen = Counter(target for epoch in epochs for batch in epoch for target in batch)
+    if drop_last:
+        assert set(seen.values()) <= {1} and len(seen) == len(data) // (ranks * size) * ranks * size
+    else:
+        assert sorted(seen) == sorted(data.indices if isinstance(data, Subset) else range(count))
+        alone = len(data) % (ranks * size)  # in the last step; where it is fewer than ranks, some have the same
+        assert (size == 1 and 0 < alone < ranks) or set(seen.values()) == {1}

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from timm.data import create_transform
 from torch import nn
-from torchvision import datasets, transforms
+from torchvision import datasets, transforms, tv_tensors
 from torchvision.models import ResNet50_Weights
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F
@@ -323,6 +323,19 @@ def test_dinos_transform(cifar):
     assert not torch.equal(images[2], images[3]) and len(targets) == 48
 
 
+class GaussianBlur:
+    """As in scripts of MoCo, SimSiam and DINO, by Pillow."""
+
+    def __call__(self, image):
+        return image.filter(ImageFilter.GaussianBlur(1))
+
+
+def test_a_blur_of_ones_own_is_not_torchvisions(cifar):
+    words = rf"GaussianBlur of {__name__} within RandomApply; of torchvision's it does .*GaussianBlur"
+    with pytest.raises(ValueError, match=words):
+        ImageFolderLoader(cifar, [transforms.RandomApply([GaussianBlur()], p=0.5), transforms.ToTensor()])
+
+
 def test_a_blur_too_large_for_the_image_is_an_error(cifar):
     with pytest.raises(ValueError, match="kernel of 33 x 33 pixels is too large for images of 16 x 16"):
         batch_of(cifar, transforms.GaussianBlur(33), transforms.PILToTensor())
@@ -339,6 +352,9 @@ def test_containers_and_weights():
     composed = translated(transforms.Compose(steps))
     scaled = nn.Sequential(v2.ToDtype(torch.float32, scale=True), steps[3])
     assert translated(nn.Sequential(*steps[:2], nn.Identity(), v2.ToImage(), scaled)) == composed
+    by_kind = v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)
+    documented = [v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), *steps[:2], by_kind, v2.ToPureTensor(), steps[3]]
+    assert translated(v2.Compose(documented)) == composed
     of_weights = translated(ResNet50_Weights.IMAGENET1K_V2.transforms())
     same = [transforms.Resize(232), transforms.CenterCrop(224), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     assert of_weights == translated(same)
@@ -376,7 +392,7 @@ def test_timms_training():
         ([v2.RandomPerspective()], "RandomPerspective "),
         ([transforms.Lambda(abs)], r"Lambda \(images are RGB already"),
         ([transforms.RandomApply([transforms.RandomAffine(9)])], "RandomAffine .*within RandomApply"),
-        ([transforms.RandomApply([abs])], "abs within RandomApply"),
+        ([transforms.RandomApply([abs])], "abs of builtins within RandomApply"),
         ([v2.RandomChoice([transforms.RandomCrop(8)])], "RandomCrop within RandomChoice"),
         ([v2.RandomOrder([transforms.RandomGrayscale()])], "RandomOrder "),
         ([transforms.ToTensor(), transforms.GaussianBlur(3)], r"GaussianBlur after ToTensor \(put it before"),
@@ -391,7 +407,7 @@ def test_timms_training():
         ([transforms.RandomCrop(8), transforms.RandomResizedCrop(8)], "RandomResizedCrop after another crop"),
         ([transforms.ToTensor(), transforms.Normalize(MEAN, STD), transforms.RandomCrop(8)], "after Normalize"),
         ([transforms.ColorJitter(0.4), transforms.RandomCrop(8)], "ColorJitter before the crop"),
-        ([nn.Sequential(transforms.RandomCrop(8), nn.Conv2d(3, 3, 1))], "Conv2d;"),
+        ([nn.Sequential(transforms.RandomCrop(8), nn.Conv2d(3, 3, 1))], "Conv2d of torch.nn"),
     ],
 )
 def test_what_cannot_be_taken_over_is_named(steps, words, cifar):
@@ -419,7 +435,7 @@ def test_two_crops_are_views(cifar):
     assert first.dtype == torch.float32 and third.dtype == torch.uint8
     assert ((first - second).abs().flatten(1).amax(1) > 0).all()  # crops of their own
     assert torch.equal(first, batch_of(cifar, large, seed=2)[:20])  # the first as without views
-    with pytest.raises(ValueError, match=r"TwoCropTransform \(.*views=\[transform, transform\]"):
+    with pytest.raises(ValueError, match=r"TwoCropTransform of .* \(.*views=\[transform, transform\]"):
         ImageFolderLoader(cifar, TwoCropTransform(large))
     with pytest.raises(TypeError, match="views have transforms of their own"):
         ImageFolderLoader(cifar, large, views=[large])
