@@ -20,6 +20,7 @@ from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, Squeeze, ToTen
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+LEFT_OUT = {"json": None, "original": None}  # fields that the files of `fastimg convert` may have
 MEAN, STD = np.array(common.MEAN) * 255, np.array(common.STD) * 255
 
 
@@ -52,7 +53,7 @@ def main() -> None:
                 ToTorchImage(),
             ],
             "label": [IntDecoder(), ToTensor(), Squeeze(1)],
-            "json": None,  # where an image came from, in the files of `fastimg convert`
+            **LEFT_OUT,
         },
         distributed=distributed,
         seed=args.seed,
@@ -67,7 +68,7 @@ def main() -> None:
         pipelines={
             "image": [cropper, NormalizeImage(MEAN, STD, np.float32), ToTensor(), ToTorchImage()],
             "label": [IntDecoder(), ToTensor(), Squeeze(1)],
-            "json": None,
+            **LEFT_OUT,
         },
         distributed=distributed,
     )
