@@ -128,6 +128,11 @@ class Plan:  # more than 12 fields: an operation each
         """Whether any image is flipped."""
         return bool(self.hflip.any() or self.vflip.any())
 
+    @property
+    def mirrors(self) -> bool:
+        """Whether this stage only flips and erases, whatever a batch of its policy draws."""
+        return self.ops.shape[1] == 0 and self.warps is None and not self.angle.any() and not self.trivial.any()
+
     @functools.cached_property
     def columns(self) -> tuple[frozenset[Op], ...]:
         """The operations in each of the K columns."""

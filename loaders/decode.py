@@ -26,7 +26,9 @@ from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.folders.deep_png import read_deep_png
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, glance, new_header, view_of
 from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
-from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, splice
+from fastimg.loaders.jpeg.plain_header import Glance, plain_glance
+from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, may_splice, splice
+from fastimg.loaders.runtime.compiled import may_call
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .errors import ImageError, image_faults
@@ -113,7 +115,7 @@ def decode_box(
 
     The pixels in it are those of the whole image. Of a tiled JPEG only the tiles that the box touches are decoded.
     """
-    if header.turbo and header.restarts and (box[2], box[3]) != header.size:
+    if header.turbo and header.restarts and (box[2], box[3]) != header.size and may_splice():
         cut = _cut(data, header, box, scratch, channels)
         if cut is not None:
             return cut, (0, 0, box[2], box[3])
@@ -128,7 +130,7 @@ def decode_boxes(
     channels: int = 3,
 ) -> Iterator[tuple[Pixels, Box]]:
     """What `decode_box` gives for each of `boxes`, from one decode. With `scratch`, each is valid until the next."""
-    if not (header.turbo and header.restarts):
+    if not (header.turbo and header.restarts and may_splice()):
         pixels = decode(data, header, scratch, channels)
         yield from ((pixels, box) for box in boxes)
         return
@@ -282,7 +284,7 @@ _LOSSLESS = 0xC3  # SOF3, whose colours libjpeg-turbo does not convert while dec
 def _pillow(data: bytes | memoryview, header: Header, channels: int) -> Pixels:
     with image_faults(), open_image(data, max(header.width * header.height, MAX_PIXELS)) as image:
         _check_size(header, *image.size)
-        if channels == 1 and image.format == "JPEG" and glance(view_of(data), new_header())[0] != _LOSSLESS:
+        if channels == 1 and image.format == "JPEG" and _glance(data).sof != _LOSSLESS:
             image.draft("L", image.size)  # libjpeg's grayscale output
         image.load()
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # PPM: scaled to 16 bits
@@ -338,13 +340,19 @@ def _tells_late(png: bytes | memoryview) -> bool:
     return False
 
 
+def _glance(data: bytes | memoryview) -> Glance:
+    if not may_call(glance):
+        return plain_glance(data)
+    known = new_header()
+    return Glance(*glance(view_of(data), known), bool(known["scan_components"][0] == known["components"][0]))
+
+
 def _jpeg_header(data: bytes | memoryview) -> Header | None:
     """The header of a JPEG; None if it has no frame, in which case Pillow decides."""
-    known = new_header()
-    sof, width, height, orientation, interval, precision, luma = glance(view_of(data), known)
+    sof, width, height, orientation, interval, precision, luma, whole = _glance(data)
     if not sof:
         return None
-    if sof not in (BASELINE, EXTENDED) or known["scan_components"][0] != known["components"][0]:
+    if sof not in (BASELINE, EXTENDED) or not whole:
         check_scans(data, width, height)
     turbo = sof in _TURBO_FRAMES and precision == 8 and luma in _TURBO_SAMPLING
     return Header("jpeg", width, height, orientation, turbo, restarts=interval > 0)

@@ -24,6 +24,7 @@ from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import refuse_index, refuse_unknown, resolve
 from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
+from .compiling_ahead import compile_ahead
 from .crop import CropRule, Size, View
 from .decoder import Decoder
 from .epochs.config import LoaderConfig, Padding
@@ -184,6 +185,7 @@ class Loader(Epochs):
         self._copy = copy
         self._decoder = decoder  # that others are made of, by their size
         self._next = decoder  # for the next iteration
+        self._compiled_for: Decoder | None = None
         self.size: Size | None = None  # as `set_size` was told last
         self._take_memory(decoder)
         self._tally = Tally(self.workers)
@@ -200,6 +202,7 @@ class Loader(Epochs):
             self._pool = None
             self._take_memory(self._next)
         plan = self.begin()
+        self._compile_ahead()
         pool = self._ready_pool()
         ring, slots = self._ring, self._slots  # others may be taken before this iteration is closed
         known = plan.again is None  # one that comes again has other crops
@@ -377,6 +380,11 @@ class Loader(Epochs):
                 f"{self.dataset.name}: this process was forked while the loader's threads were at work, and might wait "
                 "for them; create the loader in this process, or start processes by spawn"
             )
+
+    def _compile_ahead(self) -> None:
+        if self._compiled_for is not self._next:
+            compile_ahead(self._next, self.dataset, self.indices, self.config.world_size, self.workers)
+            self._compiled_for = self._next
 
     def _ready_pool(self) -> Pool:
         if self._pool is None or not self._pool.usable:

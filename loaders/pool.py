@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.runtime.compiling_nothing import compiling_nothing
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.runtime.times import Tally, named
@@ -227,10 +228,11 @@ class Pool:
     def _work(self, number: int) -> None:
         try:
             scratch = Scratch()
-            while (chunk := self._queue.get()) is not None:
-                if self._take(number, chunk.job):
-                    self._settle(number, chunk, self._try_rows(number, chunk, scratch))
-                del chunk  # or a waiting thread would keep the last iteration alive
+            with compiling_nothing():
+                while (chunk := self._queue.get()) is not None:
+                    if self._take(number, chunk.job):
+                        self._settle(number, chunk, self._try_rows(number, chunk, scratch))
+                    del chunk  # or a waiting thread would keep the last iteration alive
         except BaseException as error:  # noqa: BLE001 - not caused by a sample: raised in the consumer
             self._die(number, error)
 

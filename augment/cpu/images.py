@@ -57,7 +57,7 @@ def augment(
     sized = None if plan is None else plan.sized(height, width)
     source = images.permute(0, 2, 3, 1).contiguous().numpy()
     fill = _BLACK if plan is None or plan.warps is None else np.array(plan.warps.fill, np.uint8)
-    job = _Job(source, sized, _words(table), _words(out.permute(0, 2, 3, 1)), fill)
+    job = _Job(source, sized, _words(table), _words(out.permute(0, 2, 3, 1)), fill, plan is not None and plan.mirrors)
     in_threads(functools.partial(_work, job), batch)
     return out
 
@@ -68,16 +68,20 @@ class _Job(NamedTuple):
     table: npt.NDArray[Any]  # [771]
     target: npt.NDArray[Any]  # [B, H, W, 3]
     fill: Bytes  # [3], outside of a warped image
+    mirrors: bool  # the plan flips and erases, and does nothing else
 
 
 def _work(job: _Job, first: int, last: int) -> None:
     """Process images `first` to `last`."""
-    source, plan, table, target, fill = job
+    source, plan, table, target, fill, mirrors = job
     if plan is None:
         _normalise(source, table, target, first, last)
     else:
         scratch = _scratch(source.shape[1:], target.dtype)
         words, magnitudes = plan.words.numpy(), plan.magnitudes.contiguous().numpy()  # one layout, compiled once
+        if mirrors:
+            _mirror(source, words, table, target, first, last, scratch[0])
+            return
         _images(source, words, magnitudes, table, target, fill, first, last, *scratch)
 
 
@@ -109,6 +113,21 @@ def _normalise(source: Any, table: Any, target: Any, first: int, last: int) -> N
     """Normalise images `first` to `last`. A separate function, so that evaluation compiles little."""
     for i in range(first, last):
         emit(source[i], False, False, table[:768], target[i])
+
+
+@compiled
+def _mirror(source: Any, words: Any, table: Any, target: Any, first: int, last: int, scratch: Any) -> None:
+    """`_images` of plans that only flip and erase. A separate function: they are common, and compile little."""
+    for i in range(first, last):
+        current = source[i]
+        if words[i, 0] < 0:  # memory is fast only when read forwards
+            copy(current, scratch[0])
+            current = scratch[0]
+        emit(current, words[i, 0] < 0, words[i, 4] < 0, table[:768], target[i])
+        for y in range(words[i, 6], words[i, 8]):
+            for x in range(words[i, 7], words[i, 9]):
+                for channel in range(3):
+                    target[i, y, x, channel] = table[768 + channel]
 
 
 @compiled

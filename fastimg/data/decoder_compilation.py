@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders import DataError, Dataset, ImageError
+from fastimg.loaders import CenterCrop, DataError, Dataset, ImageDecoder, ImageError
+from fastimg.loaders.compiling_ahead import compile_path, looked_at
 from fastimg.loaders.decoders.large import compile_large, will_compile_large
 from fastimg.loaders.jpeg.decoding.crops import compile_for, is_worth_compiling, missing_decoder
 from fastimg.loaders.remote.fetched_files import fetched_files
@@ -28,7 +29,8 @@ def compile_decoders(
     """
     crops = len(dataset) if crops is None else crops
     worth, done, scratch = True, {""}, Scratch()
-    for index in _some(dataset, indices):
+    few = _LOOKED_AT if fetched_files(dataset) is None else 1
+    for index in looked_at(len(dataset), indices, few).tolist():
         with suppress(DataError, ImageError):  # the loader will report these
             content = dataset.read(index, scratch)
             missing = missing_decoder(content)
@@ -44,16 +46,9 @@ def compile_decoders(
         if will_compile_large(dataset):
             with _compiling("the decoder of large photographs", say):
                 compile_large(dataset)
+    if is_worth_compiling(crops):
+        compile_path(ImageDecoder(CenterCrop(size=8, resize=8)), dataset, looked_at(len(dataset), indices, 1), say)
     return worth
-
-
-def _some(dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> list[int]:
-    """Samples from the first to the last; only the first where shards are fetched."""
-    count = len(dataset) if indices is None else len(indices)
-    few = min(_LOOKED_AT if fetched_files(dataset) is None else 1, count)
-    places = np.linspace(0, count - 1, few).astype(np.int64)
-    chosen: list[int] = (places if indices is None else indices[places]).tolist()
-    return chosen
 
 
 @contextmanager

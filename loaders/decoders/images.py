@@ -29,7 +29,7 @@ from fastimg.loaders.decode import (
 )
 from fastimg.loaders.decoder import Decoder, DrawCrops, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.jpeg.decoding.crops import CropQueue, is_worth_compiling
+from fastimg.loaders.jpeg.decoding.crops import CropQueue
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import paste, resample, resample_deep
@@ -38,8 +38,6 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .large import PartialReads
 from .large_ahead import will_need_parts
 from .resize_queue import ResizeQueue
-
-EPOCHS = 10  # for how many data is taken to be read, if crops are random
 
 
 def check_scaling(dct_scaling: object) -> None:
@@ -64,8 +62,8 @@ class ImageDecoder(Decoder):
     `max_pixels` than 1; TypeError for `max_pixels` that is no whole number.
 
     JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those decode
-    every sample in `fill_row`. Those without tiles are left to libjpeg-turbo, which gives the same pixels, where their
-    decoder is not in the machine's cache and the data is too small to be worth compiling it.
+    every sample in `fill_row`. In a loader's threads nothing is compiled (`compiling_ahead`): what is not ready there
+    is left to libjpeg-turbo and torch, which give the same pixels.
     """
 
     crop: CropRule
@@ -150,17 +148,14 @@ class ImageDecoder(Decoder):
         decoded = scratch.own(ResizeQueue)
         decoded.clear()
         encoded = reader.read_group(ids, scratch)
-        patient = is_worth_compiling((EPOCHS if self.crop.draws else 1) * len(reader.dataset))
         left = None
         if self._queues and reader.blocks is None:
-            left = queue.add_group(encoded, self.crop, draws, self.max_pixels, patient)
+            left = queue.add_group(encoded, self.crop, draws, self.max_pixels)
         failures: list[Failure] = []
         for place in range(len(ids)) if left is None else left:
             held, numbers = encoded[place], draws[place].tolist()
             may_take = queue if held is None or left is None else None
-            error = attempt(
-                self._queue_or_decode, reader, ids[place], held, numbers, place, patient, out, may_take, scratch
-            )
+            error = attempt(self._queue_or_decode, reader, ids[place], held, numbers, place, out, may_take, scratch)
             if error is not None:
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
@@ -179,7 +174,6 @@ class ImageDecoder(Decoder):
         held: memoryview | None,
         draws: Sequence[float],
         place: int,
-        patient: bool,
         out: Pixels,
         queue: CropQueue | None,
         scratch: Scratch,
@@ -194,9 +188,7 @@ class ImageDecoder(Decoder):
         ):
             return
         data = held or reader.read(index, scratch.other(place))  # queued samples must stay in memory
-        taken = (
-            queue is not None and self._queues and queue.add(data, self.crop, draws, self.max_pixels, place, patient)
-        )
+        taken = queue is not None and self._queues and queue.add(data, self.crop, draws, self.max_pixels, place)
         if not taken:
             self._decode_to_queue(data, draws, place, out, scratch)
 

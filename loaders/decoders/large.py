@@ -24,17 +24,18 @@ from fastimg.loaders.jpeg.indexed.crops import crop_known
 from fastimg.loaders.jpeg.indexed.dc_images import SLACK, crop_planes, plane_extents
 from fastimg.loaders.jpeg.indexed.spans import join, locate
 from fastimg.loaders.jpeg.indexed.sparse import are_marked
-from fastimg.loaders.runtime.compiled import is_kept
+from fastimg.loaders.runtime.compiled import is_kept, may_call
 from fastimg.loaders.runtime.scratch import Scratch
 
 GAP = 16384  # bytes between ranges that are read with them rather than skipped
 SHARE = 0.5  # of the rows of tiles: with more of them, reading all is as fast, unless blocks are decoded in part
 
+_KERNELS: tuple[Any, ...] = (crop_known, crop_planes, locate, join, are_marked)
+
 
 def will_compile_large(dataset: Any) -> bool:
     """Whether crops of this dataset's large photographs, if it has any, first compile what is not in the cache yet."""
-    kernels: tuple[Any, ...] = (crop_known, crop_planes, locate, join, are_marked)
-    return getattr(dataset, "blocks", None) is not None and not all(is_kept(kernel) for kernel in kernels)
+    return getattr(dataset, "blocks", None) is not None and not all(is_kept(kernel) for kernel in _KERNELS)
 
 
 def compile_large(dataset: Any) -> None:
@@ -77,7 +78,7 @@ class PartialReads:
         dataset: Any = reader.dataset
         blocks = reader.blocks
         entry = blocks.entry(index) if blocks is not None else None
-        if blocks is None or entry is None:
+        if blocks is None or entry is None or not all(may_call(kernel) for kernel in (*_KERNELS, peek, find_region)):
             return False
         header, region = self._header, self._region
         begin = entry[3]

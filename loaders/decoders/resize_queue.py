@@ -17,7 +17,7 @@ from fastimg.loaders.jpeg.decoding.filters import resize_columns
 from fastimg.loaders.jpeg.decoding.memory import bytes_at
 from fastimg.loaders.jpeg.decoding.region import WINDOW, new_region, region_of_pixels
 from fastimg.loaders.jpeg.decoding.vectors import transpose
-from fastimg.loaders.runtime.compiled import compiled
+from fastimg.loaders.runtime.compiled import compiled, may_call
 from fastimg.loaders.runtime.scratch import GROUP, Scratch, address_of
 
 _MOST = 1 << 22  # bytes: of pixels that are kept until they are resized, and of a box that is resized here
@@ -67,7 +67,7 @@ class ResizeQueue:
         """
         height, width, channels = pixels.shape
         pitch, step, last = pixels.strides
-        if step != channels or last != 1 or pitch < channels * width:
+        if step != channels or last != 1 or pitch < channels * width or not may_call(_resize_rows):
             return False
         box, size, at = window
         if channels * box[2] * box[3] > _MOST or reaches_out(window, out[1], out[0]):

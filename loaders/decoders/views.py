@@ -26,7 +26,6 @@ from fastimg.loaders.decode import (
 )
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.jpeg.decoding.crops import is_worth_compiling
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.jpeg.decoding.union import Taken, UnionQueue
 from fastimg.loaders.jpeg.rewriting.splice import Box
@@ -34,7 +33,7 @@ from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample, resample_deep
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .images import EPOCHS, ImageDecoder, check_scaling, pixel_limit
+from .images import ImageDecoder, check_scaling, pixel_limit
 
 
 @dataclass(frozen=True)
@@ -165,14 +164,13 @@ class ViewDecoder(Decoder):
         queue.begin(self.crops, outs)
         failures: list[Failure] = []
         encoded = reader.read_group(ids, scratch)
-        patient = is_worth_compiling(EPOCHS * len(reader.dataset))
-        left = queue.add_group(encoded, draws, self.max_pixels, patient)
+        left = queue.add_group(encoded, draws, self.max_pixels)
 
         def read_and_queue(place: int, taken: Taken | None) -> None:
             held = encoded[place]
             data = held or reader.read(ids[place], scratch.other(place))  # queued samples must stay in memory
             taken = taken if held else None  # what was not read in the group, nobody has looked at
-            self._queue_or_decode(data, self._split(draws[place].tolist()), place, patient, outs, queue, scratch, taken)
+            self._queue_or_decode(data, self._split(draws[place].tolist()), place, True, outs, queue, scratch, taken)
 
         for place, taken in ((place, None) for place in range(len(ids))) if left is None else left:
             error = attempt(read_and_queue, place, taken)

@@ -1,6 +1,9 @@
 """The batches of a loader as tuples or dicts, with what a script asks torch's DataLoader for."""
 
+import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
@@ -13,6 +16,8 @@ from .finish import Finish, Finishes
 
 if TYPE_CHECKING:
     from fastimg.loaders.loader import Loader
+
+_log = logging.getLogger("fastimg.loaders")
 
 
 class Sampler:
@@ -79,6 +84,14 @@ class Batches:
         self._finish = finish
         self._names = names
         self._then = then
+        self._begun = False
+
+    def _saying_what_is_compiled(self) -> AbstractContextManager[None]:
+        if self._loader.device.type != "cpu" or "numba" not in sys.modules:  # which texts do not need
+            return nullcontext()
+        from fastimg.loaders.runtime.compiled import saying_what_is_compiled
+
+        return saying_what_is_compiled("the augmentation", _log.warning)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -93,7 +106,9 @@ class Batches:
                     f"{loader.dataset.name}: no image of a batch could be decoded, and all ranks need equally many "
                     "batches; remove the images that `unreadable` names"
                 )
-            images, targets = self._finish(batch, loader.config.seed, loader.epoch)
+            with nullcontext() if self._begun else self._saying_what_is_compiled():
+                images, targets = self._finish(batch, loader.config.seed, loader.epoch)
+            self._begun = True
             if self._then is not None:
                 images, targets = self._then(images, targets)
             yield (images, targets) if self._names is None else dict(zip(self._names, (images, targets), strict=True))

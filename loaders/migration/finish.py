@@ -11,10 +11,12 @@ import torch
 
 from fastimg.loaders.batch import Batch
 from fastimg.loaders.random import uniforms
+from fastimg.loaders.runtime.in_threads import in_threads
 
 from .steps import augmentation
 
 _FLIP_STAGE = 0x1F
+_WHITE = np.float32(255)
 
 Finishes = Callable[[Batch, int, int], tuple[Any, torch.Tensor]]  # of a batch, the seed and the epoch
 
@@ -59,6 +61,8 @@ class Finish:
     ) -> torch.Tensor:
         """uint8 images after all steps but mixing; `first` is the first view of `augment.draw` that is drawn."""
         given = images
+        if images.device.type == "cpu" and self.channels_first and self.last is None and not self.policies:
+            return self._in_one_pass(images, self._drawn_flips(ids, seed, epoch, first))
         images = self.early(images, ids, seed, epoch, first)
         if self.last is not None:
             images = augmentation().normalised(images, self.last, self.dtype, ids, seed, epoch, first)
@@ -76,8 +80,7 @@ class Finish:
     ) -> torch.Tensor:
         """uint8 images, flipped, and after the policies before the last."""
         if self.flip or self.vertical:
-            stage = _FLIP_STAGE + (first << 16)
-            drawn = uniforms(seed, epoch, ids, stage, 2) < (self.flip, self.vertical)  # [B, 2]
+            drawn = self._drawn_flips(ids, seed, epoch, first)
             flipped = torch.from_numpy(drawn).to(images.device, non_blocking=True)[:, :, None, None, None]
             for number, (chance, side) in enumerate(((self.flip, 3), (self.vertical, 2))):
                 if chance:
@@ -85,6 +88,33 @@ class Finish:
         if self.policies:
             images = augmentation().augmented(images, self.policies, ids, seed, epoch, first)
         return images
+
+    def _drawn_flips(self, ids: npt.NDArray[np.int64], seed: int, epoch: int, first: int) -> npt.NDArray[np.bool_]:
+        """Whether each image is mirrored, and turned upside down [B, 2]."""
+        if not self.flip and not self.vertical:
+            return np.zeros((len(ids), 2), np.bool_)
+        return uniforms(seed, epoch, ids, _FLIP_STAGE + (first << 16), 2) < (self.flip, self.vertical)
+
+    def _in_one_pass(self, images: torch.Tensor, flipped: npt.NDArray[np.bool_]) -> torch.Tensor:
+        """uint8 images [B, C, H, W] on the CPU, mirrored and scaled one by one, while each is in the CPU's cache."""
+        done = torch.empty(images.shape, dtype=torch.float32 if self.scaled else torch.uint8)
+        given, out, flips = images.numpy(), done.numpy(), flipped.tolist()
+        mean, std = (None if each is None else _column(each, images.device).numpy() for each in (self.mean, self.std))
+
+        def finish(begin: int, end: int) -> None:
+            for row in range(begin, end):
+                image = out[row]
+                mirrored, upside_down = flips[row]
+                taken = given[row, :, ::-1] if upside_down else given[row]
+                np.copyto(image, taken[:, :, ::-1] if mirrored else taken)
+                if self.scaled:
+                    np.divide(image, _WHITE, out=image)
+                if mean is not None and std is not None:
+                    np.subtract(image, mean, out=image)
+                    np.divide(image, std, out=image)
+
+        in_threads(finish, len(images))
+        return done
 
     def _laid_out(self, images: torch.Tensor) -> torch.Tensor:
         return images.contiguous() if self.channels_first else images

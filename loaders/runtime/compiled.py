@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -14,6 +15,7 @@ from numba import njit
 from numba.core import event
 from numba.core.caching import IndexDataCacheFile
 
+from .compiling_nothing import compiles_nothing
 from .made_of import made_of
 
 # NumPy's scalar types for compiled code. Any: numba mixes them with int exactly, which type checkers do not know.
@@ -123,6 +125,21 @@ def telling_of_compilation(tell: Callable[[], object]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def saying_what_is_compiled(what: str, say: Callable[[str], object]) -> Iterator[None]:
+    """Inside the block, say before the first compilation that `what` is compiled, and at the end how long that took."""
+    began: list[float] = []
+
+    def first() -> None:
+        say(f"compiling {what}, once per machine")
+        began.append(time.perf_counter())
+
+    with telling_of_compilation(first):
+        yield
+    if began:
+        say(f"compiled    {what} in {time.perf_counter() - began[0]:.1f} s")
+
+
 def inlined(function: F) -> F:
     """`function`, inlined into the compiled functions that call it. Best for scalars: an array argument costs 10 ns."""
     return cast(F, njit(nogil=True, forceinline=True)(function))
@@ -144,6 +161,22 @@ def is_kept(function: Callable[..., Any]) -> bool:
     dispatcher: Any = function
     file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     return is_compiled(function) or (file is not None and bool(file._load_index()))
+
+
+def is_ready(function: Callable[..., Any]) -> bool:
+    """Whether a compiled function can be called without compiling it; the disk is asked once in a process."""
+    return is_compiled(function) or _was_kept(function)
+
+
+@functools.cache
+def _was_kept(function: Callable[..., Any]) -> bool:
+    """Whether it was in the machine's cache when this process first asked."""
+    return is_kept(function)
+
+
+def may_call(function: Callable[..., Any]) -> bool:
+    """Whether to call a compiled function, or to do the same without it: see `compiling_nothing`."""
+    return not compiles_nothing() or is_ready(function)
 
 
 class _CacheIndex(IndexDataCacheFile):

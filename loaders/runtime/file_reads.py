@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 
-from .compiled import compiled
+from .compiled import compiled, may_call
 from .scratch import Encoded, address_of
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
@@ -37,6 +37,8 @@ def read_files(prefix: str, names: Sequence[str], encoded: Encoded) -> None:
 
     Names are relative to the folder `prefix`, as `os.path.join` has it.
     """
+    if not may_call(_read):
+        return
     joined = os.fsencode("\0".join(names)) + b"\0"
     if joined.count(b"\0") != len(names):  # a name that no file can have
         return
@@ -62,6 +64,8 @@ def fill_parts(
     """
     encoded.reserve(sizes)
     filled = np.zeros(len(descriptors), np.bool_)
+    if not may_call(_fill):
+        return filled
     _fill(np.array(descriptors, np.int64), encoded.rooms, sizes, offsets, filled)
     return filled
 

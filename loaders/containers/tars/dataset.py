@@ -104,8 +104,12 @@ class TarDataset(WithFields):
 
         Raises ShardError as `read` does.
         """
-        from .member_sizes import are_stated  # numba, which opening a dataset does not need
+        from fastimg.loaders.runtime.compiled import may_call  # numba, which opening a dataset does not need
 
+        from .member_sizes import are_stated
+
+        if not may_call(are_stated):
+            return
         members = self.records[list(indices)]
         sizes, offsets = members["size"].astype(np.int64), members["offset"].astype(np.int64)
         parts = FileParts(members["shard"].tolist(), offsets - BLOCK, sizes + BLOCK)

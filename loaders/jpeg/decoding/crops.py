@@ -7,7 +7,6 @@ Untiled JPEGs are decoded two at a time, progressive ones one by one (`scans`). 
 picture, cutting out the box, resizing it and cutting out the window, bit for bit.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -17,7 +16,9 @@ import numpy.typing as npt
 from fastimg.loaders.crop import CenterCrop, CropRule, Window, reaches_out, shape_of
 from fastimg.loaders.jpeg.exif import compiled_turn_of
 from fastimg.loaders.jpeg.windows import compiled_rule, find_window
-from fastimg.loaders.runtime.compiled import compiled, held, is_compiled, is_kept
+from fastimg.loaders.runtime import compiled as machine_code
+from fastimg.loaders.runtime.compiled import compiled, held, is_kept, may_call
+from fastimg.loaders.runtime.compiling_nothing import compiles_nothing
 from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch
 
 from .colour import to_columns
@@ -84,10 +85,12 @@ class CropQueue:
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled
             return False
+        if not may_call(peek):
+            return False
         view = view_of(data)
         number = len(self._queued) if self._group is None else row
         width, height, address, kind = peek(view, self._places[number])
-        if kind == 0 or width * height > max_pixels or not (patient or kind == TILED or is_ready(kind)):
+        if kind == 0 or width * height > max_pixels or not may_decode(kind, patient):
             return False
         window = crop.window(width, height, draws)
         box, size, at = window
@@ -108,9 +111,9 @@ class CropQueue:
         rule. What it is to be `patient` is said in `add`.
         """
         known = compiled_rule(crop)
-        if known is None:
+        if known is None or not may_call(plan):
             return None
-        kinds = 1 << TILED | (patient or is_ready(UNTILED)) << UNTILED | (patient or is_ready(SCANS)) << SCANS
+        kinds = sum(may_decode(kind, patient) << kind for kind in (TILED, UNTILED, SCANS))
         numbers = np.ascontiguousarray(draws, np.float64)
         self._kinds, left = plan(self._headers, self._jobs, encoded.spans, numbers, known, max_pixels, kinds)
         self._group = encoded
@@ -178,13 +181,12 @@ def _decoder_of(kind: int) -> Callable[..., Any]:
 
 def is_ready(kind: int) -> bool:
     """Whether JPEGs of this kind can be decoded without compiling their decoder first."""
-    return is_compiled(_decoder_of(kind)) or _was_kept(kind)
+    return machine_code.is_ready(_decoder_of(kind))
 
 
-@functools.cache
-def _was_kept(kind: int) -> bool:
-    """Whether the decoder of this kind was in the machine's cache when this process first asked."""
-    return is_kept(_decoder_of(kind))
+def may_decode(kind: int, patient: bool) -> bool:
+    """Whether to decode JPEGs of this kind; what it is to be `patient` is said in `CropQueue.add`."""
+    return is_ready(kind) or ((patient or kind == TILED) and not compiles_nothing())
 
 
 def is_worth_compiling(crops: int) -> bool:

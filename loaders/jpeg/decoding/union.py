@@ -6,7 +6,6 @@
 Each crop has the bits that `crops` gives it alone. With DCT scaling that takes one decoding for each scale.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -15,7 +14,9 @@ import numpy.typing as npt
 
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.jpeg.windows import compiled_rule, find_window
-from fastimg.loaders.runtime.compiled import compiled, held, is_compiled, is_kept
+from fastimg.loaders.runtime import compiled as machine_code
+from fastimg.loaders.runtime.compiled import compiled, held, may_call
+from fastimg.loaders.runtime.compiling_nothing import compiles_nothing
 from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch, address_of
 
 from .colour import to_columns
@@ -111,9 +112,9 @@ class UnionQueue:
         `draws` [k, d] are the numbers of all crops, one crop's after the other's. Returns the places that are left, and
         what `add` would return of them; None, and queues nothing, if a crop's rule is not known here.
         """
-        if self._known is None:
+        if self._known is None or not may_call(plan_views):
             return None
-        kinds = 1 << TILED | (patient or is_ready(UNTILED)) << UNTILED | (patient or is_ready(SCANS)) << SCANS
+        kinds = sum(_may_decode(kind, patient) << kind for kind in (TILED, UNTILED, SCANS))
         numbers = np.ascontiguousarray(draws, np.float64)
         known = *self._known, self._targets
         self._kinds, other, alone = plan_views(
@@ -144,10 +145,12 @@ class UnionQueue:
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled
             return "other"
+        if not may_call(peek):
+            return "other"
         view = view_of(data)
         number = len(self._queued) if self._group is None else row
         width, height, address, kind = peek(view, self._places[number])
-        if kind == 0 or width * height > max_pixels or not (patient or kind == TILED or is_ready(kind)):
+        if kind == 0 or width * height > max_pixels or not _may_decode(kind, patient):
             return "other"
         jobs = self._crops[number]
         for k, (crop, (begin, stride, *shape)) in enumerate(zip(self._rules, self._targets.tolist(), strict=True)):
@@ -246,13 +249,11 @@ def plan_views(
 
 def is_ready(kind: int) -> bool:
     """Whether JPEGs of this kind can be decoded without compiling their decoder first."""
-    return is_compiled(_decoder_of(kind)) or _was_kept(kind)
+    return machine_code.is_ready(_decoder_of(kind))
 
 
-@functools.cache
-def _was_kept(kind: int) -> bool:
-    """Whether the decoder of this kind was in the machine's cache when this process first asked."""
-    return is_kept(_decoder_of(kind))
+def _may_decode(kind: int, patient: bool) -> bool:
+    return is_ready(kind) or ((patient or kind == TILED) and not compiles_nothing())
 
 
 def _decoder_of(kind: int) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from fastimg.loaders.jpeg.decoding.frame import (
     view_of,
 )
 from fastimg.loaders.jpeg.decoding.region import tiles_around
-from fastimg.loaders.runtime.compiled import compiled
+from fastimg.loaders.runtime.compiled import compiled, may_call
 
 from .huffman import skip
 
@@ -55,6 +55,11 @@ def splice(
     if size == 0:
         return memoryview(jpeg), (0, 0)
     return out.data[:size], (left, top)
+
+
+def may_splice() -> bool:
+    """Whether to splice rather than to decode a whole image: see `may_call`."""
+    return may_call(_splice)
 
 
 def can_splice(jpeg: bytes | bytearray | memoryview) -> bool:

@@ -13,7 +13,6 @@ from PIL import ExifTags, Image
 
 from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, ImageError, RandomResizedCrop
 from fastimg.loaders.crop import Window, shape_of
-from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding import crops as compiled
 from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
 from fastimg.loaders.jpeg.rewriting.tiles import tile
@@ -314,40 +313,6 @@ def test_impatient_callers_get_no_compilation(monkeypatch):
     assert not CropQueue().add(untiled, crop, (), LIMIT, 0, patient=False)
     assert CropQueue().add(untiled, crop, (), LIMIT, 0)
     assert CropQueue().add(tiled, crop, (), LIMIT, 0, patient=False)
-
-
-@pytest.mark.parametrize(("samples", "patient"), [(999, [False, False]), (1000, [True, False]), (10_000, [True, True])])
-def test_a_loader_waits_for_the_compilation_if_that_is_worth_it(samples, patient, monkeypatch):
-    """Random crops are taken for ten epochs, others for one."""
-
-    class Same:
-        def __len__(self):
-            return samples
-
-        def read(self, index, scratch):
-            return memoryview(JPEG)
-
-    class Together(Same):
-        def read_group(self, indices, encoded):
-            encoded.reserve(len(JPEG))
-            for place in range(len(indices)):
-                encoded.buffer(place)[: len(JPEG)] = JPEG
-            encoded.spans[:, 0], encoded.spans[:, 1] = encoded.rooms[:, 0], len(JPEG)
-
-    told = []
-    for name in ("add", "add_group"):
-        whole = getattr(CropQueue, name)
-        monkeypatch.setattr(
-            CropQueue, name, lambda self, *given, whole=whole: told.append(given[-1]) or whole(self, *given)
-        )
-    rows = np.zeros((2, 32, 32, 3), np.uint8)
-    for crop, waits in zip((RandomResizedCrop(size=32), CenterCrop(size=32, resize=32)), patient, strict=True):
-        decoder = ImageDecoder(crop)
-        draws = decoder.draw(0, 0, np.arange(2))
-        for dataset, calls in ((Same(), 3), (Together(), 1)):
-            assert decoder.fill(SampleReader(dataset), [0, 1], draws, {"inputs": rows}, Scratch()) == []
-            assert told == [waits] * calls
-            told.clear()
 
 
 JPEG = encoded(90, 70, "420")

@@ -7,9 +7,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from numba import njit
 
 from fastimg.augment import Policy, apply, draw, mix
 from fastimg.loaders import FilesDataset, Loader, View
+from fastimg.loaders.migration import steps
 
 OPTIONS = {"batch_size": 8, "crop": 16, "order": "sequential", "copy": True}
 pytestmark = pytest.mark.usefixtures("watchdog")
@@ -156,3 +158,19 @@ def test_a_batch_is_a_dataclass_whose_fields_may_be_set(loader):
         setattr(walked, name, value.to(torch.int64) if isinstance(value, torch.Tensor) else value)
     assert walked.inputs.dtype == torch.int64 and batch.inputs.dtype == torch.uint8
     assert [len(each) for each in batch] == [8, 8]  # sizes that a search for the batch size finds
+
+
+def test_what_the_first_batch_compiles_is_said(image_folder, monkeypatch, caplog):
+    class Augmentation:
+        def normalised(self, images, *given):
+            new()
+            return images
+
+    new = njit(lambda: 3)
+    monkeypatch.setattr(steps, "_given", [Augmentation])
+    with Loader(str(image_folder), **OPTIONS) as loader:
+        for policy in (None, Policy()):
+            assert len(list(loader.tuples(policy))) == 5
+            said = [record.message for record in caplog.records if "augmentation" in record.message]
+            assert len(said) == (0 if policy is None else 2)
+    assert said[0] == "compiling the augmentation, once per machine"

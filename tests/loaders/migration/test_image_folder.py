@@ -322,3 +322,26 @@ def test_arguments_that_contradict_each_other(folder, tmp_path):
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match="empty: the class has no images"):
         ImageFolderLoader(folder, EVALUATION)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_finished_images_are_torchs_bit_for_bit(threads):
+    """All levels of all channels, mirrored and not, on one thread and on several."""
+    levels = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(5, 16, 16, 3)
+    images = (levels + torch.arange(5, dtype=torch.uint8)[:, None, None, None]).permute(0, 3, 1, 2)
+    flipped, before = np.array([[1, 0], [0, 0], [0, 1], [1, 1], [1, 0]], np.bool_), torch.get_num_threads()
+    across, down = torch.from_numpy(flipped).T[:, :, None, None, None]
+    mirrored = torch.where(across, images.flip(3), images)
+    mirrored = torch.where(down, mirrored.flip(2), mirrored)
+    mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
+    torch.set_num_threads(threads)
+    try:
+        for settings, expected in (
+            ({}, mirrored),
+            ({"scaled": True}, mirrored.float() / 255),
+            ({"scaled": True, "mean": MEAN, "std": STD}, (mirrored.float() / 255).sub(mean).div(std)),
+        ):
+            found = Finish(channels_first=True, **settings)._in_one_pass(images, flipped)
+            assert torch.equal(found, expected) and found.dtype == expected.dtype and found.is_contiguous()
+    finally:
+        torch.set_num_threads(before)

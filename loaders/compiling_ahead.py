@@ -1,0 +1,54 @@
+"""Machine code that a loader's threads call: made before they start, and only where it saves more time than it takes.
+
+A thread compiles nothing (`runtime.compiled.compiling_nothing`). What is not ready it does without: JPEGs are decoded
+by libjpeg-turbo, pictures resized by torch, files read by Python's own functions, to the same bits.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.remote.fetched_files import fetched_files
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
+
+from .decoder import Decoder, SampleReader
+
+# Random crops are taken to be read for so many epochs. Few, so that the first one, in which all is compiled, takes no
+# longer than with torch's DataLoader.
+_EPOCHS = 3
+_WORTH = 50_000  # crops for each thread
+
+_log = logging.getLogger("fastimg.loaders")
+
+
+def compile_ahead(
+    decoder: Decoder, dataset: Dataset, indices: npt.NDArray[np.int64] | None, ranks: int, threads: int
+) -> None:
+    """Before a loader's threads start: compile what they can call, if reading so much makes up for it."""
+    samples = (len(dataset) if indices is None else len(indices)) // ranks
+    if _EPOCHS * samples < _WORTH * threads or decoder.in_memory(dataset):
+        return
+    some = looked_at(len(dataset), indices, GROUP if fetched_files(dataset) is None else 1)
+    draws = decoder.draw(0, 0, some)
+    if draws.shape[1] or samples >= _WORTH * threads:  # without random crops, data is taken to be read once
+        compile_path(decoder, dataset, some, _log.warning)
+
+
+def compile_path(decoder: Decoder, dataset: Dataset, ids: npt.NDArray[np.int64], say: Callable[[str], object]) -> None:
+    """Decode these samples as a loader's threads would, which compiles what is not in the machine's cache yet."""
+    from fastimg.loaders.runtime.compiled import saying_what_is_compiled  # numba, which texts do not need
+
+    rows = {field.name: np.zeros((len(ids), *field.shape), field.dtype) for field in decoder.fields}
+    with saying_what_is_compiled("the reading of images", say), suppress(Exception):  # threads will meet it, and say so
+        decoder.fill(SampleReader(dataset), ids.tolist(), decoder.draw(0, 0, ids), rows, Scratch())
+
+
+def looked_at(count: int, indices: npt.NDArray[np.int64] | None, most: int) -> npt.NDArray[np.int64]:
+    """Up to `most` samples, from the first to the last."""
+    total = count if indices is None else len(indices)
+    places = np.linspace(0, total - 1, min(most, total)).astype(np.int64)
+    return places if indices is None else indices[places]
