@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .epochs.surroundings import gathers
 from .random import keyed
 from .wording import plural
 
@@ -103,6 +104,11 @@ class Batch:
         images: list[torch.Tensor] = self.views or [self.inputs]
         targets = self.targets
         if self.samples < len(self.ids):  # a loop that does not know of weights would count padding as samples
+            if gathers():
+                raise RuntimeError(
+                    "a Batch with rows of weight 0 is taken apart, and accelerate gathers equally many rows of all "
+                    "ranks: iterate over loader.tuples(), or use batch.inputs, batch.targets and batch.weight"
+                )
             kept = self.weight > 0
             images, targets = [view[kept] for view in images], targets[kept]
         return iter((images if self.by_view else images[0], targets))

@@ -196,6 +196,9 @@ class Slices:
     a batch of padding alone, unless fewer samples than ranks are left altogether, or batches have one row. Rows beyond
     a rank's part hold other samples, of weight 0. With `drop_last` a step that is not full is left out; with "uneven",
     only the last samples, fewer than there are ranks, that cannot be divided evenly.
+
+    With `equal`, all ranks have equally many samples in every step: the last one fills up the last ranks' parts with
+    the epoch's first samples, as few as possible.
     """
 
     n: int
@@ -204,6 +207,7 @@ class Slices:
     rank: int
     world_size: int
     drop_last: DropLast = False
+    equal: bool = False
 
     @property
     def global_batch(self) -> int:
@@ -221,6 +225,11 @@ class Slices:
         left = self.stop - self.start
         return left // self.global_batch if self._drops_step else -(-left // self.global_batch)
 
+    @property
+    def remainder(self) -> int:
+        """Number of samples of the last step over all ranks; 0: it is full."""
+        return 0 if self._drops_step else (self.stop - self.start) % self.global_batch
+
     def end(self, step: int) -> int:
         """The position after batch `step` of all ranks, counted from `start`: where an epoch is continued."""
         return self._begin(step + 1)
@@ -228,6 +237,10 @@ class Slices:
     def positions(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Positions in the epoch's order [B] and weights [B] of this rank's batch `step`, counted from `start`."""
         begin, end = self._begin(step), self._begin(step + 1)
+        if self.equal:
+            share = -(-(end - begin) // self.world_size)
+            rows = np.arange(self.batch_size, dtype=np.int64)
+            return (begin + self.rank * share + rows) % self.n, (rows < share).astype(np.float32)
         share, more = divmod(end - begin, self.world_size)
         first = begin + self.rank * share + min(self.rank, more)
         real = share + (self.rank < more)
@@ -242,6 +255,11 @@ class Slices:
         bounds = np.minimum(bounds, self.stop)
         if first <= self.steps - 1 <= stop:
             bounds[self.steps - 1 - first] = self._begin(self.steps - 1)
+        if self.equal:
+            share = -(-np.diff(bounds) // self.world_size)
+            begins = np.minimum(bounds[:-1] + self.rank * share, bounds[1:])
+            sizes = np.minimum(begins + share, bounds[1:]) - begins
+            return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum(), dtype=np.int64)
         share, more = np.divmod(np.diff(bounds), self.world_size)
         begins = bounds[:-1] + self.rank * share + np.minimum(self.rank, more)
         sizes = share + (self.rank < more)
@@ -250,7 +268,7 @@ class Slices:
     def _begin(self, step: int) -> int:
         """The position of the first sample of batch `step` of all ranks; of the one after the last, where that ends."""
         begin = min(self.start + step * self.global_batch, self.stop)
-        if 0 < step == self.steps - 1 and self.batch_size > 1 and not self._drops_step:
+        if 0 < step == self.steps - 1 and self.batch_size > 1 and not (self._drops_step or self.equal):
             return min(begin, self.stop - self.world_size)
         return begin
 

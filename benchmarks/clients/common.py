@@ -13,13 +13,24 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torchvision.transforms import (
+    CenterCrop,
+    Compose,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_EVERY = 16  # pixels: of an image's colour, which is the same everywhere in the images of tests
+_PIXELS = 4  # in each direction: of an image's colour, which is the same everywhere in the images of tests
 
 
-def arguments(description: str, loaders: tuple[str, str] = ("torch", "fastimg")) -> argparse.Namespace:
-    """The command line, which all clients have. Seeds torch, and limits its threads to one."""
+def arguments(
+    description: str | None, loaders: tuple[str, str] = ("torch", "fastimg"), **defaults: str | int
+) -> argparse.Namespace:
+    """The command line, which all clients have; `defaults` are further ones. Seeds torch, and gives it one thread."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("data", type=Path, metavar="DATA", help="a folder with train and val")
     parser.add_argument("--loader", choices=loaders, default=loaders[-1])
@@ -34,6 +45,8 @@ def arguments(description: str, loaders: tuple[str, str] = ("torch", "fastimg"))
     parser.add_argument("--stop-after", type=int, default=math.inf, metavar="STEPS", help="as if it had been stopped")
     parser.add_argument("--checkpoint", type=Path, help="where it is saved when training stops")
     parser.add_argument("--resume", type=Path, metavar="CHECKPOINT")
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
@@ -45,6 +58,15 @@ def ranks() -> tuple[int, int]:
     if torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def transforms(size: int) -> tuple[Compose, Compose]:
+    """torchvision's, for training and for validation."""
+    last = [ToTensor(), Normalize(MEAN, STD)]
+    return (
+        Compose([RandomResizedCrop(size, (0.2, 1.0)), RandomHorizontalFlip(), *last]),
+        Compose([Resize(size * 8 // 7), CenterCrop(size), *last]),
+    )
 
 
 def model(name: str, classes: int) -> nn.Module:
@@ -90,6 +112,8 @@ class Record:
 
     def batch(self, images: torch.Tensor) -> None:
         """A batch for training, normalised."""
+        if not self.seen:  # continued within an epoch, which a trainer may not call a beginning
+            self.begin_epoch()
         if self.first_batch is None:
             self.first_batch = time.perf_counter() - self.made
         self.seen[-1] += colours(images)
@@ -121,7 +145,13 @@ class Record:
         file.write_text(json.dumps({name: getattr(self, name) for name in names}))
 
 
+def thinned(images: torch.Tensor) -> torch.Tensor:
+    """Some pixels of each image: enough for its colour, and few to gather."""
+    every = max(1, images.shape[-1] // _PIXELS)
+    return images[:, :, every // 2 :: every, every // 2 :: every]
+
+
 def colours(images: torch.Tensor) -> list[list[int]]:
     """[B, 3, H, W], normalised by MEAN and STD -> each image's mean colour, from 0 to 255."""
-    mean = images[:, :, _EVERY // 2 :: _EVERY, _EVERY // 2 :: _EVERY].float().mean((2, 3)).cpu()
+    mean = thinned(images).float().mean((2, 3)).cpu()
     return ((mean * torch.tensor(STD) + torch.tensor(MEAN)) * 255).round().int().tolist()

@@ -102,6 +102,8 @@ class Epochs:
         self._position = self._n
         self._resume: tuple[int, int] | None = None
         self._follows = follows
+        self._equal_rows = False
+        self._began_at = 0  # the iteration, in the epoch
         self._check_ranks()
 
     def __len__(self) -> int:
@@ -113,6 +115,29 @@ class Epochs:
     def epoch(self) -> int:
         """The epoch that is being read, or the last one that was."""
         return max(self._epoch, 0)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the batch that was handed out last is the last one of its epoch."""
+        return self._position == self._n
+
+    @property
+    def remainder(self) -> int:
+        """The number of samples in this iteration's last batch, of all ranks together; 0: it is full."""
+        return self._slices(self._began_at).remainder
+
+    def give_equal_rows(self, equal: bool) -> None:
+        """Whether, from the next iteration on, ranks have equally many samples of each batch: see `Slices`."""
+        if equal != self._equal_rows:
+            self._equal_rows = equal
+            self._next_order = None
+
+    def begin_at(self, step: int) -> None:
+        """Begin the next iteration after so many batches of its epoch."""
+        if self._free_to_move:
+            self._follow()
+        epoch, _ = self._resume or (self._epoch + 1, 0)
+        self._resume = (epoch, min(self._n, step * self.config.batch_size * self.config.world_size))
 
     @property
     def indices(self) -> npt.NDArray[np.int64] | None:
@@ -199,6 +224,7 @@ class Epochs:
         self._resume = None
         self._epoch = epoch
         slices = self._slices(start)
+        self._began_at = start
         self._position = start if slices.steps else self._n
         if isinstance(self.dataset, Views):
             self.dataset.set_epoch(epoch)
@@ -291,4 +317,4 @@ class Epochs:
 
     def _slices(self, start: int) -> Slices:
         c = self.config
-        return Slices(self._n, start, c.batch_size, c.rank, c.world_size, c.drop_last)
+        return Slices(self._n, start, c.batch_size, c.rank, c.world_size, c.drop_last, self._equal_rows)

@@ -1,6 +1,7 @@
 """What a loader takes from the process that it runs in, where its arguments leave it open: its ranks and its seed."""
 
 import os
+import sys
 from typing import NamedTuple
 
 import torch
@@ -44,3 +45,9 @@ def seed_here(world_size: int) -> int:
     Several ranks need the same one, and scripts often seed each of them otherwise: 0, as of a DistributedSampler.
     """
     return torch.initial_seed() & 0x7FFF_FFFF_FFFF_FFFF if world_size == 1 else 0
+
+
+def gathers() -> bool:
+    """Whether this process is one of several with an Accelerator of accelerate, which gathers rows: equally many."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and state.is_initialized() and state.PartialState().num_processes > 1

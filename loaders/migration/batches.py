@@ -2,26 +2,30 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
+from torch.utils.data import SequentialSampler
 
 from fastimg.loaders.arguments import refuse_index
 from fastimg.loaders.crop import Size
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.wording import plural
 
+from .accelerate_state import reading
 from .finish import Finish, Finishes
 
 if TYPE_CHECKING:
+    from fastimg.loaders.batch import Batch
     from fastimg.loaders.loader import Loader
 
 _log = logging.getLogger("fastimg.loaders")
 
 
 class Sampler:
-    """What `loader.sampler` and `loader.batch_sampler` are: a length, and an epoch to be told."""
+    """What `loader.sampler` is: a length, and an epoch to be told."""
 
     def __init__(self, batches: "Batches", length: Callable[[], int]) -> None:
         self._batches = batches
@@ -49,8 +53,21 @@ class Sampler:
         """Tell the loader."""
         self._batches.set_epoch(epoch)
 
-    def __iter__(self) -> NoReturn:
+    def __iter__(self) -> Any:
         raise TypeError("the loader's sampler does not list indices: each epoch's order is the loader's own")
+
+
+class InOrder(Sampler, SequentialSampler):
+    """The sampler of a loader that does not shuffle, as frameworks recognise it."""
+
+
+class BatchSampler(Sampler):
+    """What `loader.batch_sampler` is: in place of each batch's indices it has none, of which `loader.collate_fn` makes
+    the batch. So a DataLoader that is made of both, as `skip_first_batches` of accelerate does, has the loader's own
+    batches, and those that are not asked for are not read."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches.turns()
 
 
 class Batches:
@@ -61,14 +78,18 @@ class Batches:
     `load_state_dict` are the loader's; `close`, or the end of a `with` block, closes it. Attributes are those of
     torch's DataLoader.
 
-    Iterating raises DataError for a batch of which no image could be decoded, where several ranks need it.
+    Where an Accelerator of accelerate is in use, all ranks have equally many rows: see `Slices`.
+
+    Iterating raises DataError for a batch of which no image could be decoded, or with accelerate any could not, where
+    several ranks need it.
     """
 
-    # What scripts and frameworks read of a DataLoader about its processes, which there are none of.
+    # What scripts and frameworks read of a DataLoader about its processes, which there are none of; the threads are
+    # `Loader.workers`.
     pin_memory = False
-    persistent_workers = True
-    prefetch_factor = worker_init_fn = multiprocessing_context = collate_fn = generator = None
-    timeout = 0
+    persistent_workers = False
+    prefetch_factor = worker_init_fn = multiprocessing_context = generator = None
+    num_workers = timeout = 0
 
     def __init__(
         self,
@@ -85,6 +106,8 @@ class Batches:
         self._names = names
         self._then = then
         self._begun = False
+        self._turn = 0  # of `turns`
+        self._read: Iterator[Any] | None = None  # by `collate_fn`
 
     def _saying_what_is_compiled(self) -> AbstractContextManager[None]:
         if self._loader.device.type != "cpu" or "numba" not in sys.modules:  # which texts do not need
@@ -96,22 +119,77 @@ class Batches:
     def __len__(self) -> int:
         return len(self._loader)
 
+    def __repr__(self) -> str:
+        config = self._loader.config
+        order = "in order" if config.order == "sequential" else "shuffled"
+        return f"{type(self).__name__}({plural(self._samples, 'sample')}, batches of {config.batch_size}, {order})"
+
     def __iter__(self) -> Iterator[Any]:
         loader = self._loader
-        for batch in loader:
-            if not batch.samples and loader.config.world_size == 1:
-                continue
-            if not batch.samples and loader.unreadable.keys() >= set(batch.ids.tolist()):
-                raise DataError(
-                    f"{loader.dataset.name}: no image of a batch could be decoded, and all ranks need equally many "
-                    "batches; remove the images that `unreadable` names"
-                )
-            with nullcontext() if self._begun else self._saying_what_is_compiled():
-                images, targets = self._finish(batch, loader.config.seed, loader.epoch)
-            self._begun = True
-            if self._then is not None:
-                images, targets = self._then(images, targets)
-            yield (images, targets) if self._names is None else dict(zip(self._names, (images, targets), strict=True))
+        state = reading()
+        loader.give_equal_rows(state is not None)
+        try:
+            for batch in loader:
+                if not batch.samples and loader.config.world_size == 1:
+                    continue
+                if batch.samples < len(batch) and batch.samples < self._needed(batch, state is not None):
+                    raise DataError(
+                        f"{loader.dataset.name}: images of a batch could not be decoded, and all ranks need "
+                        f"{'equally many rows' if batch.samples else 'equally many batches'}; remove the images that "
+                        "`unreadable` names"
+                    )
+                with nullcontext() if self._begun else self._saying_what_is_compiled():
+                    images, targets = self._finish(batch, loader.config.seed, loader.epoch)
+                self._begun = True
+                if self._then is not None:
+                    images, targets = self._then(images, targets)
+                if state is not None:
+                    state.end_of_dataloader, state.remainder = loader.at_end, loader.remainder
+                yield self._named(images, targets)
+        finally:
+            if state is not None:
+                state.end()
+
+    def _needed(self, batch: "Batch", gathered: bool) -> int:
+        """The number of samples that a batch has to have, for ranks to have equally many batches or rows."""
+        loader = self._loader
+        world_size = loader.config.world_size
+        if gathered and world_size > 1:
+            left = loader.remainder if loader.at_end else 0
+            return -(-left // world_size) or len(batch)
+        return int(loader.unreadable.keys() >= set(batch.ids.tolist()))  # else it is one of padding
+
+    def _named(self, images: Any, targets: Any) -> Any:
+        return (images, targets) if self._names is None else dict(zip(self._names, (images, targets), strict=True))
+
+    def dicts(self, images: str = "pixel_values", targets: str = "labels") -> Self:
+        """The same batches as dicts of images and targets by these names, which are those of transformers."""
+        named = object.__new__(type(self))
+        named.__dict__ |= self.__dict__ | {"_names": (images, targets)}
+        return named
+
+    @property
+    def collate_fn(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes the next batch of the nothing that `batch_sampler` lists: see there."""
+        return self._next_of
+
+    def turns(self) -> Iterator[list[int]]:
+        """An epoch of `batch_sampler`. Those that are taken before `collate_fn` is called for the first time count as
+        read, in whichever way that was."""
+        self._read = None
+        for turn in range(len(self)):
+            self._turn = turn
+            yield []
+        self._read = None
+
+    def _next_of(self, samples: Sequence[Any]) -> Any:
+        if samples:
+            raise TypeError("collate_fn is for the batches of this loader, not for samples of its dataset")
+        if self._read is None:
+            if self._turn:
+                self._loader.begin_at(self._turn)
+            self._read = iter(self)
+        return next(self._read)
 
     def __getitem__(self, index: object) -> NoReturn:
         refuse_index(self, index)
@@ -127,11 +205,6 @@ class Batches:
         return self._loader.config.drop_last is True
 
     @property
-    def num_workers(self) -> int:
-        """The number of threads."""
-        return self._loader.workers
-
-    @property
     def dataset(self) -> Any:
         """What is read."""
         return self._loader.dataset
@@ -139,12 +212,13 @@ class Batches:
     @property
     def sampler(self) -> Sampler:
         """Its length is the number of samples that each rank reads, rounded up; it has `set_epoch`."""
-        return Sampler(self, lambda: -(-self._samples // self._loader.config.world_size))
+        kind = InOrder if self._loader.config.order == "sequential" else Sampler
+        return kind(self, lambda: -(-self._samples // self._loader.config.world_size))
 
     @property
-    def batch_sampler(self) -> Sampler:
+    def batch_sampler(self) -> BatchSampler:
         """Its length is the number of batches; it has `set_epoch`."""
-        return Sampler(self, self.__len__)
+        return BatchSampler(self, self.__len__)
 
     @property
     def unreadable(self) -> Mapping[Any, str]:

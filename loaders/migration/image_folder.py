@@ -165,7 +165,8 @@ class ImageFolderLoader(Batches):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its arguments and its position: for processes that are spawned, and for copies."""
-        return _made_again, (type(self), self._arguments, self.state_dict(), self._loader.size, self._told)
+        at = (self.state_dict(), self._loader.size, self._told, self._names)
+        return _made_again, (type(self), self._arguments, *at)
 
     def _translated(self) -> list[ImageTransform]:
         """What the transform is now, or those of the views are."""
@@ -237,7 +238,12 @@ def _all_alone(samples: int) -> tuple[int, int] | tuple[None, None]:
 
 
 def _made_again(
-    kind: type[ImageFolderLoader], given: dict[str, Any], state: dict[str, Any], size: Size | None, told: int
+    kind: type[ImageFolderLoader],
+    given: dict[str, Any],
+    state: dict[str, Any],
+    size: Size | None,
+    told: int,
+    names: tuple[str, str] | None,
 ) -> ImageFolderLoader:
     """A loader that was pickled. What is ignored has been said where it was made."""
     with warnings.catch_warnings():
@@ -247,4 +253,4 @@ def _made_again(
         loader.set_size(size)
     loader.load_state_dict(state)
     loader._told = told
-    return loader
+    return loader if names is None else loader.dicts(*names)

@@ -255,6 +255,23 @@ def test_an_epoch_that_is_resumed_by_other_ranks_has_every_sample_once(case):
     )  # no duplicates, none missing, and in the order of an uninterrupted run
 
 
+@given(n=st.integers(1, 300), batch=st.integers(1, 20), world=st.integers(1, 9), start=st.floats(0, 1))
+def test_equal_ranks_are_filled_up_behind_the_samples(n, batch, world, start):
+    """What a last step is filled up with lies behind its samples, those of all ranks one after the other."""
+    begin = int(start * n)
+    ranks = [Slices(n, begin, batch, rank, world, equal=True) for rank in range(world)]
+    seen = []
+    for step in range(ranks[0].steps):
+        parts = [positions[weight > 0] for positions, weight in (s.positions(step) for s in ranks)]
+        assert len({len(part) for part in parts}) == 1 and ranks[0].end(step) == min(
+            n, begin + (step + 1) * batch * world
+        )
+        seen += np.concatenate(parts)[: ranks[0].remainder or None if step == ranks[0].steps - 1 else None].tolist()
+        assert sum(map(len, parts)) - (ranks[0].end(step) - ranks[0].end(step - 1)) < world
+    assert seen == list(range(begin, n))
+    assert sorted(np.concatenate([s.span(0, s.steps) for s in ranks]).tolist()) == seen
+
+
 @given(n=st.integers(1, 300), batch=st.integers(1, 20), world=st.integers(1, 5), start=st.floats(0, 1), data=st.data())
 def test_a_span_equals_its_batches_without_padding(n, batch, world, start, data):
     slices = Slices(n, int(start * n), batch, data.draw(st.integers(0, world - 1)), world)

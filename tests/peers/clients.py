@@ -33,16 +33,23 @@ def write_coloured(root: Path) -> Path:
     return root
 
 
-def run_client(client: str, data: Path, out: Path, *options: object, ranks: int = 1) -> list[dict[str, Any]]:
-    """Run a client, with torchrun for several ranks. Returns what each rank wrote."""
+def run_client(
+    client: str, data: Path, out: Path, *options: object, ranks: int = 1, files: int | None = None
+) -> list[dict[str, Any]]:
+    """Run a client, with torchrun for several ranks. Returns what each rank wrote, of which the client itself may have
+    started several: `files`."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     words = [*launcher, CLIENTS / f"{client}.py", data, "--out", out, *options]
+    _run([sys.executable, *map(str, words)])
+    written = files or ranks
+    parts = [out] if written == 1 else [out.with_name(f"{out.name}.{rank}") for rank in range(written)]
+    return [json.loads(part.read_text()) for part in parts]
+
+
+def _run(command: list[str]) -> None:
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    files = [out] if ranks == 1 else [out.with_name(f"{out.name}.{rank}") for rank in range(ranks)]
-    return [json.loads(file.read_text()) for file in files]
 
 
 def images_of(colours: list[list[int]], folder: Path) -> Counter[str]:
@@ -68,7 +75,7 @@ def evaluated_in(ranks: list[dict[str, Any]], data: Path) -> Counter[str]:
 
 
 def apart(first: list[list[float]], second: list[list[float]]) -> float:
-    """How far the means of two heads' losses [seed][step] lie apart, in the seeds' spread around such a mean."""
+    """How far the means of two heads' losses [seed][step] lie apart, in standard deviations between seeds."""
     a, b = np.array(first), np.array(second)
-    spread = math.sqrt(float(a.var(0, ddof=1).mean() + b.var(0, ddof=1).mean()) / len(a))
+    spread = math.sqrt(float(a.var(0, ddof=1).mean() + b.var(0, ddof=1).mean()) / 2)
     return float(np.abs(a.mean(0) - b.mean(0)).mean()) / spread

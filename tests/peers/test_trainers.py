@@ -1,143 +1,159 @@
-"""Other projects' trainers with a loader in place of their DataLoader: on two ranks every image comes once an epoch."""
+"""Other projects' trainers with a loader in place of their DataLoader: the scripts of benchmarks/clients."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import importlib
 
 import pytest
-from torchvision import transforms
 
-from fastimg.loaders import ImageFolderLoader
+from fastimg.augment import Policy
+from fastimg.loaders import ImageFolderLoader, Loader
 
-# Each writes the pixels of its rank's images, of 1 x 1, by epoch; the loaders are made before the group is.
-COMMON = """
-import json, sys
-import torch
-from torchvision import transforms
-from fastimg.loaders import ImageFolderLoader
+from .clients import CLIENTS, TRAIN, VAL, evaluated_in, images_of, run_client, seen_in
 
-PIXEL = transforms.Compose([transforms.Resize((1, 1)), transforms.ToTensor()])
-SEEN = [[], []]
-torch.manual_seed(int(__import__("os").environ.get("RANK", 0)))  # each rank otherwise, as many scripts do
-loader = ImageFolderLoader(sys.argv[1], PIXEL, batch_size=8, shuffle=True)
-evaluation = ImageFolderLoader(sys.argv[1], PIXEL, batch_size=8)
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 3))
-
-def see(epoch, images):
-    SEEN[epoch] += (images * 255).round().int().flatten(1).tolist()
-
-def finish(rank, counted):
-    with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
-        json.dump({"seen": SEEN, "counted": counted, "steps": len(loader)}, file)
-"""
-ACCELERATE = """
-from accelerate import Accelerator
-
-accelerator = Accelerator(cpu=True)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-model, optimizer, loader, evaluation = accelerator.prepare(model, optimizer, loader, evaluation)
-for epoch in range(2):
-    for images, targets in loader:
-        see(epoch, images)
-        accelerator.backward(torch.nn.functional.cross_entropy(model(images), targets))
-        optimizer.step()
-        optimizer.zero_grad()
-finish(accelerator.process_index, sum(len(targets) for _, targets in evaluation))
-accelerator.end_training()
-"""
-LIGHTNING = """
-import lightning as L
-
-class Module(L.LightningModule):
-    counted = 0
-
-    def __init__(self):
-        super().__init__()
-        self.model = model
-
-    def training_step(self, batch):
-        see(self.current_epoch, batch[0])
-        return torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])
-
-    def validation_step(self, batch):
-        self.counted += len(batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-module = Module()
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
-ranks = int(__import__("os").environ.get("WORLD_SIZE", 1))
-trainer = L.Trainer(
-    max_epochs=2, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto",
-    check_val_every_n_epoch=2, **quiet
-)
-trainer.fit(module, loader, evaluation)
-finish(trainer.global_rank, module.counted)
-"""
-TRANSFORMERS = """
-from transformers import Trainer, TrainingArguments
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images, labels):
-        see(int(trainer.state.epoch or 0), images)
-        logits = self.model(images)
-        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-class Named:
-    # What a Trainer takes: batches as dicts.
-    def __init__(self, batches):
-        self.batches = batches
-    def __len__(self):
-        return len(self.batches)
-    def __iter__(self):
-        for images, labels in self.batches:
-            yield {"images": images, "labels": labels}
-
-class Ours(Trainer):
-    def get_train_dataloader(self):
-        return self.accelerator.prepare(Named(loader))
-
-arguments = TrainingArguments(
-    output_dir=sys.argv[2], num_train_epochs=2, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
-)
-trainer = Ours(Model(), arguments)
-trainer.train()
-assert trainer.state.global_step == 2 * len(loader), trainer.state.global_step
-finish(arguments.process_index, sum(len(targets) for _, targets in evaluation))
-"""
+pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
+GATHER = ("accelerate_fit", "transformers_fit")  # equally many rows of all ranks, and leave out what is too much
+TRAINERS = (*GATHER, "lightning_fit")
+HOW = [  # how the ranks are started, and how often Lightning validates in an epoch
+    *((client, 1, []) for client in TRAINERS),
+    *((client, 2, []) for client in TRAINERS),
+    ("lightning_fit", 1, ["--devices", 2]),
+    ("lightning_fit", 1, ["--devices", 2, "--strategy", "ddp_spawn"]),
+]
 
 
-@pytest.fixture
-def folder(image_folder):
-    """36 images, and their pixels as the trainers see them."""
-    pixel = transforms.Compose([transforms.Resize((1, 1)), transforms.PILToTensor()])
-    with ImageFolderLoader(image_folder, pixel, batch_size=36, rank=0, world_size=1) as loader:
-        ((images, _),) = loader
-    return image_folder, sorted(map(tuple, images.flatten(1).tolist()))
+@pytest.fixture(autouse=True)
+def installed(request):
+    """Skip a client without its framework."""
+    client = getattr(getattr(request.node, "callspec", None), "params", {}).get("client", "lightning_fit")
+    pytest.importorskip(client.removesuffix("_fit"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("trainer", ["accelerate", "lightning", "transformers"])
-def test_every_image_once_an_epoch(trainer, ranks, folder, tmp_path):
-    pytest.importorskip(trainer)
-    images, expected = folder
-    script = tmp_path / "train.py"
-    script.write_text(COMMON + globals()[trainer.upper()])
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, *launcher, str(script), str(images), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(Path(tmp_path, f"{rank}.json").read_text()) for rank in range(ranks)]
+@pytest.mark.parametrize(("client", "ranks", "options"), HOW)
+def test_every_image_comes_in_an_epoch_and_once_in_an_evaluation(client, ranks, options, coloured, tmp_path):
+    found = run_client(client, coloured, tmp_path / "run.json", *options, ranks=ranks, files=2 if options else ranks)
+    more = 1 if client in GATHER and len(found) == 2 else 0  # 45 images for two ranks with equally many rows
     for epoch in range(2):
-        assert sorted(tuple(pixel) for part in found for pixel in part["seen"][epoch]) == expected
-    assert [part["counted"] for part in found] == [36 // ranks] * ranks
-    assert [part["steps"] for part in found] == [5 if ranks == 1 else 3] * ranks
+        seen = seen_in(found, epoch, coloured)
+        assert len(seen) == TRAIN and seen.total() == TRAIN + more
+    assert [rank["steps"] for rank in found] == [12 // len(found)] * len(found)
+    if client in GATHER:  # each rank has all of them
+        assert [rank["counted"] for rank in found] == [VAL] * ranks
+        found = found[:1]
+    evaluated = evaluated_in(found, coloured)
+    assert len(evaluated) == evaluated.total() == sum(rank["counted"] for rank in found) == VAL
+    assert sum(rank["correct"] for rank in found) >= 12  # it has learned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", TRAINERS)
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_exactly(client, coloured, tmp_path):
+    def run(name, *options):
+        return run_client(client, coloured, tmp_path / name, *options)[0]
+
+    kept = tmp_path / "checkpoint"
+    whole = run("whole.json")
+    first = run("first.json", "--stop-after", 8, "--checkpoint", kept)
+    rest = run("rest.json", "--resume", kept)
+    assert [len(epoch) for epoch in first["seen"]] == [TRAIN, 16]
+    assert first["seen"][1] + rest["seen"][0] == whole["seen"][1]
+    assert first["losses"] + rest["losses"] == whole["losses"]
+
+
+def test_the_two_heads_differ_in_three_lines():
+    for client in TRAINERS:
+        lines = (CLIENTS / f"{client}.py").read_text().splitlines()
+        assert 2 <= sum("ImageFolderLoader" in line or "trainer.get_train" in line for line in lines) <= 4, client
+
+
+class TestLightning:
+    """What Lightning's Trainer does with a loader, in this process."""
+
+    @pytest.fixture
+    def fit(self, coloured):
+        """Train two epochs; returns the images of each step's batch by epoch, and of each validation."""
+        L = importlib.import_module("lightning")
+        torch = importlib.import_module("torch")
+        colours = importlib.import_module("torchvision.transforms")
+        pixel = colours.Compose([colours.Resize((8, 8)), colours.PILToTensor()])
+
+        class Module(L.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(3, 3)
+                self.seen, self.evaluated, self.reloads = [[], []], [], 0
+
+            def _step(self, batch, kept):
+                images, targets = batch
+                kept.append(images[:, :, 4, 4].tolist())
+                self.log("loss", 0.0, on_epoch=True)
+                return torch.nn.functional.cross_entropy(self.layer(images.float().mean((2, 3)) / 255), targets)
+
+            def training_step(self, batch):
+                return self._step(batch, self.seen[self.current_epoch])
+
+            def validation_step(self, batch):
+                self._step(batch, self.evaluated[-1])
+
+            def on_validation_epoch_start(self):
+                self.evaluated.append([])
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), 0.1)
+
+            def train_dataloader(self):
+                self.reloads += 1
+                return ImageFolderLoader(coloured / "train", pixel, batch_size=8, shuffle=True, seed=1)
+
+            def val_dataloader(self):
+                return ImageFolderLoader(coloured / "val", pixel, batch_size=8)
+
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+        def run(train=None, **options):
+            module = Module()
+            trainer = L.Trainer(max_epochs=2, accelerator="cpu", enable_model_summary=False, **quiet, **options)
+            trainer.fit(module, train)
+            return module
+
+        run.module, run.pixel = Module, pixel
+        return run
+
+    @pytest.fixture
+    def epochs(self, coloured, fit):
+        """The batches of the first epochs, without Lightning."""
+        with ImageFolderLoader(coloured / "train", fit.pixel, batch_size=8, shuffle=True, seed=1) as loader:
+            return [[images[:, :, 4, 4].tolist() for images, _ in loader] for _ in range(2)]
+
+    def test_validations_within_an_epoch_leave_its_order(self, fit, epochs, coloured):
+        module = fit(val_check_interval=2)
+        assert module.seen == epochs
+        first, *others = module.evaluated  # the first is Lightning's sanity check, which stops early
+        assert len(first) == 2 and len(others) == 6
+        for each in others:
+            assert each[:2] == first
+            found = images_of([colour for batch in each for colour in batch], coloured / "val")
+            assert len(found) == found.total() == VAL
+
+    def test_fewer_batches_and_loaders_made_anew(self, fit, epochs):
+        module = fit(limit_train_batches=3, limit_val_batches=1, reload_dataloaders_every_n_epochs=1)
+        assert module.seen == [batches[:3] for batches in epochs] and module.reloads == 2
+
+    def test_overfitting_takes_the_same_batches_in_order(self, fit, coloured):
+        with ImageFolderLoader(coloured / "train", fit.pixel, batch_size=8) as loader:
+            module = fit(loader, overfit_batches=2)
+        assert module.seen[0] == module.seen[1] and len(module.seen[0]) == 2
+        with (
+            ImageFolderLoader(coloured / "train", fit.pixel, batch_size=8, shuffle=True) as loader,
+            pytest.raises(ValueError, match="batches of 8, shuffled"),
+        ):
+            fit(loader, overfit_batches=2)
+
+    @pytest.mark.parametrize("raw", [True, False])
+    def test_a_loader(self, raw, fit, coloured):
+        """Itself, whose batches are unpacked, and as tuples."""
+        with Loader(str(coloured), split="train", batch_size=8, crop=8) as loader:
+            module = fit(loader if raw else loader.tuples(Policy(hflip=0.5, mean=(0, 0, 0), std=(1, 1, 1))))
+        scale = 1 if raw else 255
+        for epoch in module.seen:
+            found = images_of([[scale * x for x in pixel] for batch in epoch for pixel in batch], coloured / "train")
+            assert len(found) == found.total() == TRAIN

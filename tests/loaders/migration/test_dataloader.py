@@ -38,7 +38,7 @@ def dataset(image_folder):
 def test_attributes_are_a_data_loaders(dataset):
     theirs = DataLoader(dataset, 5, drop_last=True)
     with ImageFolderLoader(dataset, batch_size=5, drop_last=True, num_workers=2) as ours:
-        assert ours.dataset is dataset and ours.num_workers == 2
+        assert ours.dataset is dataset and ours.num_workers == theirs.num_workers == 0
         assert len(ours.sampler) == len(theirs.sampler) and len(ours.batch_sampler) == len(theirs.batch_sampler)
         for name in ("batch_size", "drop_last", "pin_memory", "collate_fn", "worker_init_fn", "timeout", "generator"):
             assert hasattr(ours, name), name
@@ -231,6 +231,63 @@ def test_a_loader_says_what_it_has_in_their_place(image_folder):
             Loader(str(image_folder), batch_size=4, crop=8, **{name: None})
     with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
         Loader(str(image_folder), batchsize=4, crop=8)
+
+
+class Skipping(BatchSampler):
+    """As accelerate's, of which `skip_first_batches` makes a DataLoader."""
+
+    def __init__(self, batch_sampler, count):
+        self.batch_sampler, self.count = batch_sampler, count
+
+    def __iter__(self):
+        for number, indices in enumerate(self.batch_sampler):
+            if number >= self.count:
+                yield indices
+
+    def __len__(self):
+        return len(self.batch_sampler) - self.count
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_data_loader_of_its_batch_sampler_has_its_batches(dataset, moved):
+    options = {"batch_size": 5, "shuffle": True, "seed": 2}
+    with ImageFolderLoader(dataset, **options) as whole, ImageFolderLoader(dataset, **options) as ours:
+        list(whole)
+        expected, after = list(whole), list(whole)
+        skipped = DataLoader(
+            ours.dataset,
+            batch_sampler=Skipping(ours.batch_sampler, 3),
+            collate_fn=ours.collate_fn,
+            num_workers=ours.num_workers,
+            prefetch_factor=ours.prefetch_factor,
+            persistent_workers=ours.persistent_workers,
+        )
+        skipped.batch_sampler.batch_sampler.set_epoch(1)
+        if moved:  # as a state has said already
+            ours.load_state_dict(ours.state_dict() | {"epoch": 1, "position": 15})
+        rest = list(skipped)
+        again = list(ours)
+    for found, batches in ((rest, expected[3:]), (again, after)):
+        assert len(found) == len(batches)
+        assert all(torch.equal(a[0], b[0]) for a, b in zip(found, batches, strict=True))
+    with pytest.raises(TypeError, match="not for samples of its dataset"):
+        next(iter(DataLoader(dataset, 4, collate_fn=ours.collate_fn)))
+
+
+def test_frameworks_see_whether_it_shuffles(dataset):
+    for shuffle in (False, True):
+        with ImageFolderLoader(dataset, batch_size=5, shuffle=shuffle) as ours:
+            assert isinstance(ours.sampler, SequentialSampler) is not shuffle
+            assert repr(ours) == f"ImageFolderLoader(36 samples, batches of 5, {'shuffled' if shuffle else 'in order'})"
+
+
+def test_batches_of_an_image_folder_as_dicts(dataset):
+    with ImageFolderLoader(dataset, batch_size=36) as ours:
+        ((images, targets),) = ours
+        (first,) = ours.dicts()
+        (other,) = pickle.loads(pickle.dumps(ours.dicts("x", "y")))
+    assert torch.equal(first["pixel_values"], images) and torch.equal(first["labels"], targets)
+    assert torch.equal(other["x"], images) and torch.equal(other["y"], targets)
 
 
 def test_a_function_of_the_batch(dataset):
