@@ -100,7 +100,7 @@ def mix_images(
         cut = cut & (weight[partner] > 0)
     others = images[partner]
     blended = _blend(share[:, None, None, None], images, others)
-    pasted = torch.where(_inside(box, height, width), others, images)
+    pasted = torch.where(inside(box, height, width), others, images)
     whole = (share == 1.0)[:, None, None, None]
     mixed = torch.where(cut[:, None, None, None], pasted, torch.where(whole, images, blended))
     return mixed, Mixture(share, partner)
@@ -122,10 +122,10 @@ def boxes(mixing: Mixing, height: int, width: int) -> torch.Tensor:
     return torch.where(mixing.cut[:, None], torch.cat([first, last], dim=1), 0)
 
 
-def _inside(box: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def inside(box: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """bool [B, 1, H, W]: which pixels lie inside boxes [B, 4]."""
     top, left, bottom, right = box.T[:, :, None, None]
     y = torch.arange(height, device=box.device)[:, None]
     x = torch.arange(width, device=box.device)
-    inside: torch.Tensor = (y >= top) & (y < bottom) & (x >= left) & (x < right)
-    return inside[:, None]
+    within: torch.Tensor = (y >= top) & (y < bottom) & (x >= left) & (x < right)
+    return within[:, None]

@@ -5,7 +5,8 @@
         batch.inputs, batch.targets, batch.weight  # uint8 [256, 3, 224, 224], int64 [256], float32 [256]
 
 `Loader` reads shards, .beton files and image folders; `ImageFolderLoader` takes the place of torchvision's ImageFolder
-and torch's DataLoader, `FFCVLoader` that of FFCV's Loader; what a sample becomes is a `Decoder`'s.
+and torch's DataLoader, `FFCVLoader` that of FFCV's Loader, `create_loader` that of timm's; what a sample becomes is a
+`Decoder`'s.
 
 In: a dataset, a crop, settings. Out: uint8 batches in an order that resumes. Must not know: augment, the application.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .migration.ffcv_loader import FFCVLoader
     from .migration.image_folder import ImageFolderLoader
     from .migration.ray_data import ray_dataset
+    from .migration.timm_loader import create_loader
     from .order import Sampling
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "View",
     "ViewDecoder",
     "WorkerError",
+    "create_loader",
     "list_splits",
     "open_dataset",
     "ray_dataset",
@@ -86,6 +89,7 @@ _MODULES = {
     "ImageDecoder": "decoders.images",
     "ImageFolderLoader": "migration.image_folder",
     "Loader": "loader",
+    "create_loader": "migration.timm_loader",
     "ray_dataset": "migration.ray_data",
     "Sampling": "order",
 }

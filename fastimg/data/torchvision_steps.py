@@ -6,7 +6,6 @@ A script that comes from torchvision has reading and augmentation in one transfo
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from fastimg.augment import Policy, apply, draw, mix
 from fastimg.augment.backends import look_up
 from fastimg.augment.ops import Op
+from fastimg.data import timm_steps
 from fastimg.loaders.migration.steps import CannotTakeOver, owned
 
 from . import ffcv_steps
@@ -32,9 +32,11 @@ def policy_of(step: Any) -> Step:
     Raises CannotTakeOver for a step, or arguments of one, that has none.
     """
     name = type(step).__name__
+    if is_timms(step):
+        return timm_steps.policy_of(step)
     if type(step).__module__.startswith("ffcv.") and name in ffcv_steps.STEPS:
         return ffcv_steps.STEPS[name](step)
-    if not type(step).__module__.startswith(("torchvision.transforms.", "timm.data.")):
+    if not type(step).__module__.startswith("torchvision.transforms."):
         raise CannotTakeOver(owned(step))
     if name in STEPS:
         return STEPS[name](step)
@@ -45,10 +47,19 @@ def policy_of(step: Any) -> Step:
     return Shuffled(policy) if name == "ColorJitter" and jitters + bool(policy.hue) > 1 else policy
 
 
-def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool) -> Policy:
+def is_timms(step: Any) -> bool:
+    """Whether a step is one of timm's, some of which are called as torchvision's are."""
+    return type(step).__module__.startswith("timm.")
+
+
+def erasing_of(
+    step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool
+) -> Policy | timm_steps.Erasing:
     """The policy that normalises and erases. `normalised`: Normalize comes before RandomErasing, not after it."""
-    if hasattr(step, "log_aspect_ratio"):
-        return _timms_erasing(step, mean, std, normalised)
+    if is_timms(step):
+        if mean is not None and not normalised:
+            raise CannotTakeOver("RandomErasing of timm before Normalize (put it after)")
+        return timm_steps.erasing_of(step, mean, std)
     value = step.value
     if not isinstance(value, int | float | tuple | list):
         raise CannotTakeOver(f"RandomErasing(value={value!r}) (give numbers)")
@@ -68,15 +79,6 @@ def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | N
     )
 
 
-def _timms_erasing(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool) -> Policy:
-    """timm's RandomErasing, of which 0 in the image as it is then is erased."""
-    if step.per_pixel or step.rand_color or step.max_count != 1 or step.num_splits > 1:
-        raise CannotTakeOver('RandomErasing of timm but with mode="const" and one rectangle (give re_mode="const")')
-    low, high = map(math.exp, step.log_aspect_ratio)
-    plain = SimpleNamespace(value=0, p=step.probability, scale=(step.min_area, step.max_area), ratio=(low, high))
-    return erasing_of(plain, mean, std, normalised)
-
-
 def augmented(
     images: torch.Tensor, policies: Sequence[Step], ids: Ids, seed: int, epoch: int, first: int = 0
 ) -> torch.Tensor:
@@ -85,9 +87,17 @@ def augmented(
 
 
 def normalised(
-    images: torch.Tensor, policy: Policy, dtype: torch.dtype, ids: Ids, seed: int, epoch: int, view: int
+    images: torch.Tensor,
+    policy: Policy | timm_steps.Erasing,
+    dtype: torch.dtype,
+    ids: Ids,
+    seed: int,
+    epoch: int,
+    view: int,
 ) -> torch.Tensor:
-    """uint8 images [B, C, H, W] after a policy that normalises, channels-last."""
+    """uint8 images [B, C, H, W] after a policy that normalises, channels-last, or timm's erasing."""
+    if isinstance(policy, timm_steps.Erasing):
+        return policy(images, dtype, ids, seed, epoch, view)
     return apply(draw(policy, ids, seed, epoch, view), images, dtype=dtype)
 
 
@@ -109,6 +119,13 @@ def mixed(
 def looked_up(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """uint8 images [B, 3, H, W] -> what a table [3, 256] has for each channel and level, channels-last."""
     return look_up(images, table)
+
+
+def collated(
+    images: torch.Tensor, targets: torch.Tensor, mixup: Any, ids: Ids, seed: int, epoch: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """uint8 images and classes as timm's FastCollateMixup makes them: uint8, and float32 [B, num_classes]."""
+    return timm_steps.mixed(images, targets, mixup, ids, seed, epoch)
 
 
 def softened(targets: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:

@@ -1,5 +1,6 @@
-"""Crops that torchvision has and a `Loader` has not: of any size and place, or none."""
+"""Crops that torchvision and timm have and a `Loader` has not: of any size and place, or none."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -93,6 +94,59 @@ class Whole:
                 "or Resize((height, width)) in the transform all have to be equal"
             )
         return Window((0, 0, width, height), (width, height), (0, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepRatio:
+    """timm's ResizeKeepRatio, and a crop of what it makes: in the middle, or anywhere if `anywhere`. See `CropRule`.
+
+    The image is scaled to cover `resize`, with `longest` 1 to fit into it; then, where drawn, by a share of the area
+    and by an aspect ratio. What lies beyond the image has the level `fill`; None: it is mirrored about its outermost
+    pixels.
+    """
+
+    size: tuple[int, int]
+    resize: tuple[int, int]
+    longest: float = 0.0
+    scale_chance: float = 0.0
+    scale: tuple[float, float] = (1.0, 1.0)
+    scale_of_area: bool = False  # 0.5 then shows half of the area; else it halves the sides
+    aspect_chance: float = 0.0
+    aspect: tuple[float, float] = (1.0, 1.0)
+    anywhere: bool = False
+    fill: int | None = None
+    interpolation: Interpolation = "bilinear"
+
+    @property
+    def draws(self) -> int:
+        """Of the scale, the aspect ratio and the place."""
+        return 6 if self.scale_chance or self.aspect_chance or self.anywhere else 0
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `CropRule`."""
+        tall, wide = self.size
+        ratios = height / self.resize[0], width / self.resize[1]
+        ratio = max(ratios) * self.longest + min(ratios) * (1.0 - self.longest)
+        down = across = 1.0
+        if draws and draws[0] < self.scale_chance:
+            factor = self.scale[0] + (self.scale[1] - self.scale[0]) * draws[1]
+            down = across = 1.0 / math.sqrt(factor) if self.scale_of_area else factor
+        if draws and draws[2] < self.aspect_chance:
+            low, high = map(math.log, self.aspect)
+            aspect = math.sqrt(math.exp(low + (high - low) * draws[3]))
+            down, across = down / aspect, across * aspect
+        h, w = max(1, round(height * down / ratio)), max(1, round(width * across / ratio))
+        if self.anywhere:
+            x, y = (_anywhere(room, draw) for room, draw in ((w - wide, draws[4]), (h - tall, draws[5])))
+        else:
+            x, y = (round(room / 2.0) if room >= 0 else -(-room // 2) for room in (w - wide, h - tall))
+        return Window((0, 0, width, height), (w, h), (x, y))
+
+
+def _anywhere(room: int, draw: float) -> int:
+    """From 0 to `room`, which is below 0 where there is none."""
+    place = int(draw * (abs(room) + 1))
+    return place if room >= 0 else -place
 
 
 def _shorter(width: int, height: int, side: int) -> tuple[int, int]:

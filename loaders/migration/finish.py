@@ -31,11 +31,12 @@ class Finish:
     flip: float = 0.0  # the probability that an image is mirrored
     vertical: float = 0.0  # the same from top to bottom
     policies: tuple[Any, ...] = ()  # one after the other, on uint8
+    mixup: Any = None  # timm's FastCollateMixup, which mixes uint8
     last: Any = None  # the policy that normalises, and may mix; None: as `scaled`, `mean` and `std` say
     scaled: bool = False  # float32 from 0 to 1; else uint8
     mean: tuple[float, ...] | None = None  # one per channel; None: not normalised
     std: tuple[float, ...] | None = None
-    dtype: torch.dtype = torch.float32  # of what `last` makes
+    dtype: torch.dtype = torch.float32  # of images that are scaled or normalised
     channels_first: bool = False  # in memory, as torchvision's images; else channels-last where `last` made them
     num_classes: int | None = None  # targets float32 [B, num_classes]; None: int64 [B]
     smoothing: float = 0.0
@@ -50,6 +51,10 @@ class Finish:
                 images, targets, self.last, self.num_classes, self.smoothing, self.dtype, ids, seed, epoch
             )
             return self._laid_out(images), targets
+        if self.mixup is not None:
+            images = self.early(views[0], ids, seed, epoch, 0)
+            images, targets = augmentation().collated(images, targets, self.mixup, ids, seed, epoch)
+            return self._late(images, ids[: len(images)], seed, epoch, 0), targets
         if self.num_classes is not None:
             targets = augmentation().softened(targets, self.num_classes, self.smoothing)
         stride = 1 + len(self.policies)
@@ -60,20 +65,26 @@ class Finish:
         self, images: torch.Tensor, ids: npt.NDArray[np.int64], seed: int, epoch: int, first: int
     ) -> torch.Tensor:
         """uint8 images after all steps but mixing; `first` is the first view of `augment.draw` that is drawn."""
-        given = images
         if images.device.type == "cpu" and self.channels_first and self.last is None and not self.policies:
-            return self._in_one_pass(images, self._drawn_flips(ids, seed, epoch, first))
-        images = self.early(images, ids, seed, epoch, first)
+            done = self._in_one_pass(images, self._drawn_flips(ids, seed, epoch, first))
+            return done.to(self.dtype) if self.scaled else done
+        early = self.early(images, ids, seed, epoch, first)
+        late = self._late(early, ids, seed, epoch, first)
+        return late.clone() if late is images else late
+
+    def _late(
+        self, images: torch.Tensor, ids: npt.NDArray[np.int64], seed: int, epoch: int, first: int
+    ) -> torch.Tensor:
+        """uint8 images, augmented, after scaling or normalising, and erasing."""
         if self.last is not None:
             images = augmentation().normalised(images, self.last, self.dtype, ids, seed, epoch, first)
             return self._laid_out(images)
         if not self.scaled:
-            form = torch.contiguous_format if self.channels_first else torch.preserve_format
-            return images.clone(memory_format=form) if images is given else self._laid_out(images)
+            return self._laid_out(images)
         images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         if self.mean is not None and self.std is not None:
             images.sub_(_column(self.mean, images.device)).div_(_column(self.std, images.device))
-        return images
+        return images.to(self.dtype)
 
     def early(
         self, images: torch.Tensor, ids: npt.NDArray[np.int64], seed: int, epoch: int, first: int

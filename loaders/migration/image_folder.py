@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from fastimg.loaders.crop import Size, View, whole
-from fastimg.loaders.decoders.images import ImageDecoder
+from fastimg.loaders.decoder import Decoder
 from fastimg.loaders.decoders.views import ViewDecoder
 from fastimg.loaders.epochs.surroundings import ranks_here
 from fastimg.loaders.loader import Loader
@@ -15,6 +15,7 @@ from fastimg.loaders.wording import plural
 
 from .batches import Batches
 from .dataloader import batching_of
+from .filters import EitherFilter, decoder_of
 from .finish import Finish, ViewFinishes
 from .sources import source_of
 from .transforms import ImageTransform, translated
@@ -44,8 +45,8 @@ class ImageFolderLoader(Batches):
         ColorJitter, Grayscale(3), RandomGrayscale, GaussianBlur, RandomSolarize, RandomPosterize, RandomInvert,
         RandomEqualize, RandomAutocontrast, RandomAdjustSharpness, RandomApply and RandomChoice of these; ToTensor,
         Normalize, RandomErasing; and of v2 ToImage, ToDtype and RGB. Or `weights.transforms()`, or what timm's
-        create_transform makes without auto_augment. Without a crop all images have to be of one size. Augmentation has
-        torchvision's distribution.
+        create_transform makes. Without a crop all images have to be of one size. Augmentation has the original's
+        distribution, but that timm's auto_augment moves pixels without interpolating between them.
     batch_size, shuffle, drop_last: as of a DataLoader. Every epoch is shuffled anew, by `seed`; None: torch's initial
         seed, which `torch.manual_seed` sets, as it is when the first epoch begins, or 0 with several processes.
     num_workers: number of threads, which take the place of processes; 0 is one, None one for each core available to
@@ -120,9 +121,14 @@ class ImageFolderLoader(Batches):
         ids = source.indices
         if sampled.places is not None:
             ids = sampled.places if ids is None else ids[sampled.places]
-        decoder: ImageDecoder | ViewDecoder = ImageDecoder(self._transforms[0].crop)
+        decoder: Decoder = decoder_of(self._transforms[0].crop)
         finish: Finish | ViewFinishes = self._transforms[0].finish
         if views is not None:
+            if any(isinstance(each.crop, EitherFilter) for each in self._transforms):
+                raise TypeError(
+                    "ImageFolderLoader: views do not draw their interpolation; give bilinear or bicubic in place of "
+                    "random"
+                )
             decoder = ViewDecoder(tuple(View(crop=each.crop) for each in self._transforms))
             finish = ViewFinishes(tuple(each.finish for each in self._transforms))
         if rank is None and world_size is None:

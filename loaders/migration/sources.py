@@ -1,7 +1,8 @@
 """What a script gives as its data -> the samples that are read.
 
-torchvision's datasets of files, CIFAR's arrays, Hugging Face's Dataset, Subsets and ConcatDatasets of these, and
-folders. Datasets are known by their names and attributes: torchvision is not imported, which would take seconds.
+torchvision's datasets of files, CIFAR's arrays, timm's ImageDataset, Hugging Face's Dataset, Subsets and
+ConcatDatasets of these, and folders. Datasets are known by their names and attributes: torchvision is not imported,
+which would take seconds.
 """
 
 import os
@@ -146,7 +147,7 @@ def source_of(data: Any, transform: Any = None) -> Source:
     if transform is not None and any(part.transform is not None for part in parts):
         kind = type(getattr(parts[0], "owner", parts[0])).__name__
         raise TypeError(f"ImageFolderLoader: the {kind} has a transform; leave out this one")
-    named = [list(getattr(part, "classes", ())) for part in parts]
+    named = [_classes_of(part) for part in parts]
     classes = named[0] if all(names == named[0] for names in named) else []
     kinds = {ArrowImages: _of_arrow, PixelsDataset: _of_arrays, FilesDataset: _of_files}
     made = {_kind(part) for part in parts}
@@ -171,7 +172,7 @@ def _of_files(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | N
     samples = [pair for part in parts for pair in _pairs(part)]
     if ids is not None and _repeats(ids):
         samples, ids = [samples[index] for index in ids.tolist()], None
-    dataset = _files([Path(part.root) for part in parts], samples, classes)
+    dataset = _files([_root_of(part) for part in parts], samples, classes)
     return Source(data, dataset, ids, classes, samples, tuple(parts), tuple(watched))
 
 
@@ -214,8 +215,12 @@ def _walk(data: Any, parts: list[Any], watched: list[_Watched]) -> Ids:
         start = sum(map(len, parts))
         parts.append(part)
         return start + np.arange(len(part), dtype=np.int64)
-    names = _check_part(data)
-    watched += [_watch(data, name) for name in (*names, "target_transform", "loader")]
+    if _is_timms(data):
+        _check_timms(data)
+        watched += [_watch(data.reader, "samples"), _watch(data, "reader"), _watch(data, "target_transform")]
+    else:
+        names = _check_part(data)
+        watched += [_watch(data, name) for name in (*names, "target_transform", "loader")]
     start = sum(map(len, parts))
     parts.append(data)
     return start + np.arange(len(data), dtype=np.int64)
@@ -245,6 +250,45 @@ def _check_part(data: Any) -> tuple[str, ...]:
     if loader is not None and _name(loader) not in _LOADERS:
         raise TypeError("ImageFolderLoader: decodes files itself, as RGB; leave the dataset's own loader out")
     return names
+
+
+def _is_timms(data: Any) -> bool:
+    return any(each.__module__ == "timm.data.dataset" for each in type(data).__mro__)
+
+
+def _check_timms(data: Any) -> None:
+    """Raises TypeError for a dataset of timm's that is none of files in folders, or says itself what a sample is."""
+    kind, reader = type(data).__name__, type(getattr(data, "reader", None)).__name__
+    if kind == "AugMixDataset":
+        raise TypeError(
+            "timm's AugMixDataset, of several versions of each image, is not read; leave num_aug_splits out"
+        )
+    if kind == "IterableImageDataset" or reader != "ReaderImageFolder":
+        raise TypeError(
+            f"timm's {kind} with a {reader} is not read: unpack the data into class folders, whose root create_dataset "
+            "takes, or write it as shards (fastimg.convert)"
+        )
+    _check_own_code(data, "timm.data.dataset", "timm's ImageDataset")
+    if data.target_transform is not None:
+        raise TypeError("leave target_transform out of timm's ImageDataset, and apply it to the batches' targets")
+    if data.load_bytes or data.additional_features is not None:
+        raise TypeError("leave load_bytes and additional_features out of timm's ImageDataset: files are read as images")
+    if data.input_img_mode != "RGB":
+        raise TypeError(f'timm\'s ImageDataset has input_img_mode={data.input_img_mode!r}; give "RGB"')
+
+
+def _classes_of(part: Any) -> list[Any]:
+    """The names of classes by number; those of timm's class map may be several for a number, or none."""
+    if not _is_timms(part):
+        return list(getattr(part, "classes", ()))
+    named: dict[int, list[str]] = {}
+    for name, number in part.reader.class_to_idx.items():
+        named.setdefault(int(number), []).append(str(name))
+    return [", ".join(named.get(number, [str(number)])) for number in range(max(named) + 1)]
+
+
+def _root_of(part: Any) -> Path:
+    return Path(part.reader.root if _is_timms(part) else part.root)
 
 
 def _check_own_code(data: Any, library: str, instead: str) -> None:
@@ -278,7 +322,9 @@ def _watch(owner: Any, name: str) -> _Watched:
 
 
 def _pairs(part: Any) -> Pairs:
-    """(path, class) of each sample of one of torchvision's datasets of files."""
+    """(path, class) of each sample of a dataset of files."""
+    if _is_timms(part):
+        return [(os.fspath(path), int(target)) for path, target in part.reader.samples]
     names = _FILES[_base(part) or ""]
     if len(names) == 1:
         return [(os.fspath(path), int(target)) for path, target in getattr(part, names[0])]

@@ -60,6 +60,11 @@ class Augmentation(Protocol):
     def looked_up(self, images: "torch.Tensor", table: "torch.Tensor") -> "torch.Tensor":
         """uint8 images [B, 3, H, W] -> what a table [3, 256] has for each channel and level, channels-last."""
 
+    def collated(
+        self, images: "torch.Tensor", targets: "torch.Tensor", mixup: Any, ids: "Ids", seed: int, epoch: int
+    ) -> tuple["torch.Tensor", "torch.Tensor"]:
+        """uint8 images and classes as timm's FastCollateMixup makes them: uint8, and float32 [B, num_classes]."""
+
     def softened(self, targets: "torch.Tensor", num_classes: int, smoothing: float) -> "torch.Tensor":
         """Classes int64 [B] as float32 [B, num_classes]."""
 

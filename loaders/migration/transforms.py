@@ -12,7 +12,8 @@ import torch
 
 from fastimg.loaders.crop import CenterCrop, CropRule, Interpolation, RandomResizedCrop, pair
 
-from .crops import Cut, Squash, Whole
+from .crops import Cut, KeepRatio, Squash, Whole
+from .filters import EitherFilter
 from .finish import Finish
 from .steps import CannotTakeOver, augmentation, is_given, owned
 
@@ -51,7 +52,8 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
     policies: list[Any] = []
     erasing: Any = None  # RandomErasing, and whether Normalize came before it
     for name, step in _steps(transform):
-        if resize is not None and name not in _MAY_FOLLOW:
+        keeps = type(resize).__name__ == "ResizeKeepRatio"
+        if resize is not None and name not in (_AFTER_KEEPING if keeps else _MAY_FOLLOW):
             _refuse(_ALONE)
         if pad is not None and name not in _MAY_FOLLOW - {"CenterCrop", "Pad"}:
             _refuse(_ALONE_PAD)
@@ -63,16 +65,20 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
             _refuse(f"{name} after Normalize (put it before ToTensor)")
         match name:
             case "RandomResizedCrop" | "RandomResizedCropAndInterpolation":
-                crop = RandomResizedCrop(
+                either = isinstance(step.interpolation, tuple)  # timm's "random"
+                box = RandomResizedCrop(
                     size=pair(step.size),
                     scale=(float(step.scale[0]), float(step.scale[1])),
                     ratio=(float(step.ratio[0]), float(step.ratio[1])),
-                    interpolation=_interpolation(step),
+                    interpolation="bilinear" if either else _interpolation(step),
                 )
+                crop = EitherFilter(crop=box) if either else box
             case "Resize" if isinstance(step.size, Sequence) and len(step.size) == 2:
                 crop = Squash(size=pair(step.size), interpolation=_interpolation(step))
-            case "Resize":
+            case "Resize" | "ResizeKeepRatio":
                 resize = step
+            case "CenterCrop" | "CenterCropOrPad" | "RandomCropOrPad" if keeps:
+                crop, resize = _keeping_ratio(resize, step, name), None
             case "CenterCrop":
                 crop, resize = _center(resize, step), None
             case "Pad":
@@ -117,7 +123,7 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
                     where = "after ToTensor (put it before)" if scaled else "before the crop (put it after)"
                     _refuse(f"{name} {where}" if known else name)
                 policies.append((name, _policy(step)))
-        if name in _CROPS and name != "Resize" and policies:
+        if name in _CROPS and name not in ("Resize", "ResizeKeepRatio") and policies:
             _refuse(f"{policies[0][0]} before the crop (put it after)")
     if resize is not None:
         _refuse(_ALONE)
@@ -145,13 +151,17 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
 
 
 _ALONE = "Resize(side) without CenterCrop or RandomCrop right after it (or give Resize((height, width)))"
-_CROPS = ("RandomResizedCrop", "RandomResizedCropAndInterpolation", "Resize", "CenterCrop", "RandomCrop")
+_AFTER_KEEPING = {"CenterCrop", "CenterCropOrPad", "RandomCropOrPad"}  # timm's
+_CROPS = (
+    *("RandomResizedCrop", "RandomResizedCropAndInterpolation", "Resize", "CenterCrop", "RandomCrop"),
+    *("ResizeKeepRatio", "CenterCropOrPad", "RandomCropOrPad"),
+)
 _ALONE_PAD = "Pad without RandomCrop right after it (give RandomCrop its padding)"
 _MAY_FOLLOW = {"CenterCrop", "RandomCrop", "Pad", "RandomHorizontalFlip", "RandomVerticalFlip", "ToTensor", *_NOTHING}
 _MOVED = (
-    *("TrivialAugmentWide", "RandAugment", "AutoAugment", "ColorJitter", "RandomGrayscale", "Grayscale"),
-    *("RandomRotation", "GaussianBlur", "RandomSolarize", "RandomPosterize", "RandomAdjustSharpness", "RandomInvert"),
-    *("RandomEqualize", "RandomAutocontrast", "RandomApply", "RandomChoice"),
+    *("TrivialAugmentWide", "RandAugment", "AutoAugment", "AugMixAugment", "ColorJitter", "RandomGrayscale"),
+    *("Grayscale", "RandomRotation", "GaussianBlur", "RandomSolarize", "RandomPosterize", "RandomAdjustSharpness"),
+    *("RandomInvert", "RandomEqualize", "RandomAutocontrast", "RandomApply", "RandomChoice"),
 )
 
 
@@ -231,14 +241,15 @@ def _steps(transform: Any) -> Iterator[tuple[str, Any]]:
         wraps = any("transform" in attribute for attribute in getattr(transform, "__dict__", ()))
         _refuse(f"{owned(transform)}{views if wraps else ''}")
     elif module.startswith("timm.data.") and name not in _TIMMS:
-        _refuse(f"timm's {name}{_TIMMS_WAY_OUT.get(name, '')}")
+        _refuse(f"timm's {name}")
     else:
         yield name, transform
 
 
-_TIMMS = ("RandomErasing", "RandomResizedCropAndInterpolation", "MaybeToTensor", "MaybePILToTensor")
-_POLICIES_BY_NAME = " (leave auto_augment out, and give its name to Policy(named=) and that to Loader(...).tuples)"
-_TIMMS_WAY_OUT = dict.fromkeys(("RandAugment", "AutoAugment", "AugMixAugment"), _POLICIES_BY_NAME)
+_TIMMS = (
+    *("RandomErasing", "RandomResizedCropAndInterpolation", "MaybeToTensor", "MaybePILToTensor", "ResizeKeepRatio"),
+    *("CenterCropOrPad", "RandomCropOrPad", "RandAugment", "AutoAugment", "AugMixAugment"),
+)
 
 
 def _center(resize: Any, crop: Any) -> CenterCrop | Cut:
@@ -247,6 +258,32 @@ def _center(resize: Any, crop: Any) -> CenterCrop | Cut:
     if isinstance(side, int) and side >= max(size):
         return CenterCrop(size=size, resize=side, interpolation=interpolation)
     return Cut(size=size, resize=side, interpolation=interpolation, draws=0)
+
+
+def _keeping_ratio(resize: Any, step: Any, name: str) -> KeepRatio | EitherFilter:
+    """timm's ResizeKeepRatio, and the crop after it."""
+    fill = getattr(step, "fill", 0)
+    levels = {fill} if isinstance(fill, int | float) else {*fill}
+    if getattr(step, "padding_mode", "constant") == "reflect":
+        levels = {None}
+    elif len(levels) > 1:
+        _refuse(f'{name} with fill={fill} (give crop_mode="squash" or "center")')
+    either = isinstance(resize.interpolation, tuple)
+    (level,) = levels
+    crop = KeepRatio(
+        size=pair(step.size),
+        resize=pair(resize.size),
+        longest=float(resize.longest),
+        scale_chance=float(resize.random_scale_prob),
+        scale=(float(resize.random_scale_range[0]), float(resize.random_scale_range[1])),
+        scale_of_area=bool(resize.random_scale_area),
+        aspect_chance=float(resize.random_aspect_prob),
+        aspect=(float(resize.random_aspect_range[0]), float(resize.random_aspect_range[1])),
+        anywhere=name == "RandomCropOrPad",
+        fill=None if level is None else int(level),
+        interpolation="bilinear" if either else _interpolation(resize),
+    )
+    return EitherFilter(crop=crop) if either else crop
 
 
 def _resized(resize: Any) -> tuple[int | tuple[int, int] | None, Interpolation]:

@@ -22,7 +22,7 @@ def test_the_loaders_names():
             "RandomResizedCrop",
         ),
         *("Sampling", "ShardError", "UnavailableError", "View", "ViewDecoder", "WorkerError"),
-        *("list_splits", "open_dataset", "ray_dataset"),
+        *("create_loader", "list_splits", "open_dataset", "ray_dataset"),
     ]
 
 
