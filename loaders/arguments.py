@@ -83,8 +83,8 @@ def resolve(
 
     `elsewhere`: arguments of `open_dataset` for data in an object store. An `order` and a `block` of None are chosen. A
     crop in pixels is a RandomResizedCrop, of a sequential order a CenterCrop. Without a `config`, ranks and a `seed` of
-    None are those of this process. Raises TypeError for arguments that
-    contradict each other, ValueError for values that cannot be, and what `open_dataset` raises.
+    None are those of this process. Raises TypeError for arguments that contradict each other, ValueError for values
+    that cannot be, and what `open_dataset` raises.
     """
     stated = {name: value for name, value in settings.items() if value is not None or name not in _OPEN}
     follows = EXPLICIT
@@ -99,7 +99,7 @@ def resolve(
                 "Loader: rank and world_size go together; give both, or neither, which takes them from "
                 "torch.distributed or torchrun's environment"
             )
-        follows = Follows(ranks="rank" not in stated, seed="seed" not in stated)
+        follows = Follows(ranks="rank" not in stated, seed="seed" not in stated, none_idle=True)
         if follows.ranks:
             stated |= dict(zip(("rank", "world_size"), ranks_here(), strict=True))
         if follows.seed:

@@ -192,10 +192,12 @@ class Slices:
     """How ranks share an epoch of `n` samples from position `start`: each sample once, equally many steps for all.
 
     The samples of a step are a run of positions, which the ranks have parts of. A last step that is not full is divided
-    evenly. If it had fewer samples than there are ranks, the step before leaves it as many as there are: so no rank has
-    a batch of padding alone, unless fewer samples than ranks are left altogether, or batches have one row. Rows beyond
-    a rank's part hold other samples, of weight 0. With `drop_last` a step that is not full is left out; with "uneven",
-    only the last samples, fewer than there are ranks, that cannot be divided evenly.
+    evenly. Rows beyond a rank's part hold other samples, of weight 0. With `drop_last` a step that is not full is left
+    out; with "uneven", only the last samples, fewer than there are ranks, that cannot be divided evenly.
+
+    With `none_idle`, the step before leaves a last one with fewer samples than ranks as many as there are: so no rank
+    has a batch of padding alone, unless fewer samples than ranks are left altogether, or batches have one row. Without
+    it, all ranks together have the samples of one process with their global batch.
 
     With `equal`, all ranks have equally many samples in every step: the last one fills up the last ranks' parts with
     the epoch's first samples, as few as possible.
@@ -208,6 +210,7 @@ class Slices:
     world_size: int
     drop_last: DropLast = False
     equal: bool = False
+    none_idle: bool = False
 
     @property
     def global_batch(self) -> int:
@@ -268,7 +271,8 @@ class Slices:
     def _begin(self, step: int) -> int:
         """The position of the first sample of batch `step` of all ranks; of the one after the last, where that ends."""
         begin = min(self.start + step * self.global_batch, self.stop)
-        if 0 < step == self.steps - 1 and self.batch_size > 1 and not (self._drops_step or self.equal):
+        lends = self.none_idle and self.batch_size > 1 and not (self._drops_step or self.equal)
+        if lends and 0 < step == self.steps - 1:
             return min(begin, self.stop - self.world_size)
         return begin
 

@@ -317,4 +317,5 @@ class Epochs:
 
     def _slices(self, start: int) -> Slices:
         c = self.config
-        return Slices(self._n, start, c.batch_size, c.rank, c.world_size, c.drop_last, self._equal_rows)
+        equal, none_idle = self._equal_rows, self._follows.none_idle
+        return Slices(self._n, start, c.batch_size, c.rank, c.world_size, c.drop_last, equal, none_idle)

@@ -8,10 +8,11 @@ import torch
 
 
 class Follows(NamedTuple):
-    """What a loader takes from its process, each time that an epoch begins."""
+    """What a loader takes from its process, each time that an epoch begins, and how its ranks share the last step."""
 
     ranks: bool = False
     seed: bool = False
+    none_idle: bool = False  # see `Slices`: loops of users' own drop rows of weight 0, and need one of another weight
 
 
 EXPLICIT = Follows()

@@ -160,10 +160,10 @@ class TestLastBatches:
 
     @pytest.mark.parametrize("order", ["sequential", "random"])
     @pytest.mark.parametrize(("n", "sizes"), [(150, [75, 75]), (129, [65, 64]), (65, [33, 32])])
-    def test_ranks_have_even_shares_and_no_batch_of_padding_alone(self, n, sizes, order, numbers, build, read, real):
+    def test_ranks_have_even_shares_and_no_batch_of_padding_alone(self, n, sizes, order, numbers, stamp, read, real):
         parts, steps = [], []
         for rank in range(2):
-            loader = build(numbers(n), order=order, batch_size=32, rank=rank, world_size=2)
+            loader = Loader(numbers(n), stamp(), order=order, batch_size=32, rank=rank, world_size=2)
             batches = read(loader)
             loader.close()
             assert all(batch.samples > 0 and len(batch.ids) == 32 for batch in batches)
