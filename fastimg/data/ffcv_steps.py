@@ -15,7 +15,7 @@ import torch
 from fastimg.augment import Policy
 from fastimg.augment.uniforms import seed_of, uniforms
 
-from .torchvision_operations import Choice, Step
+from .torchvision_operations import OneOf, Step
 
 Ids = npt.NDArray[np.int64]
 Colour = tuple[int, int, int]
@@ -95,7 +95,7 @@ def _colour(fill: Any) -> Colour:
 def _factor(name: str) -> Callable[[Any], Step]:
     def sometimes(step: Any) -> Step:
         limits: Any = (max(0.0, 1.0 - float(step.magnitude)), 1.0 + float(step.magnitude))
-        return Choice((float(step.p),), ((Policy(**{name: limits}),),))
+        return OneOf((float(step.p),), ((Policy(**{name: limits}),),))
 
     return sometimes
 

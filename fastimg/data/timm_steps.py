@@ -83,7 +83,7 @@ def _choices(name: str, kind: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Erasing:
+class TimmErasing:
     """timm's RandomErasing of a normalised batch: one or several rectangles of an image, of noise or of 0."""
 
     normalise: Policy
@@ -134,7 +134,7 @@ class Erasing:
         return made
 
 
-def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None) -> Policy | Erasing:
+def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None) -> Policy | TimmErasing:
     """timm's RandomErasing, which makes a rectangle 0, or noise, in the image as it is then.
 
     Raises CannotTakeOver for one that leaves a part of a batch as it is.
@@ -147,7 +147,7 @@ def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | N
         area = (float(step.min_area), float(step.max_area))
         return Policy(erase=float(step.probability), erase_scale=area, erase_ratio=(low, high), mean=mean, std=std)
     mode = "pixel" if step.per_pixel else "rand" if step.rand_color else "const"
-    return Erasing(
+    return TimmErasing(
         normalise=Policy(mean=mean, std=std),
         probability=float(step.probability),
         area=(float(step.min_area), float(step.max_area)),
@@ -158,7 +158,7 @@ def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | N
     )
 
 
-class Drawn(NamedTuple):
+class DrawnPolicies(NamedTuple):
     """What timm's Mixup draws: of a batch [1], or of each image [B]."""
 
     share: npt.NDArray[np.float64]  # lambda: what an image keeps of itself
@@ -166,7 +166,7 @@ class Drawn(NamedTuple):
     boxes: npt.NDArray[np.int64]  # [n, 4]: top, left, bottom, right; empty where nothing is cut
 
 
-def draw_mixing(mixup: Any, ids: Ids, seed: int, epoch: int, height: int, width: int) -> Drawn:
+def draw_mixing(mixup: Any, ids: Ids, seed: int, epoch: int, height: int, width: int) -> DrawnPolicies:
     """As timm's Mixup draws, by its settings: for the batch, keyed by its first sample, or for each image."""
     keys = ids if mixup.mode in ("elem", "half") else ids[: len(ids) // 2] if mixup.mode == "pair" else ids[:1]
     mixes, chooses, share, y, x, tall, wide = uniforms(seed, epoch, keys, _MIX_STAGE, 7).T
@@ -194,9 +194,9 @@ def draw_mixing(mixup: Any, ids: Ids, seed: int, epoch: int, height: int, width:
     if mixup.correct_lam or mixup.cutmix_minmax is not None:
         covered = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         kept = np.where(cut, 1.0 - covered / (height * width), kept)
-    drawn = Drawn(kept, cut, boxes)
+    drawn = DrawnPolicies(kept, cut, boxes)
     if mixup.mode == "pair":  # the second half has the first one's, from its end to its beginning
-        drawn = Drawn(*(np.concatenate([values, values[::-1]]) for values in drawn))
+        drawn = DrawnPolicies(*(np.concatenate([values, values[::-1]]) for values in drawn))
     return drawn
 
 
@@ -210,7 +210,12 @@ def mixed(
 
 
 def mixed_by(
-    drawn: Drawn, images: torch.Tensor, targets: torch.Tensor, num_classes: int, smoothing: float, half: bool = False
+    drawn: DrawnPolicies,
+    images: torch.Tensor,
+    targets: torch.Tensor,
+    num_classes: int,
+    smoothing: float,
+    half: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each image with that at its place from the end. `half`: only the first half is kept."""
     soft = soften(targets, num_classes, smoothing)

@@ -98,7 +98,7 @@ class Blur:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of several sequences of steps for each image, by their probabilities; with what is left of 1, none.
 
     torchvision's RandomChoice, and of one sequence its RandomApply.

@@ -19,7 +19,7 @@ from fastimg.data import timm_steps
 from fastimg.loaders.migration.steps import CannotTakeOver, owned
 
 from . import ffcv_steps
-from .torchvision_operations import Blur, Changed, Choice, Shuffled, Step, carried_out
+from .torchvision_operations import Blur, Changed, OneOf, Shuffled, Step, carried_out
 
 Ids = npt.NDArray[np.int64]
 _AUTO = {"imagenet": "tvauto-imagenet", "cifar10": "tvauto-cifar10", "svhn": "tvauto-svhn"}
@@ -54,7 +54,7 @@ def is_timms(step: Any) -> bool:
 
 def erasing_of(
     step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool
-) -> Policy | timm_steps.Erasing:
+) -> Policy | timm_steps.TimmErasing:
     """The policy that normalises and erases. `normalised`: Normalize comes before RandomErasing, not after it."""
     if is_timms(step):
         if mean is not None and not normalised:
@@ -88,7 +88,7 @@ def augmented(
 
 def normalised(
     images: torch.Tensor,
-    policy: Policy | timm_steps.Erasing,
+    policy: Policy | timm_steps.TimmErasing,
     dtype: torch.dtype,
     ids: Ids,
     seed: int,
@@ -96,7 +96,7 @@ def normalised(
     view: int,
 ) -> torch.Tensor:
     """uint8 images [B, C, H, W] after a policy that normalises, channels-last, or timm's erasing."""
-    if isinstance(policy, timm_steps.Erasing):
+    if isinstance(policy, timm_steps.TimmErasing):
         return policy(images, dtype, ids, seed, epoch, view)
     return apply(draw(policy, ids, seed, epoch, view), images, dtype=dtype)
 
@@ -195,14 +195,14 @@ def _blur(step: Any) -> Blur:
     return Blur((across, down), (low, high))
 
 
-def _apply(step: Any) -> Choice:
-    return Choice((float(step.p),), (_sequence(step, step.transforms),))
+def _apply(step: Any) -> OneOf:
+    return OneOf((float(step.p),), (_sequence(step, step.transforms),))
 
 
-def _choice(step: Any) -> Choice:
+def _choice(step: Any) -> OneOf:
     weights = np.asarray([1.0] * len(step.transforms) if step.p is None else step.p, np.float64)
     chances = tuple((weights / weights.sum()).tolist())
-    return Choice(chances, tuple(_sequence(step, [each]) for each in step.transforms))
+    return OneOf(chances, tuple(_sequence(step, [each]) for each in step.transforms))
 
 
 def _sequence(owner: Any, given: Any) -> tuple[Step, ...]:

@@ -42,7 +42,7 @@ class CenterSquare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class FreeCrop:
     """torchvision's RandomCrop, after Resize(`resize`) if there is one; with no draws its CenterCrop. See `CropRule`.
 
     What lies beyond the image has the level `fill`; None: it is mirrored about its outermost pixels.

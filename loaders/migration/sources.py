@@ -48,7 +48,7 @@ _OWN_CODE = (
 
 
 @dataclass(frozen=True)
-class Folder:
+class FolderData:
     """What `loader.dataset` is where a script has given a folder: the attributes of an ImageFolder."""
 
     root: str
@@ -91,10 +91,10 @@ class _Watched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class ScriptData:
     """The samples of a script's data, and what they were read from."""
 
-    data: Any  # as it was given; a Folder for a path
+    data: Any  # as it was given; a FolderData for a path
     dataset: Dataset
     indices: Ids | None  # of the samples that are read; None: all
     classes: list[Any]
@@ -129,7 +129,7 @@ class Source:
                 )
 
 
-def source_of(data: Any, transform: Any = None) -> Source:
+def source_of(data: Any, transform: Any = None) -> ScriptData:
     """The samples of a dataset or a folder.
 
     Raises TypeError for data whose own code would not be called, and for others that it does not know; DataError for a
@@ -138,8 +138,8 @@ def source_of(data: Any, transform: Any = None) -> Source:
     if isinstance(data, str | os.PathLike):
         root = Path(data).expanduser()
         classes, samples = list_samples(root)
-        folder = Folder(str(root), classes, samples, transform)
-        return Source(folder, _files([root], samples, classes), None, list(classes), samples, (folder,), ())
+        folder = FolderData(str(root), classes, samples, transform)
+        return ScriptData(folder, _files([root], samples, classes), None, list(classes), samples, (folder,), ())
     watched: list[_Watched] = []
     parts: list[Any] = []
     ids = _walk(data, parts, watched)
@@ -168,28 +168,28 @@ def _repeats(ids: Ids | None) -> bool:
     return ids is not None and len(np.unique(ids)) < len(ids)
 
 
-def _of_files(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> Source:
+def _of_files(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> ScriptData:
     samples = [pair for part in parts for pair in _pairs(part)]
     if ids is not None and _repeats(ids):
         samples, ids = [samples[index] for index in ids.tolist()], None
     dataset = _files([_root_of(part) for part in parts], samples, classes)
-    return Source(data, dataset, ids, classes, samples, tuple(parts), tuple(watched))
+    return ScriptData(data, dataset, ids, classes, samples, tuple(parts), tuple(watched))
 
 
-def _of_arrays(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> Source:
+def _of_arrays(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> ScriptData:
     pixels = np.concatenate([part.data for part in parts]) if len(parts) > 1 else parts[0].data
     labels = [int(target) for part in parts for target in part.targets]
     if ids is not None and _repeats(ids):
         pixels, labels, ids = pixels[ids], [labels[index] for index in ids.tolist()], None
     dataset = PixelsDataset(type(parts[0]).__name__, pixels, _names(classes), labels)
-    return Source(data, dataset, ids, classes, None, tuple(parts), tuple(watched))
+    return ScriptData(data, dataset, ids, classes, None, tuple(parts), tuple(watched))
 
 
-def _of_arrow(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> Source:
+def _of_arrow(data: Any, parts: list[Any], watched: list[_Watched], ids: Ids | None, classes: list[Any]) -> ScriptData:
     dataset: ArrowImages = parts[0].followed_by(parts[1:]) if len(parts) > 1 else parts[0]
     if ids is not None and _repeats(ids):
         dataset, ids = dataset.taken(ids), None
-    return Source(data, dataset, ids, classes, None, tuple(parts), tuple(watched))
+    return ScriptData(data, dataset, ids, classes, None, tuple(parts), tuple(watched))
 
 
 def _walk(data: Any, parts: list[Any], watched: list[_Watched]) -> Ids:

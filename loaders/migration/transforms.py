@@ -12,7 +12,7 @@ import torch
 
 from fastimg.loaders.crop import CenterCrop, CropRule, Interpolation, RandomResizedCrop, pair
 
-from .crops import Cut, KeepRatio, Squash, Whole
+from .crops import FreeCrop, KeepRatio, Squash, Whole
 from .filters import EitherFilter
 from .finish import Finish
 from .steps import CannotTakeOver, augmentation, is_given, owned
@@ -252,12 +252,12 @@ _TIMMS = (
 )
 
 
-def _center(resize: Any, crop: Any) -> CenterCrop | Cut:
+def _center(resize: Any, crop: Any) -> CenterCrop | FreeCrop:
     size = pair(tuple(crop.size) * 2 if isinstance(crop.size, Sequence) and len(crop.size) == 1 else crop.size)
     side, interpolation = _resized(resize)
     if isinstance(side, int) and side >= max(size):
         return CenterCrop(size=size, resize=side, interpolation=interpolation)
-    return Cut(size=size, resize=side, interpolation=interpolation, draws=0)
+    return FreeCrop(size=size, resize=side, interpolation=interpolation, draws=0)
 
 
 def _keeping_ratio(resize: Any, step: Any, name: str) -> KeepRatio | EitherFilter:
@@ -296,7 +296,7 @@ def _resized(resize: Any) -> tuple[int | tuple[int, int] | None, Interpolation]:
     return int(sides[0]) if len(sides) == 1 else pair(sides), _interpolation(resize)
 
 
-def _cut(resize: Any, step: Any, scaled: bool) -> Cut:
+def _cut(resize: Any, step: Any, scaled: bool) -> FreeCrop:
     """The RandomCrop of torchvision."""
     if step.padding_mode not in ("constant", "reflect"):
         _refuse(f"RandomCrop(padding_mode={step.padding_mode!r}) (give constant or reflect)")
@@ -305,7 +305,7 @@ def _cut(resize: Any, step: Any, scaled: bool) -> Cut:
         _refuse(f"RandomCrop(fill={step.fill!r}) (give one number)")
     level = None if step.padding_mode == "reflect" else round(float(fills[0]) * (255 if scaled else 1))
     side, interpolation = _resized(resize)
-    return Cut(
+    return FreeCrop(
         size=pair(step.size),
         resize=side,
         padding=_sides(step),
