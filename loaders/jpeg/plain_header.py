@@ -1,11 +1,13 @@
 """The header of a JPEG in plain Python: what `decoding.frame.glance` tells, where that is not compiled yet."""
 
+import re
 from typing import NamedTuple
 
 from .exif import ORIENTATION
 
 _SOS, _EOI, _DRI, _EXIF = 0xDA, 0xD9, 0xDD, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_FILL = re.compile(rb"\xff+")
 _SHORT, _LONG = 3, 4  # types of a TIFF entry
 
 
@@ -27,10 +29,10 @@ def plain_glance(jpeg: bytes | memoryview) -> Glance:
     data = memoryview(jpeg)
     sof = width = height = interval = precision = luma = components = scan_components = 0
     orientation = 1
-    at = 2 if data[:2] == b"\xff\xd8" else len(data)
+    at = 2 if bytes(data[:2]) == b"\xff\xd8" else len(data)
     while True:
-        while data[at : at + 2] == b"\xff\xff":  # fill bytes
-            at += 1
+        if filled := _FILL.match(data, at):
+            at = filled.end() - 1
         if at + 4 > len(data) or data[at] != 0xFF:
             break
         marker, body = data[at + 1], at + 4
@@ -58,12 +60,13 @@ def plain_glance(jpeg: bytes | memoryview) -> Glance:
 
 def _orientation(segment: memoryview) -> int:
     """The orientation, 1 to 8, of an APP1 segment's body (`exif.read_orientation`); 1 if it is absent or invalid."""
-    if len(segment) < 14 or segment[:6] != b"Exif\0\0":
+    if len(segment) < 14 or bytes(segment[:6]) != b"Exif\0\0":
         return 1
     tiff = segment[6:]
-    if tiff[:2] not in (b"MM", b"II"):
+    order = bytes(tiff[:2])
+    if order not in (b"MM", b"II"):
         return 1
-    big = tiff[:2] == b"MM"
+    big = order == b"MM"
     ifd = _number(tiff[4:8], big)
     if ifd + 2 > len(tiff):
         return 1
