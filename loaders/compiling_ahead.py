@@ -26,16 +26,28 @@ _log = logging.getLogger("fastimg.loaders")
 
 
 def compile_ahead(
-    decoder: Decoder, dataset: Dataset, indices: npt.NDArray[np.int64] | None, ranks: int, threads: int
-) -> None:
-    """Before a loader's threads start: compile what they can call, if reading so much makes up for it."""
+    decoder: Decoder, dataset: Dataset, indices: npt.NDArray[np.int64] | None, ranks: int, threads: int, read: int = 0
+) -> bool:
+    """Before an epoch: compile what a loader's threads can call, if reading so much makes up for it.
+
+    `read` samples were read before, and as many are taken to follow. Whether there is nothing left to compile.
+    """
+    enough = _WORTH * threads
     samples = (len(dataset) if indices is None else len(indices)) // ranks
-    if _EPOCHS * samples < _WORTH * threads or decoder.in_memory(dataset):
-        return
+    if decoder.in_memory(dataset):
+        return True
+    if max(_EPOCHS * samples, read) < enough:
+        return False
+    if max(samples, read) < enough and not decoder.draw(0, 0, looked_at(len(dataset), indices, 1)).shape[1]:
+        return False  # without random crops, data is taken to be read once
+    compile_for(decoder, dataset, indices)
+    return True
+
+
+def compile_for(decoder: Decoder, dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> None:
+    """Compile what a loader's threads can call, and say so by logging."""
     some = looked_at(len(dataset), indices, GROUP if fetched_files(dataset) is None else 1)
-    draws = decoder.draw(0, 0, some)
-    if draws.shape[1] or samples >= _WORTH * threads:  # without random crops, data is taken to be read once
-        compile_path(decoder, dataset, some, _log.warning)
+    compile_path(decoder, dataset, some, _log.warning)
 
 
 def compile_path(decoder: Decoder, dataset: Dataset, ids: npt.NDArray[np.int64], say: Callable[[str], object]) -> None:

@@ -252,6 +252,10 @@ class Batches:
         """
         self._loader.load_state_dict(state)
 
+    def compile(self) -> None:
+        """See `Loader.compile`."""
+        self._loader.compile()
+
     def close(self) -> None:
         """Stop the threads. Iterating starts new ones, unless the loader has opened its data itself."""
         self._loader.close()

@@ -120,11 +120,28 @@ def test_it_compiles_where_that_is_made_up_for(threads, ranks, random, monkeypat
         assert looked_at == expected
 
 
+def test_it_compiles_before_a_later_epoch_once_so_much_was_read(files, build, monkeypatch):
+    monkeypatch.setattr(ahead, "_WORTH", 60)  # for each of two threads: 36 samples, in 9 batches of 4
+    looked_at = []
+    monkeypatch.setattr(ahead, "compile_path", lambda decoder, dataset, ids, say: looked_at.append(len(ids)))
+    with build(files, ImageDecoder(RandomResizedCrop(size=8))) as loader:
+        found = []
+        for _ in range(6):
+            next(iter(loader))  # a few are read, most are not
+            found.append(len(looked_at))
+            for _ in loader:
+                pass
+        assert found == [0, 0, 0, 1, 1, 1] and looked_at == [16]
+        loader.compile()
+        assert looked_at == [16, 16]
+
+
 def test_it_compiles_before_threads_start_and_once_for_each_size(build, monkeypatch):
     seen = []
 
-    def note(decoder, dataset, indices, ranks, threads):
+    def note(decoder, dataset, indices, ranks, threads, read):
         seen.append((threads, sum(each.name.startswith("fastimg-loader") for each in threading.enumerate()) - running))
+        return True
 
     running = sum(each.name.startswith("fastimg-loader") for each in threading.enumerate())
     monkeypatch.setattr("fastimg.loaders.loader.compile_ahead", note)
