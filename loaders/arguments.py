@@ -99,7 +99,7 @@ def resolve(
                 "Loader: rank and world_size go together; give both, or neither, which takes them from "
                 "torch.distributed or torchrun's environment"
             )
-        follows = Follows(ranks="rank" not in stated, seed="seed" not in stated, none_idle=True)
+        follows = Follows(ranks="rank" not in stated, seed="seed" not in stated, even=True)
         if follows.ranks:
             stated |= dict(zip(("rank", "world_size"), ranks_here(), strict=True))
         if follows.seed:

@@ -191,13 +191,14 @@ def _moved(place: npt.NDArray[np.int64], random: npt.NDArray[np.uint64], n: int,
 class Slices:
     """How ranks share an epoch of `n` samples from position `start`: each sample once, equally many steps for all.
 
-    The samples of a step are a run of positions, which the ranks have parts of. A last step that is not full is divided
-    evenly. Rows beyond a rank's part hold other samples, of weight 0. With `drop_last` a step that is not full is left
-    out; with "uneven", only the last samples, fewer than there are ranks, that cannot be divided evenly.
+    The samples of a step are a run of positions, which the ranks have parts of, of a batch each: together they have the
+    rows of one process with their global batch. Rows beyond a rank's part hold other samples, of weight 0. With
+    `drop_last` a step that is not full is left out; with "uneven", only the last samples, fewer than there are ranks,
+    that cannot be divided evenly.
 
-    With `none_idle`, the step before leaves a last one with fewer samples than ranks as many as there are: so no rank
-    has a batch of padding alone, unless fewer samples than ranks are left altogether, or batches have one row. Without
-    it, all ranks together have the samples of one process with their global batch.
+    With `even`, a last step that is not full is divided evenly, and the step before leaves one with fewer samples than
+    ranks as many as there are: so no rank has a batch of padding alone, unless fewer samples than ranks are left
+    altogether, or batches have one row.
 
     With `equal`, all ranks have equally many samples in every step: the last one fills up the last ranks' parts with
     the epoch's first samples, as few as possible.
@@ -210,7 +211,7 @@ class Slices:
     world_size: int
     drop_last: DropLast = False
     equal: bool = False
-    none_idle: bool = False
+    even: bool = False
 
     @property
     def global_batch(self) -> int:
@@ -244,6 +245,10 @@ class Slices:
             share = -(-(end - begin) // self.world_size)
             rows = np.arange(self.batch_size, dtype=np.int64)
             return (begin + self.rank * share + rows) % self.n, (rows < share).astype(np.float32)
+        if not self.even and self.drop_last != "uneven":
+            first = begin + self.rank * self.batch_size
+            positions = np.arange(first, first + self.batch_size, dtype=np.int64)
+            return positions % self.n, (positions < end).astype(np.float32)
         share, more = divmod(end - begin, self.world_size)
         first = begin + self.rank * share + min(self.rank, more)
         real = share + (self.rank < more)
@@ -263,6 +268,10 @@ class Slices:
             begins = np.minimum(bounds[:-1] + self.rank * share, bounds[1:])
             sizes = np.minimum(begins + share, bounds[1:]) - begins
             return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum(), dtype=np.int64)
+        if not self.even and self.drop_last != "uneven":
+            begins = np.minimum(bounds[:-1] + self.rank * self.batch_size, bounds[1:])
+            sizes = np.minimum(begins + self.batch_size, bounds[1:]) - begins
+            return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum(), dtype=np.int64)
         share, more = np.divmod(np.diff(bounds), self.world_size)
         begins = bounds[:-1] + self.rank * share + np.minimum(self.rank, more)
         sizes = share + (self.rank < more)
@@ -271,7 +280,7 @@ class Slices:
     def _begin(self, step: int) -> int:
         """The position of the first sample of batch `step` of all ranks; of the one after the last, where that ends."""
         begin = min(self.start + step * self.global_batch, self.stop)
-        lends = self.none_idle and self.batch_size > 1 and not (self._drops_step or self.equal)
+        lends = self.even and self.batch_size > 1 and not (self._drops_step or self.equal)
         if lends and 0 < step == self.steps - 1:
             return min(begin, self.stop - self.world_size)
         return begin

@@ -317,5 +317,5 @@ class Epochs:
 
     def _slices(self, start: int) -> Slices:
         c = self.config
-        equal, none_idle = self._equal_rows, self._follows.none_idle
-        return Slices(self._n, start, c.batch_size, c.rank, c.world_size, c.drop_last, equal, none_idle)
+        equal, even = self._equal_rows, self._follows.even
+        return Slices(self._n, start, c.batch_size, c.rank, c.world_size, c.drop_last, equal, even)

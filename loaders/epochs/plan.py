@@ -49,7 +49,9 @@ class EpochPlan:
         positions, weight = self.slices.positions(step)
         places = self.order[positions]
         ids = places if self.indices is None else self.indices[places]
-        real = max(int(weight.sum()), 1)  # of padding alone, where ranks outnumber what is left, one is shown
+        real = int(weight.sum())
+        if self.slices.even:
+            real = max(real, 1)  # of padding alone, where ranks outnumber what is left, one is shown
         return Rows(ids, weight, real if self.padding == "zeros" else len(ids))
 
     def repeats(self, step: int) -> npt.NDArray[np.int64] | None:

@@ -12,7 +12,7 @@ class Follows(NamedTuple):
 
     ranks: bool = False
     seed: bool = False
-    none_idle: bool = False  # see `Slices`: loops of users' own drop rows of weight 0, and need one of another weight
+    even: bool = False  # see `Slices`: loops of users' own drop rows of weight 0, and need one that is real
 
 
 EXPLICIT = Follows()

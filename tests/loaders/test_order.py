@@ -84,19 +84,25 @@ def test_padding_wraps_round_with_weight_0():
     batch=st.integers(1, 20),
     world=st.integers(1, 9),
     start=st.floats(0, 1),
-    none_idle=st.booleans(),
+    even=st.booleans(),
 )
-def test_the_last_steps_are_divided_evenly(n, batch, world, start, none_idle):
+def test_the_last_steps_are_divided_evenly(n, batch, world, start, even):
     """150 samples in batches of 32 on two ranks: 75 and 75, not 86 and 64."""
     begin = int(start * n)
-    ranks = [Slices(n, begin, batch, rank, world, none_idle=none_idle) for rank in range(world)]
+    ranks = [Slices(n, begin, batch, rank, world, even=even) for rank in range(world)]
     real = np.array([[s.positions(step)[1].sum() for s in ranks] for step in range(ranks[0].steps)]).reshape(-1, world)
-    assert np.all(real.max(1, initial=0) - real.min(1, initial=batch) <= 1) and np.all(real[:-2] == batch)
-    if none_idle and batch > 1 and n - begin >= world:
+    assert np.all(real[:-2] == batch)
+    if even:
+        assert np.all(real.max(1, initial=0) - real.min(1, initial=batch) <= 1)
+    if even and batch > 1 and n - begin >= world:
         assert real.min() >= 1  # no rank has a batch of padding alone
-    if not none_idle:  # all ranks have the samples of one process
+    if not even:  # all ranks have the rows of one process
         one = Slices(n, begin, batch * world, 0, 1)
-        assert all(s.end(step) == one.end(step) for s in ranks for step in range(len(real)))
+        for step in range(len(real)):
+            rows = [s.positions(step) for s in ranks]
+            for part, whole in zip(zip(*rows, strict=True), one.positions(step), strict=True):
+                assert np.array_equal(np.concatenate(part), whole)
+            assert all(s.end(step) == one.end(step) for s in ranks)
     assert [s.end(len(real) - 1) for s in ranks if len(real)] == [n] * (world if len(real) else 0)
 
 
