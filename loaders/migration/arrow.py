@@ -18,6 +18,7 @@ from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
 
 _LABELS = ("label", "labels")
 
@@ -178,7 +179,7 @@ def _made(data: Any, image: str, label: str) -> ArrowImages:
     column = data.data.column(label)
     if column.null_count:
         raise TypeError(
-            f"ImageFolderLoader: {column.null_count:,} rows have no {label}; leave them out, as in "
+            f"ImageFolderLoader: {label} is missing in {plural(column.null_count, 'row')}; leave them out, as in "
             f'dataset.filter(lambda label: label is not None, input_columns="{label}")'
         )
     labels, chunks = _numbers(column), [_chunk(array) for array in data.data.column(image).chunks]

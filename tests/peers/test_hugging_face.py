@@ -163,5 +163,5 @@ def test_rows_without_an_image_or_a_label(photos):
         assert [targets.tolist() for _, targets in loader] == [[0]]
         assert list(loader.unreadable) == ["Dataset image[1]"]
     unlabelled = photos.map(lambda label: {"label": None}, input_columns="label")
-    with pytest.raises(TypeError, match="30 rows have no label"):
+    with pytest.raises(TypeError, match="label is missing in 30 rows"):
         ImageFolderLoader(unlabelled, STEPS)
