@@ -87,8 +87,8 @@ def _sampled(sampler: Any, samples: int) -> Sampled:
     others = {"DistributedSampler": "dataset", "SequentialSampler": "data_source", "RandomSampler": "data_source"}
     if kind in others and (count := len(getattr(sampler, others[kind]))) != samples:
         raise TypeError(
-            f"ImageFolderLoader: the {kind} is of {plural(count, 'sample')}, and the data has {samples:,}; make it of the "
-            "same data"
+            f"ImageFolderLoader: the {kind} is of {plural(count, 'sample')}, and the data has {samples:,}; "
+            "make it of the same data"
         )
     if kind == "SequentialSampler":
         return Sampled()
@@ -110,8 +110,8 @@ def _sampled(sampler: Any, samples: int) -> Sampled:
         if not sampler.num_samples == len(sampler.weights) == samples:
             raise TypeError(
                 f"ImageFolderLoader cannot take a WeightedRandomSampler of {len(sampler.weights)} weights that draws "
-                f"{plural(sampler.num_samples, 'sample')}: give a weight for each of {plural(samples, 'sample')}, and draw "
-                "as many"
+                f"{plural(sampler.num_samples, 'sample')}: give a weight for each of {plural(samples, 'sample')}, "
+                "and draw as many"
             )
         return Sampled(shuffle=True, sampling=Sampling(np.asarray(sampler.weights, np.float64)), seed=seed)
     raise TypeError(

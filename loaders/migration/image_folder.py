@@ -236,8 +236,8 @@ def _all_alone(samples: int) -> tuple[int, int] | tuple[None, None]:
     if not 0 < samples < processes:
         return None, None
     warnings.warn(
-        f"ImageFolderLoader: {plural(samples, 'sample')} for {plural(processes, 'process')}, so each of them reads all; give "
-        "rank=0 and world_size=1 if that is meant, as for what a DistributedSampler with drop_last has left over",
+        f"ImageFolderLoader: {plural(samples, 'sample')} for {plural(processes, 'process')}, so each of them "
+        "reads all; give rank=0 and world_size=1 if that is meant, as for what a DistributedSampler with drop_last has left over",
         stacklevel=3,
     )
     return 0, 1
