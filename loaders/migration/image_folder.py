@@ -237,7 +237,8 @@ def _all_alone(samples: int) -> tuple[int, int] | tuple[None, None]:
         return None, None
     warnings.warn(
         f"ImageFolderLoader: {plural(samples, 'sample')} for {plural(processes, 'process')}, so each of them "
-        "reads all; give rank=0 and world_size=1 if that is meant, as for what a DistributedSampler with drop_last has left over",
+        "reads all; give rank=0 and world_size=1 if that is meant, as for what a DistributedSampler with drop_last "
+        "has left over",
         stacklevel=3,
     )
     return 0, 1
