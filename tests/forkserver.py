@@ -1,6 +1,7 @@
 """Python processes that start quickly: forks of one process that has imported torch, timm and fastimg.
 
-    python forkserver.py ADDRESS             serves until its last holder ends; prints a line when ready
+    python forkserver.py ADDRESS             serves until its last holder ends; prints a line when ready. The modules
+                                             that FORKSERVER_IMPORTS names are imported, too
     python -IS forkserver.py ADDRESS ...     a client: what `python ...` does, in a fork that has this one's streams,
                                              environment and directory; ends as the fork ends, and takes it along
 
@@ -241,7 +242,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         run_client(sys.argv[1], sys.argv[2:])
     del sys.path[0]  # next to this file is another folder named fastimg
-    for name in IMPORTED:
+    for name in (*IMPORTED, *os.environ.get("FORKSERVER_IMPORTS", "").split()):
         importlib.import_module(name)
     gc.freeze()  # a collection in a fork would copy every page
     main(serve(sys.argv[1]))

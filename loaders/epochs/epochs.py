@@ -126,6 +126,12 @@ class Epochs:
         """The number of samples in this iteration's last batch, of all ranks together; 0: it is full."""
         return self._slices(self._began_at).remainder
 
+    @property
+    def share(self) -> int:
+        """The number of an epoch's samples that this process reads, without padding."""
+        slices = self._slices(0)
+        return len(slices.span(0, slices.steps))
+
     def give_equal_rows(self, equal: bool) -> None:
         """Whether, from the next iteration on, ranks have equally many samples of each batch: see `Slices`."""
         if equal != self._equal_rows:

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from fastimg.loaders.order import Slices
-
 from .batches import Batches, Sampler
 from .finish import Finish
 from .image_folder import ImageFolderLoader
@@ -140,12 +138,7 @@ class TimmLoader(ImageFolderLoader):
     def sampler(self) -> Sampler:
         """As of `Batches`; for timm's evaluators it knows how many samples of this rank no other has."""
         loader = self._loader
-        return RealSampler(self, lambda: -(-self._samples // loader.config.world_size), self._real)
-
-    def _real(self) -> int:
-        config = self._loader.config
-        slices = Slices(self._samples, 0, config.batch_size, config.rank, config.world_size, drop_last=config.drop_last)
-        return len(slices.span(0, slices.steps))
+        return RealSampler(self, lambda: -(-self._samples // loader.config.world_size), lambda: loader.share)
 
 
 class RealSampler(Sampler):

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,23 +32,21 @@ def write_coloured(root: Path) -> Path:
     return root
 
 
-def run_client(
-    client: str, data: Path, out: Path, *options: object, ranks: int = 1, files: int | None = None
+def run(
+    python: str, client: str, data: Path, out: Path, *options: object, ranks: int = 1, files: int | None = None
 ) -> list[dict[str, Any]]:
     """Run a client, with torchrun for several ranks. Returns what each rank wrote, of which the client itself may have
     started several: `files`."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    words = [*launcher, CLIENTS / f"{client}.py", data, "--out", out, *options]
-    _run([sys.executable, *map(str, words)])
+    words = [python, *launcher, CLIENTS / f"{client}.py", data, "--out", out, *options]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, env=environment, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
     written = files or ranks
     parts = [out] if written == 1 else [out.with_name(f"{out.name}.{rank}") for rank in range(written)]
     return [json.loads(part.read_text()) for part in parts]
-
-
-def _run(command: list[str]) -> None:
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def images_of(colours: list[list[int]], folder: Path) -> Counter[str]:

@@ -9,22 +9,22 @@ package is then an error, except those of the group `loaders`, whose tests are s
 skipped, and the summary says so.
 """
 
-import json
-import runpy
-import sys
-from collections.abc import Callable
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis.internal.observability  # noqa: F401  see below
 import pytest
 
-from .clients import CLIENTS, write_coloured
+from .clients import run, write_coloured
 
 # Hypothesis' plugin imports it at the very end, when FFCV has run and CPython 3.11 sometimes fails to compile anything
 # (SystemError: AST constructor recursion depth mismatch).
 
 HERE = Path(__file__).parent
+FRAMEWORKS = ("accelerate", "lightning", "transformers.trainer")
 
 
 def _asked_for(config: pytest.Config) -> bool:
@@ -56,16 +56,16 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_coloured(tmp_path_factory.mktemp("coloured"))
 
 
-@pytest.fixture
-def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Run a client in this process, which has imported its libraries: (client, data, options) -> what it wrote."""
+@pytest.fixture(scope="session")
+def python(request: pytest.FixtureRequest) -> Iterator[str]:
+    """As everywhere, for clients: a server that has imported their frameworks."""
+    imported = [name for name in FRAMEWORKS if importlib.util.find_spec(name.split(".")[0])]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FORKSERVER_IMPORTS", " ".join(imported))
+        yield request.getfixturevalue("python")
 
-    def run(client: str, data: Path, *options: object) -> dict[str, Any]:
-        out = tmp_path / f"{client}.json"
-        monkeypatch.setattr(sys, "argv", [client, *map(str, (data, "--out", out, *options))])
-        monkeypatch.syspath_prepend(str(CLIENTS))
-        runpy.run_path(str(CLIENTS / f"{client}.py"), run_name="__main__")
-        written: dict[str, Any] = json.loads(out.read_text())
-        return written
 
-    return run
+@pytest.fixture(scope="session")
+def run_client(python: str) -> Callable[..., list[dict[str, Any]]]:
+    """Run a script of benchmarks/clients: see `run` in clients.py."""
+    return functools.partial(run, python)

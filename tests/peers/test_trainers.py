@@ -7,7 +7,7 @@ import pytest
 from fastimg.augment import Policy
 from fastimg.loaders import ImageFolderLoader, Loader
 
-from .clients import CLIENTS, TRAIN, VAL, evaluated_in, images_of, run_client, seen_in
+from .clients import CLIENTS, TRAIN, VAL, evaluated_in, images_of, seen_in
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
 GATHER = ("accelerate_fit", "transformers_fit")  # equally many rows of all ranks, and leave out what is too much
@@ -29,8 +29,11 @@ def installed(request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("client", "ranks", "options"), HOW)
-def test_every_image_comes_in_an_epoch_and_once_in_an_evaluation(client, ranks, options, coloured, tmp_path):
-    found = run_client(client, coloured, tmp_path / "run.json", *options, ranks=ranks, files=2 if options else ranks)
+def test_every_image_comes_in_an_epoch_and_once_in_an_evaluation(
+    client, ranks, options, coloured, tmp_path, run_client
+):
+    files = 2 if options else ranks
+    found = run_client(client, coloured, tmp_path / "run.json", *options, ranks=ranks, files=files)
     more = 1 if client in GATHER and len(found) == 2 else 0  # 45 images for two ranks with equally many rows
     for epoch in range(2):
         seen = seen_in(found, epoch, coloured)
@@ -46,7 +49,7 @@ def test_every_image_comes_in_an_epoch_and_once_in_an_evaluation(client, ranks, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", TRAINERS)
-def test_a_run_that_is_stopped_within_an_epoch_goes_on_exactly(client, coloured, tmp_path):
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_exactly(client, coloured, tmp_path, run_client):
     def run(name, *options):
         return run_client(client, coloured, tmp_path / name, *options)[0]
 

@@ -40,8 +40,6 @@ from fastimg.loaders import DataError, FFCVLoader
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.betons.kinds import BetonField
 
-from .clients import run_client
-
 MEAN, STD = np.array([123.675, 116.28, 103.53]), np.array([58.395, 57.12, 57.375])
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -299,13 +297,10 @@ def nearest(colours):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "ranks"), [("ffcv", 1), ("fastimg", 1), ("fastimg", 2)])
-def test_a_trainer_sees_what_it_saw(head, ranks, data, tmp_path, run_here):
+def test_a_trainer_sees_what_it_saw(head, ranks, data, tmp_path, run_client):
     """Every image once an epoch; FFCV would repeat one of the 21 in an evaluation on two ranks."""
     options = ["--loader", head, *OPTIONS]
-    if ranks == 1:
-        found = [run_here("ffcv_train", data, *options)]
-    else:
-        found = run_client("ffcv_train", data, tmp_path / "seen", *options, ranks=ranks)
+    found = run_client("ffcv_train", data, tmp_path / "seen", *options, ranks=ranks)
     for epoch in range(2):
         assert nearest([each for part in found for each in part["seen"][epoch]]) == list(range(32))
     assert [part["steps"] for part in found] == [8 // ranks] * ranks
@@ -313,9 +308,10 @@ def test_a_trainer_sees_what_it_saw(head, ranks, data, tmp_path, run_here):
     assert nearest([each for part in found for each in part["evaluated"]]) == list(range(21))
 
 
-def test_a_trainer_continues_within_an_epoch(data, tmp_path, run_here):
+def test_a_trainer_continues_within_an_epoch(data, tmp_path, run_client):
     def run(*options):
-        return run_here("ffcv_train", data, "--loader", "fastimg", *OPTIONS, *options)["seen"]
+        given = ("--loader", "fastimg", *OPTIONS, *options)
+        return run_client("ffcv_train", data, tmp_path / "seen", *given)[0]["seen"]
 
     whole = run()
     first = run("--stop-after", 3, "--checkpoint", tmp_path / "point")

@@ -7,15 +7,16 @@ from torchvision.datasets import FakeData
 
 from fastimg.loaders import ImageFolderLoader
 
-from .clients import TRAIN, VAL, apart, evaluated_in, run_client, seen_in
+from .clients import TRAIN, VAL, apart, evaluated_in, seen_in
 
 
 @pytest.fixture
-def run(run_here, coloured):
-    """Run the client: (head, options) -> what it wrote."""
-    return lambda head, *options: run_here(
-        "imagenet", coloured, "--loader", head, "--size", 32, "--workers", 0, *options
-    )
+def run(run_client, coloured, tmp_path):
+    """Run the client on one process: (head, options) -> what it wrote."""
+    given = ("--size", 32, "--workers", 0)
+    return lambda head, *options: run_client(
+        "imagenet", coloured, tmp_path / "seen", "--loader", head, *given, *options
+    )[0]
 
 
 @pytest.mark.parametrize("head", ["torch", "fastimg"])
@@ -29,7 +30,7 @@ def test_every_image_once_on_one_process(head, run, coloured):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["torch", "fastimg"])
-def test_every_image_once_on_two_processes(head, coloured, tmp_path):
+def test_every_image_once_on_two_processes(head, coloured, tmp_path, run_client):
     found = run_client(
         "imagenet", coloured, tmp_path / "seen", "--loader", head, "--size", 32, "--workers", 1, "--epochs", 2, ranks=2
     )

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from .clients import TRAIN, VAL, apart, evaluated_in, run_client, seen_in
+from .clients import TRAIN, VAL, apart, evaluated_in, seen_in
 
 CLIENT = "timm_train"
 BATCH = 5  # 45 images are nine batches on one rank; on two, five are left over
@@ -12,7 +12,7 @@ SMALL = ("--size", 32, "--workers", 1, "--batch-size", BATCH)
 
 
 @pytest.fixture(scope="module")
-def one_epoch(coloured, tmp_path_factory):
+def one_epoch(coloured, tmp_path_factory, run_client):
     """What each rank wrote of one epoch, with a loader and a seed: run once."""
     folder = tmp_path_factory.mktemp("runs")
 
@@ -42,7 +42,7 @@ def test_the_same_samples_as_timms_loader(ranks, one_epoch, coloured):
         assert seen_in(one_epoch("torch"), 0, coloured) == seen_in(one_epoch("fastimg"), 0, coloured)
 
 
-def test_resuming_within_an_epoch_reads_what_is_left(coloured, tmp_path):
+def test_resuming_within_an_epoch_reads_what_is_left(coloured, tmp_path, run_client):
     options = ("--loader", "fastimg", "--epochs", 2, *SMALL)
     steps = TRAIN // (BATCH * 2)
     checkpoint = tmp_path / "checkpoint.pt"
