@@ -90,9 +90,9 @@ def main():
         callbacks=[Recorded(record)],
     )
     if args.loader == "fastimg":
-        train_loader = ImageFolderLoader(train, batch_size=args.batch_size, shuffle=True, num_workers=args.workers)
-        val_loader = ImageFolderLoader(val, batch_size=args.batch_size, num_workers=args.workers)
-        trainer.get_train_dataloader, trainer.get_eval_dataloader = train_loader.dicts, lambda *_: val_loader.dicts()
+        given = {"batch_size": args.batch_size, "num_workers": args.workers}
+        trainer.get_train_dataloader = ImageFolderLoader(train, shuffle=True, **given).dicts
+        trainer.get_eval_dataloader = lambda dataset=val: ImageFolderLoader(dataset, **given).dicts()
     trainer.train(resume_from_checkpoint=get_last_checkpoint(args.resume) if args.resume else None)
     record.write()
 

@@ -7,7 +7,7 @@ import pytest
 from fastimg.augment import Policy
 from fastimg.loaders import ImageFolderLoader, Loader
 
-from .clients import CLIENTS, TRAIN, VAL, evaluated_in, images_of, seen_in
+from .clients import CLIENTS, TRAIN, VAL, apart, evaluated_in, images_of, seen_in
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
 GATHER = ("accelerate_fit", "transformers_fit")  # equally many rows of all ranks, and leave out what is too much
@@ -48,24 +48,35 @@ def test_every_image_comes_in_an_epoch_and_once_in_an_evaluation(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("client", TRAINERS)
-def test_a_run_that_is_stopped_within_an_epoch_goes_on_exactly(client, coloured, tmp_path, run_client):
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_exactly(client, ranks, coloured, tmp_path, run_client):
     def run(name, *options):
-        return run_client(client, coloured, tmp_path / name, *options)[0]
+        return run_client(client, coloured, tmp_path / name, *options, ranks=ranks)
 
     kept = tmp_path / "checkpoint"
-    whole = run("whole.json")
-    first = run("first.json", "--stop-after", 8, "--checkpoint", kept)
-    rest = run("rest.json", "--resume", kept)
-    assert [len(epoch) for epoch in first["seen"]] == [TRAIN, 16]
-    assert first["seen"][1] + rest["seen"][0] == whole["seen"][1]
-    assert first["losses"] + rest["losses"] == whole["losses"]
+    runs = run("whole"), run("first", "--stop-after", 8 // ranks, "--checkpoint", kept), run("rest", "--resume", kept)
+    for whole, first, rest in zip(*runs, strict=True):
+        assert len(first["seen"][0]) == len(whole["seen"][0]) and len(first["seen"][1]) == 16 // ranks
+        assert first["seen"][1] + rest["seen"][0] == whole["seen"][1]
+        assert first["losses"] + rest["losses"] == whole["losses"]
 
 
-def test_the_two_heads_differ_in_three_lines():
+@pytest.mark.slow
+@pytest.mark.parametrize("client", TRAINERS)
+def test_losses_lie_within_the_spread_of_seeds(client, coloured, tmp_path, run_client):
+    def losses(head, seed):
+        options = ("--loader", head, "--seed", seed, "--workers", 0)
+        return run_client(client, coloured, tmp_path / "run", *options)[0]["losses"]
+
+    torchs, ours = ([losses(head, seed) for seed in range(3)] for head in ("torch", "fastimg"))
+    assert apart(torchs, ours) < 2
+
+
+def test_three_lines_make_the_difference():
     for client in TRAINERS:
-        lines = (CLIENTS / f"{client}.py").read_text().splitlines()
-        assert 2 <= sum("ImageFolderLoader" in line or "trainer.get_train" in line for line in lines) <= 4, client
+        text = (CLIENTS / f"{client}.py").read_text()
+        assert text.count("ImageFolderLoader") == 3, client  # the import, and a loader for training and evaluation
 
 
 class TestLightning:
