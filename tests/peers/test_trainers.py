@@ -1,6 +1,8 @@
 """Other projects' trainers with a loader in place of their DataLoader: the scripts of benchmarks/clients."""
 
 import importlib
+import json
+import subprocess
 
 import pytest
 
@@ -23,7 +25,9 @@ HOW = [  # how the ranks are started, and how often Lightning validates in an ep
 @pytest.fixture(autouse=True)
 def installed(request):
     """Skip a client without its framework."""
-    client = getattr(getattr(request.node, "callspec", None), "params", {}).get("client", "lightning_fit")
+    client = getattr(getattr(request.node, "callspec", None), "params", {}).get("client")
+    if client is None:
+        client = "accelerate" if request.cls is TestAccelerate else "lightning"
     pytest.importorskip(client.removesuffix("_fit"))
 
 
@@ -77,6 +81,97 @@ def test_three_lines_make_the_difference():
     for client in TRAINERS:
         text = (CLIENTS / f"{client}.py").read_text()
         assert text.count("ImageFolderLoader") == 3, client  # the import, and a loader for training and evaluation
+
+
+class TestAccelerate:
+    """What an Accelerator does with a loader, in this process and on two ranks."""
+
+    @pytest.fixture
+    def accelerator(self):
+        """Make an Accelerator: (options) -> it."""
+        accelerate = importlib.import_module("accelerate")
+        states = importlib.import_module("accelerate.state")
+
+        def forget():
+            for state in (states.AcceleratorState, states.GradientState, states.PartialState):
+                state._reset_state()
+
+        forget()
+        yield lambda **options: accelerate.Accelerator(cpu=True, **options)
+        forget()
+
+    @pytest.fixture
+    def loader(self, coloured):
+        """Make a loader: (options) -> it."""
+        transforms = importlib.import_module("torchvision.transforms")
+        pixel = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+        return lambda **options: ImageFolderLoader(coloured / "train", pixel, batch_size=8, **options)
+
+    def test_gradients_are_accumulated_until_the_last_batch(self, accelerator, loader):
+        torch = importlib.import_module("torch")
+        accelerator = accelerator(gradient_accumulation_steps=4)
+        model, prepared = accelerator.prepare(torch.nn.Linear(3, 3), loader(shuffle=True))
+        for _ in range(2):
+            steps = []
+            for _images, _targets in prepared:
+                with accelerator.accumulate(model):
+                    steps.append(accelerator.sync_gradients)
+            assert steps == [False, False, False, True, False, True]
+
+    def test_a_checkpoint_keeps_the_position(self, accelerator, loader, tmp_path):
+        accelerator = accelerator()
+        with loader(shuffle=True, seed=1) as first, loader(shuffle=True, seed=1) as second:
+            accelerator.register_for_checkpointing(first)
+            batches = iter(first)
+            next(batches), next(batches)
+            accelerator.save_state(tmp_path)
+            rest = [targets.tolist() for _, targets in batches]
+            accelerator._custom_objects.clear()
+            accelerator.register_for_checkpointing(second)
+            accelerator.load_state(tmp_path)
+            assert [targets.tolist() for _, targets in second] == rest and len(rest) == 4
+
+    def test_further_options_leave_the_samples(self, coloured, tmp_path, python):
+        """Two ranks share the images, whatever accelerate would do with a DataLoader."""
+        script = tmp_path / "script.py"
+        script.write_text(SHARED)
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+        done = subprocess.run([*command, str(coloured / "train"), str(tmp_path)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        for options in ("split_batches", "dispatch_batches", "uneven"):
+            parts = [json.loads((tmp_path / f"{options}.{rank}").read_text()) for rank in range(2)]
+            assert [len(part) for part in parts] == [23, 23]
+            seen = images_of(parts[0] + parts[1], coloured / "train")
+            assert len(seen) == TRAIN
+
+
+SHARED = """
+import json
+import sys
+
+import accelerate
+import torch
+from torchvision import transforms
+
+from fastimg.loaders import ImageFolderLoader
+
+pixel = transforms.Compose([transforms.Resize((8, 8)), transforms.PILToTensor()])
+for options in ("split_batches", "dispatch_batches", "uneven"):
+    given = {} if options == "uneven" else {options: True}
+    accelerator = accelerate.Accelerator(
+        cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(**given)
+    )
+    loader = ImageFolderLoader(sys.argv[1], pixel, batch_size=8, shuffle=True, num_workers=1)
+    model, loader = accelerator.prepare(torch.nn.Linear(3, 3), loader)
+    seen = []
+    with accelerator.join_uneven_inputs([model], even_batches=options != "uneven"):
+        for images, targets in loader:
+            seen += images[:, :, 4, 4].tolist()
+            accelerator.backward(model(images.float().mean((2, 3))).sum())
+    with open(f"{sys.argv[2]}/{options}.{accelerator.process_index}", "w") as file:
+        json.dump(seen, file)
+accelerator.end_training()
+"""
 
 
 class TestLightning:
