@@ -372,6 +372,13 @@ class Loader(Epochs):
     def __getitem__(self, index: object) -> Never:
         refuse_index(self, index)
 
+    def another(self) -> Self:
+        """A loader with these arguments, which begins where this one's next iteration would."""
+        other: Self = _made_again(type(self), self._given, self.state_dict(), self.size)
+        if self._resume is None:
+            other.set_epoch(self.epoch + 1)
+        return other
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Its arguments and its position: for processes that are spawned, and for copies."""
         return _made_again, (type(self), self._given, self.state_dict(), self.size)

@@ -70,13 +70,35 @@ class BatchSampler(Sampler):
         return self._batches.turns()
 
 
+class _Reading:
+    """The loader that is read, by one iteration at a time: if one begins while another is held, it gets a loader of its
+    own, which is the one from then on."""
+
+    def __init__(self, loader: "Loader") -> None:
+        self.loader = loader
+        self._busy: Loader | None = None
+
+    def begin(self) -> "Loader":
+        """The loader of an iteration that begins now."""
+        if self._busy is not None:
+            self.loader = self.loader.another()
+        self._busy = self.loader
+        return self.loader
+
+    def end(self, loader: "Loader") -> None:
+        """The iteration that `begin` gave this loader is over, or nobody holds it any more."""
+        if self._busy is loader:
+            self._busy = None
+
+
 class Batches:
     """The batches of a `Loader` as a script takes them: augmented, normalised, without padding, valid for as long as
     they are held.
 
     Each `for images, targets in batches` is one epoch of `len(batches)` batches. `set_epoch`, `state_dict` and
     `load_state_dict` are the loader's; `close`, or the end of a `with` block, closes it. Attributes are those of
-    torch's DataLoader.
+    torch's DataLoader. Of several iterations at once each is an epoch of its own, in its own order, and has threads and
+    memory of its own; a state is that of the one that was begun last.
 
     Where an Accelerator of accelerate is in use, all ranks have equally many rows: see `Slices`.
 
@@ -101,13 +123,17 @@ class Batches:
     ) -> None:
         if then is not None and not callable(then):
             raise TypeError(f"then={then!r}: give a function of images and targets, which returns both")
-        self._loader = loader
+        self._reading = _Reading(loader)  # which `dicts` has, too
         self._finish = finish
         self._names = names
         self._then = then
         self._begun = False
         self._turn = 0  # of `turns`
         self._read: Iterator[Any] | None = None  # by `collate_fn`
+
+    @property
+    def _loader(self) -> "Loader":
+        return self._reading.loader
 
     def _saying_what_is_compiled(self) -> AbstractContextManager[None]:
         if self._loader.device.type != "cpu" or "numba" not in sys.modules:  # which texts do not need
@@ -125,10 +151,11 @@ class Batches:
         return f"{type(self).__name__}({plural(self._samples, 'sample')}, batches of {config.batch_size}, {order})"
 
     def __iter__(self) -> Iterator[Any]:
-        loader = self._loader
-        state = reading()
-        loader.give_equal_rows(state is not None)
+        loader = self._reading.begin()
+        state = None
         try:
+            state = reading()
+            loader.give_equal_rows(state is not None)
             for batch in loader:
                 if not batch.samples and loader.config.world_size == 1:
                     continue
@@ -147,6 +174,7 @@ class Batches:
                     state.end_of_dataloader, state.remainder = loader.at_end, loader.remainder
                 yield self._named(images, targets)
         finally:
+            self._reading.end(loader)
             if state is not None:
                 state.end()
 

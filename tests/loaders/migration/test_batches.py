@@ -94,6 +94,41 @@ def test_they_have_the_loaders_epoch_and_position(image_folder):
         assert all(torch.equal(a[0], b[0]) for a, b in zip(found, expected, strict=True))
 
 
+def test_iterations_at_once_are_epochs_of_their_own(image_folder):
+    options = {"batch_size": 8, "crop": 16, "seed": 5}
+
+    def images(batches):
+        return [images for images, _ in batches]
+
+    def same(one, other):
+        return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+    with Loader(str(image_folder), **options) as alone:
+        epochs = [images(alone.tuples()) for _ in range(4)]
+    assert not same(epochs[0], epochs[1])
+    with Loader(str(image_folder), **options) as loader:
+        tuples = loader.tuples()
+        pairs = list(zip(tuples, tuples.dicts("x", "y"), strict=True))
+        assert same(images(first for first, _ in pairs), epochs[0])
+        assert same([second["x"] for _, second in pairs], epochs[1])
+        assert tuples.epoch == 1
+        held = iter(tuples)
+        begun = [next(held)]
+        assert same(images(tuples), epochs[3])  # and that took over the count
+        assert same(images(begun) + images(held), epochs[2])
+        assert tuples.epoch == 3
+        state = tuples.state_dict()
+        for _ in tuples:  # left, and not held
+            break
+        before = tuples._loader
+        next(iter(tuples))
+        assert tuples._loader is before and tuples.epoch == 5
+    with Loader(str(image_folder), **options) as other:
+        other.load_state_dict(state)
+        next(iter(other))
+        assert other.epoch == 4
+
+
 def test_views_are_a_list(image_folder):
     views = [View(crop=16, n=2), View(crop=8)]
     policy = Policy(hflip=0.5)
