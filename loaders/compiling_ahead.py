@@ -1,7 +1,8 @@
 """Machine code that a loader's threads call: made before they start, and only where it saves more time than it takes.
 
-A thread compiles nothing (`runtime.compiled.compiling_nothing`). What is not ready it does without: JPEGs are decoded
-by libjpeg-turbo, pictures resized by torch, files read by Python's own functions, to the same bits.
+A thread compiles nothing (`runtime.compiling_nothing`). What is not ready it does without: JPEGs are decoded by
+libjpeg-turbo, pictures resized by torch, files read by Python's own functions, to the same bits. The exception is the
+decoder of tiled JPEGs where it scales them, as nothing else has its bits: it is made for any number of them.
 """
 
 import logging
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.jpeg.plain_header import plain_glance
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
@@ -36,6 +38,9 @@ def compile_ahead(
     samples = (len(dataset) if indices is None else len(indices)) // ranks
     if decoder.in_memory(dataset):
         return True
+    if decoder.scales_tiled and _seem_tiled(dataset, indices):
+        compile_for(decoder, dataset, indices)
+        return True
     if max(_EPOCHS * samples, read) < enough:
         return False
     if max(samples, read) < enough and not decoder.draw(0, 0, looked_at(len(dataset), indices, 1)).shape[1]:
@@ -44,10 +49,23 @@ def compile_ahead(
     return True
 
 
+def _seem_tiled(dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> bool:
+    """Whether one of some samples is a JPEG with restart intervals, as tiled ones are."""
+    reader, scratch = SampleReader(dataset), Scratch()
+    for index in _some(dataset, indices).tolist():
+        with suppress(Exception):  # a file that cannot be read is named where it is met
+            if plain_glance(reader.read(index, scratch)).interval:
+                return True
+    return False
+
+
+def _some(dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    return looked_at(len(dataset), indices, GROUP if fetched_files(dataset) is None else 1)
+
+
 def compile_for(decoder: Decoder, dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> None:
     """Compile what a loader's threads can call, and say so by logging."""
-    some = looked_at(len(dataset), indices, GROUP if fetched_files(dataset) is None else 1)
-    compile_path(decoder, dataset, some, _log.warning)
+    compile_path(decoder, dataset, _some(dataset, indices), _log.warning)
 
 
 def compile_path(decoder: Decoder, dataset: Dataset, ids: npt.NDArray[np.int64], say: Callable[[str], object]) -> None:

@@ -110,6 +110,11 @@ class Decoder(ABC):
         """Of a decoder of several views of an image: each view's name, and the `apart` field that holds it."""
         return {}
 
+    @property
+    def scales_tiled(self) -> bool:
+        """Whether tiled JPEGs are decoded at a fraction of their size, which only the compiled decoder does."""
+        return False
+
     @abstractmethod
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """Decode one sample into `row`. Raises ImageError if it cannot be decoded."""

@@ -69,6 +69,8 @@ class _Chunk(NamedTuple):
 class Pool:
     """The threads. A pool holds no reference to its Loader, so that an unused loader can be garbage-collected."""
 
+    _finalizing = staticmethod(sys.is_finalizing)  # bound here: by then, modules may have lost their names
+
     def __init__(
         self,
         dataset: Dataset,
@@ -191,7 +193,7 @@ class Pool:
         One of the pool's own threads may call this: the garbage collector closes an abandoned iteration, or ends the
         pool, in whichever thread it runs.
         """
-        if self._process != os.getpid():
+        if self._finalizing() or self._process != os.getpid():
             return False
         with self._lock:
             job.cancelled = True
@@ -228,11 +230,12 @@ class Pool:
     def _work(self, number: int) -> None:
         try:
             scratch = Scratch()
-            with compiling_nothing():
-                while (chunk := self._queue.get()) is not None:
-                    if self._take(number, chunk.job):
-                        self._settle(number, chunk, self._try_rows(number, chunk, scratch))
-                    del chunk  # or a waiting thread would keep the last iteration alive
+            while (chunk := self._queue.get()) is not None:
+                if self._take(number, chunk.job):
+                    with compiling_nothing(but_tiled=chunk.job.decoder.scales_tiled):
+                        failure = self._try_rows(number, chunk, scratch)
+                    self._settle(number, chunk, failure)
+                del chunk  # or a waiting thread would keep the last iteration alive
         except BaseException as error:  # noqa: BLE001 - not caused by a sample: raised in the consumer
             self._die(number, error)
 

@@ -74,6 +74,11 @@ class FieldsDecoder(Decoder):
         parts = (part for field in self._selected for part in _parts(field, shape, self.selection.ignore))
         return (*self.images.fields, Field(CROP_BOX, (4,), np.dtype(np.float32)), *parts)
 
+    @property
+    def scales_tiled(self) -> bool:
+        """See `Decoder`."""
+        return self.images.scales_tiled
+
     def sized(self, size: Size) -> Self:
         """See `Decoder`."""
         return replace(self, images=self.images.sized(size))

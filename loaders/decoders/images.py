@@ -89,6 +89,11 @@ class ImageDecoder(Decoder):
         """Only `inputs`."""
         return (Field("inputs", (*shape_of(self.crop), self.channels), np.dtype(f"uint{self.depth}")),)
 
+    @property
+    def scales_tiled(self) -> bool:
+        """See `Decoder`."""
+        return self.compiled and bool(self.dct_scaling)
+
     def sized(self, size: Size) -> Self:
         """See `Decoder`."""
         return replace(self, crop=sized(self.crop, size))

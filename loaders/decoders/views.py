@@ -105,6 +105,11 @@ class ViewDecoder(Decoder):
         """See `Decoder`."""
         return {name: f"views[{place}]" if place else "inputs" for place, name in enumerate(self.names)}
 
+    @property
+    def scales_tiled(self) -> bool:
+        """See `Decoder`."""
+        return self.compiled and bool(self.dct_scaling)
+
     def sized(self, size: Size) -> Self:
         """Raises TypeError: each view has its own size."""
         raise TypeError("views have sizes of their own, which cannot be changed; make a loader with other views")

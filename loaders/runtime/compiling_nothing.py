@@ -8,16 +8,24 @@ _thread = threading.local()
 
 
 @contextmanager
-def compiling_nothing() -> Iterator[None]:
-    """Inside the block, `compiled.may_call` tells this thread to do without functions that are not ready."""
-    before = compiles_nothing()
-    _thread.compiles_nothing = True
+def compiling_nothing(but_tiled: bool = False) -> Iterator[None]:
+    """Inside the block, `compiled.may_call` tells this thread to do without functions that are not ready.
+
+    `but_tiled`: except for the decoder of tiled JPEGs, where their pixels depend on it.
+    """
+    before = getattr(_thread, "inside", None)
+    _thread.inside = but_tiled
     try:
         yield
     finally:
-        _thread.compiles_nothing = before
+        _thread.inside = before
 
 
 def compiles_nothing() -> bool:
     """Whether this thread is inside such a block."""
-    return bool(getattr(_thread, "compiles_nothing", False))
+    return getattr(_thread, "inside", None) is not None
+
+
+def compiles_tiled() -> bool:
+    """Whether this thread compiles the decoder of tiled JPEGs where it is not ready."""
+    return getattr(_thread, "inside", None) is not False

@@ -13,6 +13,7 @@ from PIL import Image
 
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, RandomResizedCrop, View
 from fastimg.loaders import compiling_ahead as ahead
+from fastimg.loaders import loader as loader_module
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.decoders.views import ViewDecoder
 from fastimg.loaders.jpeg.rewriting.tiles import tile
@@ -50,19 +51,43 @@ def files(tmp_path):
     return FilesDataset(tmp_path, names)
 
 
+@pytest.mark.parametrize("scaling", [False, True, "low"])
 @pytest.mark.parametrize("views", [False, True])
-def test_threads_without_machine_code_give_the_same_batches(views, files, build, monkeypatch):
-    crop = RandomResizedCrop(size=24)
-    decoder = ViewDecoder((View(crop=24, n=2), View(crop=12))) if views else ImageDecoder(crop)
-    found = []
-    for ready in (True, False):
-        if not ready:
-            monkeypatch.setattr(compiled, "is_ready", lambda function: False)
+def test_threads_without_machine_code_give_the_same_batches(views, scaling, files, build, monkeypatch):
+    """Scaled crops of tiled JPEGs, which need it, too: threads compile their decoder."""
+
+    def batches(scaling):
+        crop = RandomResizedCrop(size=6)
+        several = (View(crop=6, n=2), View(crop=12))
+        decoder = ViewDecoder(several, dct_scaling=scaling) if views else ImageDecoder(crop, dct_scaling=scaling)
         with build(files, decoder, seed=1) as loader:
-            found.append([[batch.inputs.clone(), *map(torch.clone, batch.views), batch.weight] for batch in loader])
+            found = [[batch.inputs.clone(), *map(torch.clone, batch.views), batch.weight] for batch in loader]
             assert list(loader.unreadable) == [12]
-    for one, other in zip(*found, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        return found
+
+    def same(batches, others):
+        pairs = zip(batches, others, strict=True)
+        return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+
+    expected = batches(scaling)
+    assert same(expected, batches(False)) == (scaling is False)
+    monkeypatch.setattr(loader_module, "compile_ahead", lambda *_: False)
+    monkeypatch.setattr(compiled, "is_ready", lambda function: False)
+    assert same(batches(scaling), expected)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "kind", "looked_at"), [(True, "tiled", [5]), (True, "png", []), (False, "tiled", [])]
+)
+def test_scaled_tiles_are_compiled_for_ahead(scaling, kind, looked_at, tmp_path, monkeypatch):
+    for number in range(5):
+        (tmp_path / f"{number}").write_bytes(saved(kind, number))
+    files = FilesDataset(tmp_path, [f"{number}" for number in range(5)])
+    found = []
+    monkeypatch.setattr(ahead, "compile_path", lambda decoder, dataset, ids, say: found.append(len(ids)))
+    decoder = ImageDecoder(RandomResizedCrop(size=6), dct_scaling=scaling)
+    assert ahead.compile_ahead(decoder, files, None, 1, 1) == bool(looked_at)
+    assert found == looked_at
 
 
 COLD = """

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from fastimg.loaders.crop import CenterCrop, CropRule, Window, reaches_out, shape_of
 from fastimg.loaders.jpeg.exif import compiled_turn_of
+from fastimg.loaders.jpeg.plain_header import plain_glance
 from fastimg.loaders.jpeg.windows import compiled_rule, find_window
 from fastimg.loaders.runtime import compiled as machine_code
 from fastimg.loaders.runtime.compiled import compiled, held, is_kept, may_call
-from fastimg.loaders.runtime.compiling_nothing import compiles_nothing
+from fastimg.loaders.runtime.compiling_nothing import compiles_nothing, compiles_tiled
 from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch
 
 from .colour import to_columns
@@ -85,7 +86,7 @@ class CropQueue:
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled
             return False
-        if not may_call(peek):
+        if not may_peek(data):
             return False
         view = view_of(data)
         number = len(self._queued) if self._group is None else row
@@ -184,9 +185,19 @@ def is_ready(kind: int) -> bool:
     return machine_code.is_ready(_decoder_of(kind))
 
 
+def may_peek(data: bytes | memoryview) -> bool:
+    """Whether to look for the kind of a JPEG: that can be done at once, or its pixels may depend on it."""
+    return may_call(peek) or (compiles_tiled() and plain_glance(data).interval > 0)
+
+
 def may_decode(kind: int, patient: bool) -> bool:
     """Whether to decode JPEGs of this kind; what it is to be `patient` is said in `CropQueue.add`."""
-    return is_ready(kind) or ((patient or kind == TILED) and not compiles_nothing())
+    return is_ready(kind) or may_compile(kind, patient)
+
+
+def may_compile(kind: int, patient: bool) -> bool:
+    """Whether to compile the decoder of JPEGs of this kind here and now."""
+    return compiles_tiled() if kind == TILED else patient and not compiles_nothing()
 
 
 def is_worth_compiling(crops: int) -> bool:

@@ -16,7 +16,6 @@ from fastimg.loaders.crop import CropRule
 from fastimg.loaders.jpeg.windows import compiled_rule, find_window
 from fastimg.loaders.runtime import compiled as machine_code
 from fastimg.loaders.runtime.compiled import compiled, held, may_call
-from fastimg.loaders.runtime.compiling_nothing import compiles_nothing
 from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch, address_of
 
 from .colour import to_columns
@@ -30,7 +29,7 @@ from .columns import (
     size_of_planes,
     size_of_sums,
 )
-from .crops import is_mirrored, look, peek
+from .crops import is_mirrored, look, may_compile, may_peek, peek
 from .entropy.scan import STREAM
 from .filters import resize_columns
 from .frame import JPEG_HEADER, SCANS, TILED, UNTILED, view_of
@@ -145,7 +144,7 @@ class UnionQueue:
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled
             return "other"
-        if not may_call(peek):
+        if not may_peek(data):
             return "other"
         view = view_of(data)
         number = len(self._queued) if self._group is None else row
@@ -253,7 +252,7 @@ def is_ready(kind: int) -> bool:
 
 
 def _may_decode(kind: int, patient: bool) -> bool:
-    return is_ready(kind) or ((patient or kind == TILED) and not compiles_nothing())
+    return is_ready(kind) or may_compile(kind, patient)
 
 
 def _decoder_of(kind: int) -> Callable[..., Any]:

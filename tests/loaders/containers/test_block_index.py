@@ -23,6 +23,8 @@ from fastimg.loaders import (
     RandomResizedCrop,
     open_dataset,
 )
+from fastimg.loaders import loader as loader_module
+from fastimg.loaders.compiling_ahead import compile_for
 from fastimg.loaders.containers import datasets
 from fastimg.loaders.containers.derived import block_index, dc_images
 from fastimg.loaders.decoder import SampleReader
@@ -39,6 +41,7 @@ KEPT = ("train.ftil", "train.fdci")
 @pytest.fixture
 def shards(tmp_path, monkeypatch):
     """Convert six images, of which all but one are large; `make(container)` returns the folder."""
+    monkeypatch.setattr(loader_module, "compile_ahead", lambda *_: False)
     for module in (block_index, dc_images):
         monkeypatch.setattr(module, "MIN_PIXELS", SIDE * SIDE)
     for i in range(6):
@@ -54,6 +57,14 @@ def shards(tmp_path, monkeypatch):
     return make
 
 
+def compile_here(folder):
+    """Compile what reads parts of files, which a loader's threads would do without."""
+    dataset = open_dataset(folder)
+    for scaling in (False, True, "low"):
+        compile_for(ImageDecoder(RandomResizedCrop(size=12), dct_scaling=scaling), dataset, None)
+    dataset.close()
+
+
 def pixels_of(dataset, scaling, index=True):
     if not index:
         dataset.blocks = None
@@ -66,6 +77,7 @@ def pixels_of(dataset, scaling, index=True):
 def test_batches_are_those_without_it(shards, container, monkeypatch):
     folder = shards(container)
     assert all((folder / name).is_file() for name in KEPT)
+    compile_here(folder)
     dataset = open_dataset(folder)
     whole = []
     monkeypatch.setattr(dataset, "read", lambda *args: whole.append(args[0]) or type(dataset).read(dataset, *args))
@@ -232,6 +244,7 @@ def test_small_images_have_none(shards, monkeypatch):
 def test_what_crops_read_is_read_ahead(shards, container, scaling, monkeypatch):
     """Every byte that is read of large photographs was asked for, or is of those that are read whole."""
     folder = shards(container)
+    compile_here(folder)
     dataset = open_dataset(folder)
     indexed = [i for i in range(6) if dataset.blocks.entry(i) is not None]
     asked, whole, read, partly = [], [], [], False
