@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Of a RuntimeError for an iteration that goes on after its end.
-OVER = "this iteration is over: the loader was closed, or iterated again; for two iterations at once make two loaders"
+OVER = (
+    "this iteration is over: the loader was closed, or iterated again; for two iterations at once make two loaders "
+    "with seeds of their own"
+)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CODE = re.compile(r"\bos error (\d+)\b")  # as libraries in Rust end their messages

@@ -196,9 +196,9 @@ class Slices:
     `drop_last` a step that is not full is left out; with "uneven", only the last samples, fewer than there are ranks,
     that cannot be divided evenly.
 
-    With `even`, a last step that is not full is divided evenly, and the step before leaves one with fewer samples than
-    ranks as many as there are: so no rank has a batch of padding alone, unless fewer samples than ranks are left
-    altogether, or batches have one row.
+    With `even` or "uneven", ranks take turns, as with a DistributedSampler: each has every `world_size`th position.
+    With `even`, the step before leaves a last one with fewer samples than ranks as many as there are: so no rank has a
+    batch of padding alone, unless fewer samples than ranks are left altogether, or batches have one row.
 
     With `equal`, all ranks have equally many samples in every step: the last one fills up the last ranks' parts with
     the epoch's first samples, as few as possible.
@@ -249,13 +249,12 @@ class Slices:
             first = begin + self.rank * self.batch_size
             positions = np.arange(first, first + self.batch_size, dtype=np.int64)
             return positions % self.n, (positions < end).astype(np.float32)
-        share, more = divmod(end - begin, self.world_size)
-        first = begin + self.rank * share + min(self.rank, more)
-        real = share + (self.rank < more)
-        positions = np.arange(first, first + self.batch_size, dtype=np.int64)
-        if real < self.batch_size:  # the ranks' padding is a run of positions, too
-            positions[real:] += end + self.rank * self.batch_size + begin - first - (first + real)
-        return positions % self.n, (np.arange(self.batch_size) < real).astype(np.float32)
+        first = begin + (self.rank - begin) % self.world_size
+        real = len(range(first, end, self.world_size))
+        rows = np.arange(self.batch_size, dtype=np.int64)
+        positions = first + self.world_size * rows
+        positions[real:] = end + self.rank * self.batch_size + rows[real:]
+        return positions % self.n, (rows < real).astype(np.float32)
 
     def span(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """Positions of this rank's batches from `first` up to, not including, `stop`: ascending, without padding."""
@@ -272,10 +271,10 @@ class Slices:
             begins = np.minimum(bounds[:-1] + self.rank * self.batch_size, bounds[1:])
             sizes = np.minimum(begins + self.batch_size, bounds[1:]) - begins
             return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum(), dtype=np.int64)
-        share, more = np.divmod(np.diff(bounds), self.world_size)
-        begins = bounds[:-1] + self.rank * share + np.minimum(self.rank, more)
-        sizes = share + (self.rank < more)
-        return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum(), dtype=np.int64)
+        begins = bounds[:-1] + (self.rank - bounds[:-1]) % self.world_size
+        sizes = np.maximum(0, -(-(bounds[1:] - begins) // self.world_size))
+        rows = np.arange(sizes.sum(), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return np.repeat(begins, sizes) + self.world_size * rows
 
     def _begin(self, step: int) -> int:
         """The position of the first sample of batch `step` of all ranks; of the one after the last, where that ends."""

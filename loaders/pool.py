@@ -9,6 +9,7 @@ no longer usable. A forked process has no threads: the pool is not usable there,
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections import deque

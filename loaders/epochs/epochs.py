@@ -30,7 +30,7 @@ from .faults import Faults
 from .next_order import OrderAhead, make_order, shard_starts
 from .plan import EpochPlan, crop_epoch_of
 from .position import position_in
-from .surroundings import EXPLICIT, Follows, ranks_here, seed_here
+from .surroundings import EXPLICIT, Follows, ranks_here, say_repeated, seed_here
 
 _PREPARED = 1 << 15  # samples; the order of fewer takes a few milliseconds
 
@@ -104,6 +104,7 @@ class Epochs:
         self._follows = follows
         self._equal_rows = False
         self._began_at = 0  # the iteration, in the epoch
+        self._own = object()  # stands for this loader, also when it is gone
         self._check_ranks()
 
     def __len__(self) -> int:
@@ -227,6 +228,8 @@ class Epochs:
             )
         self._follow()
         epoch, start = self._resume or (self._epoch + 1, 0)
+        if self._follows.seed and self.config.order != "sequential":
+            say_repeated(self.dataset.name, epoch, self.config.seed, (self._order(), self._fingerprint()), self._own)
         self._resume = None
         self._epoch = epoch
         slices = self._slices(start)

@@ -1,10 +1,14 @@
 """What a loader takes from the process that it runs in, where its arguments leave it open: its ranks and its seed."""
 
+import logging
 import os
 import sys
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
+
+_log = logging.getLogger("fastimg.loaders")
 
 
 class Follows(NamedTuple):
@@ -46,6 +50,26 @@ def seed_here(world_size: int) -> int:
     Several ranks need the same one, and scripts often seed each of them otherwise: 0, as of a DistributedSampler.
     """
     return torch.initial_seed() & 0x7FFF_FFFF_FFFF_FFFF if world_size == 1 else 0
+
+
+_begun: dict[Hashable, object] = {}  # an epoch that was begun with a seed of the process's -> whose it is
+_said: list[bool] = []
+
+
+def say_repeated(name: str, epoch: int, seed: int, order: Hashable, owner: object) -> None:
+    """Log, once in a process, that a loader to which no seed was given repeats an epoch of another one.
+
+    torch's DataLoaders would differ; the seed of ours has to be what a run that is resumed finds, too.
+    """
+    if _begun.setdefault((name, epoch, seed, order), owner) is not owner and not _said:
+        _said.append(True)
+        _log.warning(
+            "%s: another loader of this process has read epoch %d with the same order and crops, as the seed of both "
+            "is torch's, %d; give one of them seed=, or keep one loader for all epochs",
+            name,
+            epoch,
+            seed,
+        )
 
 
 def gathers() -> bool:

@@ -169,7 +169,7 @@ class Batches:
                     images, targets = self._finish(batch, loader.config.seed, loader.epoch)
                 self._begun = True
                 if self._then is not None:
-                    images, targets = self._then(images, targets)
+                    images, targets = _pair(self._then(images, targets))
                 if state is not None:
                     state.end_of_dataloader, state.remainder = loader.at_end, loader.remainder
                 yield self._named(images, targets)
@@ -298,6 +298,16 @@ class Batches:
     def _samples(self) -> int:
         indices = self._loader.indices
         return len(self._loader.dataset) if indices is None else len(indices)
+
+
+def _pair(returned: Any) -> tuple[Any, Any]:
+    """What a function that is given as `then` has returned: images and targets. Raises TypeError for anything else."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        what = f"{len(returned)} values" if isinstance(returned, tuple | list) else type(returned).__name__
+        raise TypeError(
+            f"then= has returned {what}; return two, the images and the targets, of which `dicts()` makes a dict"
+        )
+    return returned[0], returned[1]
 
 
 def batches_of(

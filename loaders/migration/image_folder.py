@@ -215,14 +215,13 @@ class ImageFolderLoader(Batches):
 
     @property
     def samples(self) -> list[tuple[str, int]]:
-        """The path and the class of each sample of the dataset; its name, where it is no file."""
+        """The path and the class of each sample of `dataset`; its name, where it is no file."""
         return self._source.samples
 
     @property
     def targets(self) -> list[int]:
-        """The class of each sample of the dataset."""
-        targets: list[int] = self._source.dataset.labels.tolist()
-        return targets
+        """The class of each sample of `dataset`."""
+        return self._source.targets
 
     @property
     def unreadable(self) -> dict[str, str]:

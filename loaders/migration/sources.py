@@ -104,10 +104,19 @@ class ScriptData:
 
     @property
     def samples(self) -> Pairs:
-        """The path, or the name, and the class of each sample of the dataset."""
+        """The path, or the name, and the class of each sample of the data."""
+        ids = range(len(self.dataset)) if self.indices is None else self.indices.tolist()
         if self.files is not None:
-            return self.files
-        return [(self.dataset.sample_name(index), label) for index, label in enumerate(self.dataset.labels.tolist())]
+            return [self.files[index] for index in ids]
+        labels = self.dataset.labels.tolist()
+        return [(self.dataset.sample_name(index), labels[index]) for index in ids]
+
+    @property
+    def targets(self) -> list[int]:
+        """The class of each sample of the data."""
+        labels = self.dataset.labels
+        targets: list[int] = (labels if self.indices is None else labels[self.indices]).tolist()
+        return targets
 
     def transforms(self) -> list[Any]:
         """The transform that each part has now."""

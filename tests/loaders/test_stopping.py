@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -407,6 +408,12 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def test_a_program_may_end_within_an_epoch(image_folder):
+    script = f"from fastimg.loaders import Loader\nbatches = iter(Loader({str(image_folder)!r}, batch_size=4, crop=8))"
+    ran = subprocess.run([sys.executable, "-c", f"{script}\nnext(batches)"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastimg.loaders import Crop, DataError, ImageFolderLoader, Loader, open_dataset
+from fastimg.loaders.epochs import surroundings
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 OPTIONS = {"batch_size": 8, "crop": 8, "workers": 1}
@@ -240,6 +241,26 @@ class TestSeeds:
             torch.manual_seed(5)  # a number is what it is
             loader.set_epoch(0)
             assert read(loader) == orders[0][0]
+
+    def test_that_two_loaders_read_the_same_is_said_once(self, samples, monkeypatch, caplog):
+        make, read = samples
+        for name in ("_begun", "_said"):
+            monkeypatch.setattr(surroundings, name, type(getattr(surroundings, name))())
+        torch.manual_seed(3)
+        with make() as loader:
+            read(loader), read(loader)
+            loader.set_epoch(0)
+            read(loader)
+        with make(seed=3) as given:
+            read(given)
+        assert not caplog.messages
+        for _ in range(3):  # as with a loader for each epoch
+            with make() as loader:
+                read(loader)
+        assert [message.split(": ")[1] for message in caplog.messages] == [
+            "another loader of this process has read epoch 0 with the same order and crops, as the seed of both is "
+            "torch's, 3; give one of them seed=, or keep one loader for all epochs"
+        ]
 
     def test_a_seed_of_64_bits_is_folded(self, image_folder):
         torch.manual_seed(-1)

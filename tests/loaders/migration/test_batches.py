@@ -209,3 +209,12 @@ def test_what_the_first_batch_compiles_is_said(image_folder, monkeypatch, caplog
             said = [record.message for record in caplog.records if "augmentation" in record.message]
             assert len(said) == (0 if policy is None else 2)
     assert said[0] == "compiling the augmentation, once per machine"
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [({"x": 1, "y": 2}, "has returned dict"), ((1, 2, 3), "has returned 3 values"), (None, "has returned NoneType")],
+)
+def test_a_function_returns_images_and_targets(returned, words, loader):
+    with pytest.raises(TypeError, match=f"then= {words}; return two, the images and the targets, of which"):
+        next(iter(loader.tuples(then=lambda images, targets: returned)))

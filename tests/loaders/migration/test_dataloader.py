@@ -131,6 +131,19 @@ def test_a_distributed_sampler(dataset):
         loader.close()
 
 
+@pytest.mark.parametrize(("n", "ranks", "batch_size"), [(36, 2, 8), (35, 2, 8), (33, 4, 8), (36, 3, 5), (17, 2, 8)])
+def test_each_rank_has_the_images_that_its_sampler_lists(n, ranks, batch_size, dataset):
+    part = Subset(dataset, range(n))
+    known = torch.stack([image for image, _ in part]).flatten(1)
+    for rank in range(ranks):
+        sampler = DistributedSampler(part, ranks, rank, shuffle=False)
+        with ImageFolderLoader(part, batch_size=batch_size, sampler=sampler, num_workers=1) as loader:
+            images = torch.cat([images for images, _ in loader]).flatten(1)
+        read = torch.cdist(images, known).argmin(1).tolist()
+        listed = list(sampler)
+        assert read == listed[: len(read)] and len(read) == len(range(rank, n, ranks))  # without its repetitions
+
+
 def test_a_samplers_epoch_before_the_loader_was_made(dataset):
     sampler = DistributedSampler(dataset, 1, 0)
     sampler.set_epoch(2)

@@ -257,6 +257,14 @@ def test_torchvisions_datasets_with_files(dataset, image_folder):
         assert loader.classes[0] == ("a", "b") and loader.targets == targets
 
 
+def test_targets_are_those_of_the_part_that_is_read(dataset):
+    part = Subset(dataset, [35, 2, 14])
+    with ImageFolderLoader(part, batch_size=3) as loader:
+        ((_, targets),) = loader
+        assert loader.targets == targets.tolist() == [dataset.targets[index] for index in part.indices]
+        assert loader.samples == [dataset.samples[index] for index in part.indices]
+
+
 @pytest.mark.parametrize("kind", [datasets.CIFAR10, datasets.CIFAR100])
 def test_arrays(kind):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
