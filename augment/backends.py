@@ -2,6 +2,9 @@
 
 import functools
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Literal, get_args
 
@@ -15,6 +18,8 @@ from .policy import Policy
 Backend = Literal["reference", "cpu", "fused"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
+
+_compiles_nothing: ContextVar[bool] = ContextVar("compiles_nothing", default=False)
 
 _PLAIN = {3: Policy(), 1: Policy(mean=(0.0,), std=(1.0,))}  # by channels: between stages, levels are not normalised
 
@@ -156,7 +161,7 @@ def _levels(kind: Backend, plan: Plan, images: torch.Tensor) -> torch.Tensor:
 def backend_of(device: torch.device) -> Backend:
     """The default backend for images on a device: compiled code on a CPU, Triton on a GPU if it is installed."""
     if device.type == "cpu":
-        return "cpu"
+        return "reference" if _compiles_nothing.get() else "cpu"
     return "fused" if device.type == "cuda" and _fused() is not None else "reference"
 
 
@@ -167,6 +172,25 @@ def named(device: torch.device) -> str:
         return {"cpu": "compiled code on the CPU", "reference": "plain torch"}[kind]
     counting = importlib.import_module(f"{__package__}.fused.counting")
     return f"Triton on the GPU, statistics by {counting.counter_of(device).words}"
+
+
+@contextmanager
+def compiling_nothing() -> Iterator[None]:
+    """Inside the block, images on a CPU are augmented by plain torch, to the same bits: for few of them, which takes
+    less time than to compile code that is not in the machine's cache yet."""
+    before = _compiles_nothing.set(True)
+    try:
+        yield
+    finally:
+        _compiles_nothing.reset(before)
+
+
+def seconds_to_compile(plan: Plan) -> float:
+    """About how long it takes, on one core of a shared server, to compile the code that applies plans such as this one
+    on a CPU; 0 if that is in this process or in the machine's cache."""
+    from . import cpu
+
+    return max(map(cpu.seconds_to_compile, plan.stages))
 
 
 def _check_backend(kind: str, device: torch.device) -> None:

@@ -9,8 +9,8 @@ In: a plan, a batch, a table. Out: the model's input. Must not know: loaders, th
 """
 
 from .filters import blur
-from .images import augment
+from .images import augment, seconds_to_compile
 from .masks import warp
 from .results import between
 
-__all__ = ["augment", "between", "blur", "warp"]
+__all__ = ["augment", "between", "blur", "seconds_to_compile", "warp"]

@@ -54,6 +54,13 @@ def compiled(function: F) -> F:
     return cast(F, dispatcher)
 
 
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Whether a compiled function has its machine code already, in this process or in the cache on disk."""
+    dispatcher: Any = function
+    file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    return bool(dispatcher.signatures) or (file is not None and bool(file._load_index()))
+
+
 class _CacheIndex(IndexDataCacheFile):
     """numba's index of cached code, made to depend on all that the code is made of, and files of code that say so."""
 

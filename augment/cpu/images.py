@@ -11,7 +11,8 @@ import torch
 
 from fastimg.augment.plan import Plan, Sized
 
-from .compiled import compiled, int32
+from . import filters
+from .compiled import compiled, int32, is_kept
 from .hues import turn_hue
 from .levels import (
     ADD,
@@ -60,6 +61,13 @@ def augment(
     job = _Job(source, sized, _words(table), _words(out.permute(0, 2, 3, 1)), fill, plan is not None and plan.mirrors)
     in_threads(functools.partial(_work, job), batch)
     return out
+
+
+def seconds_to_compile(stage: Plan) -> float:
+    """About how long the functions for a stage of plans take to compile; 0 if they are there, or in the cache."""
+    mirrors = stage.mirrors and stage.blur is None
+    function, seconds = (_mirror, 1.0) if mirrors else (_images, 9.0)
+    return (0.0 if is_kept(function) else seconds) + (0.0 if stage.blur is None else filters.seconds_to_compile())
 
 
 class _Job(NamedTuple):

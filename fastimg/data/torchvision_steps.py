@@ -6,13 +6,14 @@ A script that comes from torchvision has reading and augmentation in one transfo
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastimg.augment import Policy, apply, draw, mix
+from fastimg.augment import Policy, apply, backends, draw, mix
 from fastimg.augment.backends import look_up
 from fastimg.augment.ops import Op
 from fastimg.data import timm_steps
@@ -77,6 +78,21 @@ def erasing_of(
         mean=tuple(mean),
         std=tuple(std),
     )
+
+
+def seconds_to_compile(policies: Sequence[Step]) -> float:
+    """About how long the code that applies these on a CPU takes to compile; 0 if that was done before, on this machine.
+
+    Wrappers of policies count as operations that take longest.
+    """
+    one = torch.zeros(1, dtype=torch.int64)
+    plans = [draw(each if isinstance(each, Policy) else Policy(trivial=True), one, 0, 0) for each in policies]
+    return max((backends.seconds_to_compile(plan) for plan in plans), default=0.0)
+
+
+def compiling_nothing() -> AbstractContextManager[None]:
+    """Inside the block policies are applied on a CPU without compiled code, to the same bits."""
+    return backends.compiling_nothing()
 
 
 def augmented(

@@ -1,7 +1,9 @@
 """The batches of a loader as tuples or dicts, with what a script asks torch's DataLoader for."""
 
 import logging
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -16,12 +18,19 @@ from fastimg.loaders.wording import plural
 
 from .accelerate_state import reading
 from .finish import Finish, Finishes
+from .steps import augmentation
 
 if TYPE_CHECKING:
     from fastimg.loaders.batch import Batch
     from fastimg.loaders.loader import Loader
 
 _log = logging.getLogger("fastimg.loaders")
+
+# Where little is augmented, code that is not in the machine's cache is not compiled. Policies are taken to be applied
+# for so many epochs, and without compiled code to take so long for each value of an image, on one core of a shared
+# server.
+_EPOCHS = 3
+_SECONDS_A_VALUE = 4e-8
 
 
 class Sampler:
@@ -127,7 +136,8 @@ class Batches:
         self._finish = finish
         self._names = names
         self._then = then
-        self._begun = False
+        self._begun = False  # whether compiled code was used
+        self._plain_seconds = 0.0  # of augmentation without it
         self._turn = 0  # of `turns`
         self._read: Iterator[Any] | None = None  # by `collate_fn`
 
@@ -135,11 +145,24 @@ class Batches:
     def _loader(self) -> "Loader":
         return self._reading.loader
 
-    def _saying_what_is_compiled(self) -> AbstractContextManager[None]:
-        if self._loader.device.type != "cpu" or "numba" not in sys.modules:  # which texts do not need
+    def _augments_plainly(self) -> bool:
+        """Whether an iteration that begins now does without compiled code, as little is augmented by it."""
+        loader = self._loader
+        policies = self._finish.applied
+        if not policies or loader.device.type != "cpu":
+            return False
+        values = loader.slot_bytes / loader.batch_size * self._samples / loader.config.world_size
+        ahead = _EPOCHS * _SECONDS_A_VALUE * values * len(policies)
+        return max(ahead, self._plain_seconds) < augmentation().seconds_to_compile(policies)
+
+    def _finishing(self, plainly: bool) -> AbstractContextManager[None]:
+        if plainly:
+            return augmentation().compiling_nothing()
+        if self._begun or self._loader.device.type != "cpu" or "numba" not in sys.modules:  # which texts do not need
             return nullcontext()
         from fastimg.loaders.runtime.compiled import saying_what_is_compiled
 
+        self._begun = True
         return saying_what_is_compiled("the augmentation", _log.warning)
 
     def __len__(self) -> int:
@@ -156,6 +179,7 @@ class Batches:
         try:
             state = reading()
             loader.give_equal_rows(state is not None)
+            plainly = self._augments_plainly()
             for batch in loader:
                 if not batch.samples and loader.config.world_size == 1:
                     continue
@@ -165,9 +189,10 @@ class Batches:
                         f"{'equally many rows' if batch.samples else 'equally many batches'}; remove the images that "
                         "`unreadable` names"
                     )
-                with nullcontext() if self._begun else self._saying_what_is_compiled():
+                began = time.perf_counter()
+                with self._finishing(plainly):
                     images, targets = self._finish(batch, loader.config.seed, loader.epoch)
-                self._begun = True
+                self._plain_seconds += time.perf_counter() - began if plainly else 0.0
                 if self._then is not None:
                     images, targets = _pair(self._then(images, targets))
                 if state is not None:
@@ -281,8 +306,9 @@ class Batches:
         self._loader.load_state_dict(state)
 
     def compile(self) -> None:
-        """See `Loader.compile`."""
+        """See `Loader.compile`; what applies policies is compiled in the next iteration, too."""
         self._loader.compile()
+        self._plain_seconds = math.inf
 
     def close(self) -> None:
         """Stop the threads. Iterating starts new ones, unless the loader has opened its data itself."""

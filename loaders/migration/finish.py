@@ -1,9 +1,8 @@
 """What becomes of a batch of uint8 before a script sees it: augmented, normalised, mixed."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,16 @@ from .steps import augmentation
 _FLIP_STAGE = 0x1F
 _WHITE = np.float32(255)
 
-Finishes = Callable[[Batch, int, int], tuple[Any, torch.Tensor]]  # of a batch, the seed and the epoch
+
+class Finishes(Protocol):
+    """Makes what a script sees of a batch."""
+
+    @property
+    def applied(self) -> tuple[Any, ...]:
+        """The policies that are applied."""
+
+    def __call__(self, batch: Batch, seed: int, epoch: int) -> tuple[Any, torch.Tensor]:
+        """Images and targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,11 @@ class Finish:
     channels_first: bool = False  # in memory, as torchvision's images; else channels-last where `last` made them
     num_classes: int | None = None  # targets float32 [B, num_classes]; None: int64 [B]
     smoothing: float = 0.0
+
+    @property
+    def applied(self) -> tuple[Any, ...]:
+        """All policies, which are applied by compiled code, or more slowly without it."""
+        return self.policies if self.last is None else (*self.policies, self.last)
 
     def __call__(self, batch: Batch, seed: int, epoch: int) -> tuple[Any, torch.Tensor]:
         """Images, a list of them if the batch has views, and targets, in memory of their own."""
@@ -136,6 +149,11 @@ class ViewFinishes:
     """A `Finish` for each view of the images."""
 
     each: tuple[Finish, ...]
+
+    @property
+    def applied(self) -> tuple[Any, ...]:
+        """See `Finish`."""
+        return tuple(policy for finish in self.each for policy in finish.applied)
 
     def __call__(self, batch: Batch, seed: int, epoch: int) -> tuple[list[torch.Tensor], torch.Tensor]:
         """See `Finish`."""

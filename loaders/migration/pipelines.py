@@ -71,6 +71,11 @@ class PipelineFinish:
     images: tuple[Change, ...]
     labels: tuple[Change, ...]
 
+    @property
+    def applied(self) -> tuple[Any, ...]:
+        """See `Finish`."""
+        return self.early.applied
+
     def __call__(self, batch: Batch, seed: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Images and labels, in memory of their own."""
         (given,), labels, ids = kept_rows(batch)

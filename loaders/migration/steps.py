@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -64,6 +65,13 @@ class Augmentation(Protocol):
         self, images: "torch.Tensor", targets: "torch.Tensor", mixup: Any, ids: "Ids", seed: int, epoch: int
     ) -> tuple["torch.Tensor", "torch.Tensor"]:
         """uint8 images and classes as timm's FastCollateMixup makes them: uint8, and float32 [B, num_classes]."""
+
+    def seconds_to_compile(self, policies: Sequence[Any]) -> float:
+        """About how long the code that applies these policies on a CPU takes to compile; 0 if that was done before, on
+        this machine."""
+
+    def compiling_nothing(self) -> AbstractContextManager[None]:
+        """Inside the block policies are applied on a CPU without compiled code, to the same bits."""
 
     def softened(self, targets: "torch.Tensor", num_classes: int, smoothing: float) -> "torch.Tensor":
         """Classes int64 [B] as float32 [B, num_classes]."""

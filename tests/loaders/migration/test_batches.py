@@ -1,7 +1,9 @@
 """Batches as tuples and dicts, and what frameworks do with a Batch."""
 
+import contextlib
 import copy
 import dataclasses
+import math
 import pickle
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 import torch
 from numba import njit
 
-from fastimg.augment import Policy, apply, draw, mix
+from fastimg.augment import Policy, apply, cpu, draw, mix
+from fastimg.data import torchvision_steps
 from fastimg.loaders import FilesDataset, Loader, View
 from fastimg.loaders.migration import steps
 
@@ -195,20 +198,78 @@ def test_a_batch_is_a_dataclass_whose_fields_may_be_set(loader):
     assert [len(each) for each in batch] == [8, 8]  # sizes that a search for the batch size finds
 
 
-def test_what_the_first_batch_compiles_is_said(image_folder, monkeypatch, caplog):
+@pytest.fixture
+def compilations(monkeypatch):
+    """An augmentation that does nothing: it compiles a function, except inside `compiling_nothing`, which it counts."""
+    new, plain, seconds = njit(lambda: 3), [], [0.0]
+
     class Augmentation:
         def normalised(self, images, *given):
-            new()
+            if not plain or plain[-1] != "inside":
+                new()
             return images
 
-    new = njit(lambda: 3)
+        def seconds_to_compile(self, policies):
+            return seconds[0]
+
+        @contextlib.contextmanager
+        def compiling_nothing(self):
+            plain.append("inside")
+            yield
+            plain[-1] = "outside"
+
     monkeypatch.setattr(steps, "_given", [Augmentation])
+    return new, plain, seconds
+
+
+def test_what_the_first_batch_compiles_is_said(image_folder, compilations, caplog):
+    new, plain, _ = compilations
     with Loader(str(image_folder), **OPTIONS) as loader:
         for policy in (None, Policy()):
             assert len(list(loader.tuples(policy))) == 5
             said = [record.message for record in caplog.records if "augmentation" in record.message]
             assert len(said) == (0 if policy is None else 2)
-    assert said[0] == "compiling the augmentation, once per machine"
+    assert said[0] == "compiling the augmentation, once per machine" and new.signatures and not plain
+
+
+def test_little_is_augmented_without_compiled_code(image_folder, compilations):
+    new, plain, seconds = compilations
+    seconds[0] = 5.0
+    with Loader(str(image_folder), **OPTIONS) as loader:
+        tuples = loader.tuples(Policy())
+        assert len(list(tuples)) == len(plain) == 5 and not new.signatures
+        tuples._plain_seconds = 6.0  # so much was augmented so
+        assert len(list(tuples)) == len(plain) == 5 and new.signatures
+        again = loader.tuples(Policy())
+        again.compile()
+        assert len(list(again)) == len(plain) == 5
+    seconds[0] = 1e-5
+    with Loader(str(image_folder), **OPTIONS) as loader:  # much, for how little time that takes
+        assert len(list(loader.tuples(Policy()))) == len(plain) == 5
+
+
+@pytest.mark.parametrize("policy", [Policy(hflip=0.5), Policy(trivial=True), Policy(mixup=0.5, brightness=(0.5, 1.5))])
+def test_without_compiled_code_the_bits_are_the_same(policy, image_folder, monkeypatch):
+    made = []
+    for seconds in (0.0, math.inf):
+        monkeypatch.setattr(torchvision_steps, "seconds_to_compile", lambda policies, seconds=seconds: seconds)
+        with Loader(str(image_folder), batch_size=8, crop=16, seed=3) as loader:
+            made.append(list(loader.tuples(policy)))
+    for one, other in zip(*made, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_how_long_a_policy_takes_to_compile(monkeypatch):
+    mirrors, images = (njit(lambda: None) for _ in range(2))
+    monkeypatch.setattr(cpu.images, "_mirror", mirrors)
+    monkeypatch.setattr(cpu.images, "_images", images)
+    flips, moves = Policy(hflip=0.5, erase=0.5), Policy(trivial=True)
+    estimate = torchvision_steps.seconds_to_compile
+    assert estimate([]) == 0 and 0 < estimate([flips]) < estimate([moves]) == estimate([flips, moves])
+    mirrors()
+    assert estimate([flips]) == 0 < estimate([moves])
+    images()
+    assert estimate([flips, moves]) == 0
 
 
 @pytest.mark.parametrize(
