@@ -66,9 +66,9 @@ class ImageFolderLoader(Batches):
     state_dict(), load_state_dict(): as of torchdata's StatefulDataLoader, to continue within an epoch.
     rank, world_size: in place of a DistributedSampler: this process's share of every batch. None: torch.distributed's
         where it is initialised, otherwise torchrun's RANK and WORLD_SIZE. All processes have equally many batches, and
-        every sample comes once: the last batch is divided evenly. Only where fewer samples than processes are left
-        does a process get one that another has, too, as with a DistributedSampler. If there are fewer altogether, each
-        process reads all of them, with a warning.
+        every sample comes once. They take turns, so that without `shuffle` each has what a DistributedSampler lists.
+        Only where fewer samples than processes are left does a process get one that another has, too, as with a
+        DistributedSampler. If there are fewer altogether, each process reads all of them, with a warning.
 
     It differs from torchvision where that reads what nobody meant: an EXIF orientation is applied, and of 16 bits the
     upper byte is kept. An image is resized as torch does it, within 1 of 255 of Pillow's values where both were
