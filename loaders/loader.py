@@ -372,9 +372,9 @@ class Loader(Epochs):
     def __getitem__(self, index: object) -> Never:
         refuse_index(self, index)
 
-    def another(self) -> Self:
+    def another(self) -> "Loader":
         """A loader with these arguments, which begins where this one's next iteration would."""
-        other: Self = _made_again(type(self), self._given, self.state_dict(), self.size)
+        other = _made_again(type(self), self._given, self.state_dict(), self.size)
         if self._resume is None:
             other.set_epoch(self.epoch + 1)
         return other

@@ -274,7 +274,8 @@ class Slices:
         begins = bounds[:-1] + (self.rank - bounds[:-1]) % self.world_size
         sizes = np.maximum(0, -(-(bounds[1:] - begins) // self.world_size))
         rows = np.arange(sizes.sum(), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return np.repeat(begins, sizes) + self.world_size * rows
+        positions: npt.NDArray[np.int64] = np.repeat(begins, sizes) + self.world_size * rows
+        return positions
 
     def _begin(self, step: int) -> int:
         """The position of the first sample of batch `step` of all ranks; of the one after the last, where that ends."""
