@@ -1,33 +1,31 @@
-"""timm's augmentation -> policies of `fastimg.augment`; its mixup, cutmix and erasing with noise, which it draws by
-batch or by pixel, as functions of batches.
+"""timm's augmentation -> policies of `fastimg.augment`; its mixup and cutmix, which it draws by batch, as functions of
+batches, and its erasing with noise as an `Erasing`.
 
 The objects are those of timm 1.0's `create_transform` and `FastCollateMixup`, known by their attributes.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastimg.augment import Policy, apply, draw
+from fastimg.augment import Policy
 from fastimg.augment.draws import beta_quantile
 from fastimg.augment.mixing import inside, soften
 from fastimg.augment.named import parse
 from fastimg.augment.plan import to_device
 from fastimg.loaders.migration.steps import CannotTakeOver
-from fastimg.loaders.random import hashes, uniforms
+from fastimg.loaders.random import uniforms
+
+from .erasing import Erasing
 
 Ids = npt.NDArray[np.int64]
 Box = tuple[int, int, int, int]  # top, left, height, width
 _PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 _MIX_STAGE = 0x7A1
-_ERASE_STAGE = 0x7A2
-_NOISE_STAGE = 0x7A3
-_TRIES = 10  # for a rectangle that fits
 _AUTO = ("original", "originalr", "v0", "v0r", "3a")
 
 
@@ -41,7 +39,9 @@ def policy_of(step: Any) -> Policy:
     settings = ops[0].hparams
     share = 0.3 if kind == "AugMixAugment" else 0.45
     if settings.get("translate_pct", 0.45) != share:
-        raise CannotTakeOver(f"timm's {kind} with translate_pct={settings.get('translate_pct', 0.45)}")
+        raise CannotTakeOver(
+            f"timm's {kind} with translate_pct={settings.get('translate_pct', 0.45)}", "leave translate_pct out"
+        )
     deviation = float(settings.get("magnitude_std", 0))
     if kind == "AugMixAugment":  # whose names have an infinite one, if they do not say
         spread = "" if math.isinf(deviation) else f"-mstd{deviation}"
@@ -52,7 +52,7 @@ def policy_of(step: Any) -> Policy:
         if found == [(op.name, float(op.prob), float(op.magnitude)) for op in ops]:
             fill = tuple(level / 255 for level in ops[0].kwargs["fillcolor"])
             return Policy(named=name, mean=fill, std=_PLAIN["std"])
-    raise CannotTakeOver(f"timm's {kind} with operations of its own (give one that a name such as rand-m9 makes)")
+    raise CannotTakeOver(f"timm's {kind} with operations of its own", "give one that a name such as rand-m9 makes")
 
 
 def _names(kind: str, step: Any, op: Any, spread: str) -> list[str]:
@@ -61,7 +61,7 @@ def _names(kind: str, step: Any, op: Any, spread: str) -> list[str]:
         return [name + spread for name in _AUTO]
     if kind == "AugMixAugment":
         if step.blended:
-            raise CannotTakeOver("timm's AugMix with blended chains (leave b1 out)")
+            raise CannotTakeOver("timm's AugMix with blended chains", "leave b1 out")
         depth = f"-d{step.depth}" if step.depth > 0 else ""
         return [f"augmix-m{op.magnitude:g}-w{step.width}{depth}-a{float(step.alpha)}{spread}"]
     most = "" if op.magnitude_max is None else f"-mmax{op.magnitude_max}"
@@ -82,72 +82,20 @@ def _choices(name: str, kind: str) -> Any:
     return [choice for row in rows for choice in row] if kind == "AutoAugment" else [row[0] for row in rows]
 
 
-@dataclass(frozen=True)
-class TimmErasing:
-    """timm's RandomErasing of a normalised batch: one or several rectangles of an image, of noise or of 0."""
-
-    normalise: Policy
-    probability: float
-    area: tuple[float, float]
-    log_ratio: tuple[float, float]
-    least: int  # rectangles
-    most: int
-    mode: str  # "const", "rand": a colour for each rectangle, "pixel": for each pixel
-    mixes: bool = False  # as of a Policy
-
-    def __call__(
-        self, images: torch.Tensor, dtype: torch.dtype, ids: Ids, seed: int, epoch: int, view: int
-    ) -> torch.Tensor:
-        """uint8 [B, 3, H, W] -> normalised and erased."""
-        found = apply(draw(self.normalise, ids, seed, epoch, view), images, dtype=dtype)
-        stage = _ERASE_STAGE + (view << 16)
-        chances = uniforms(seed, epoch, ids, stage, 2 + self.most * _TRIES * 4)
-        keys = hashes(seed, epoch, ids, _NOISE_STAGE + (view << 16)) >> np.uint64(1)
-        generator = torch.Generator(found.device)
-        for row in np.flatnonzero(chances[:, 0] < self.probability).tolist():
-            generator.manual_seed(int(keys[row]))
-            count = self.least + int(chances[row, 1] * (self.most - self.least + 1))
-            tries = chances[row, 2:].reshape(self.most, _TRIES, 4)[:count]
-            for top, left, height, width in self.boxes(tries, count, images.shape[2], images.shape[3]):
-                place = found[row, :, top : top + height, left : left + width]
-                if self.mode == "const":
-                    place.zero_()
-                else:
-                    shape = (place.shape[0], 1, 1) if self.mode == "rand" else tuple(place.shape)
-                    place.copy_(torch.randn(shape, generator=generator, device=found.device).expand_as(place))
-        return found
-
-    def boxes(
-        self, tries: npt.NDArray[np.float64], count: int, height: int, width: int
-    ) -> list[tuple[int, int, int, int]]:
-        """(top, left, height, width) of each rectangle of which one of the tries [count, 10, 4] fits."""
-        made = []
-        low, high = self.log_ratio
-        for drawn in tries.tolist():
-            for share, ratio, y, x in drawn:
-                area = (self.area[0] + (self.area[1] - self.area[0]) * share) * height * width / count
-                aspect = math.exp(low + (high - low) * ratio)
-                h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-                if h < height and w < width:
-                    made.append((int(y * (height - h + 1)), int(x * (width - w + 1)), h, w))
-                    break
-        return made
-
-
-def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None) -> Policy | TimmErasing:
+def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None) -> Policy | Erasing:
     """timm's RandomErasing, which makes a rectangle 0, or noise, in the image as it is then.
 
     Raises CannotTakeOver for one that leaves a part of a batch as it is.
     """
     if step.num_splits > 1:
-        raise CannotTakeOver("RandomErasing of timm with num_splits (leave re_split out)")
+        raise CannotTakeOver("RandomErasing of timm with num_splits", "leave re_split out")
     mean, std = tuple(mean or _PLAIN["mean"]), tuple(std or _PLAIN["std"])
     if not (step.per_pixel or step.rand_color) and step.max_count == 1:
         low, high = map(math.exp, step.log_aspect_ratio)
         area = (float(step.min_area), float(step.max_area))
         return Policy(erase=float(step.probability), erase_scale=area, erase_ratio=(low, high), mean=mean, std=std)
     mode = "pixel" if step.per_pixel else "rand" if step.rand_color else "const"
-    return TimmErasing(
+    return Erasing(
         normalise=Policy(mean=mean, std=std),
         probability=float(step.probability),
         area=(float(step.min_area), float(step.max_area)),

@@ -20,6 +20,7 @@ from fastimg.data import timm_steps
 from fastimg.loaders.migration.steps import CannotTakeOver, owned
 
 from . import ffcv_steps
+from .erasing import Erasing
 from .torchvision_operations import Blur, Changed, OneOf, Shuffled, Step, carried_out
 
 Ids = npt.NDArray[np.int64]
@@ -38,11 +39,12 @@ def policy_of(step: Any) -> Step:
     if type(step).__module__.startswith("ffcv.") and name in ffcv_steps.STEPS:
         return ffcv_steps.STEPS[name](step)
     if not type(step).__module__.startswith("torchvision.transforms."):
-        raise CannotTakeOver(owned(step))
+        theirs = f"give torchvision's {name}, or do it to each image of a batch with then="
+        raise CannotTakeOver(owned(step), theirs if name in STEPS or name in POLICIES else "")
     if name in STEPS:
         return STEPS[name](step)
     if name not in POLICIES:
-        raise CannotTakeOver(f"{name}{_WAYS_OUT.get(name, '')}")
+        raise CannotTakeOver(name, _WAYS_OUT.get(name, ""))
     policy = Policy(**POLICIES[name](step), **_PLAIN)
     jitters = sum(getattr(policy, each) != (1.0, 1.0) for each in ("brightness", "contrast", "saturation"))
     return Shuffled(policy) if name == "ColorJitter" and jitters + bool(policy.hue) > 1 else policy
@@ -55,28 +57,39 @@ def is_timms(step: Any) -> bool:
 
 def erasing_of(
     step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool
-) -> Policy | timm_steps.TimmErasing:
+) -> Policy | Erasing:
     """The policy that normalises and erases. `normalised`: Normalize comes before RandomErasing, not after it."""
     if is_timms(step):
         if mean is not None and not normalised:
-            raise CannotTakeOver("RandomErasing of timm before Normalize (put it after)")
+            raise CannotTakeOver("RandomErasing of timm before Normalize", "put it after Normalize")
         return timm_steps.erasing_of(step, mean, std)
+    mean, std = tuple(mean or _PLAIN["mean"]), tuple(std or _PLAIN["std"])
+    (smallest, largest), (narrowest, widest) = map(float, step.scale), map(float, step.ratio)
     value = step.value
-    if not isinstance(value, int | float | tuple | list):
-        raise CannotTakeOver(f"RandomErasing(value={value!r}) (give numbers)")
-    values = [float(each) for each in value] if isinstance(value, tuple | list) else [float(value)]
+    if value is None or value == "random":  # of v2 and v1
+        return Erasing(
+            normalise=Policy(mean=mean, std=std),
+            probability=float(step.p),
+            area=(smallest, largest),
+            log_ratio=(math.log(narrowest), math.log(widest)),
+            least=1,
+            most=1,
+            mode="pixel",
+            before=not normalised,
+        )
+    values = [float(each) for each in value] if isinstance(value, Sequence) else [float(value)]
+    if len(values) not in (1, 3):
+        raise CannotTakeOver(f"RandomErasing(value={value!r})", "give one number, three for RGB, or 'random'")
     values = values * 3 if len(values) == 1 else values
-    mean, std = mean or _PLAIN["mean"], std or _PLAIN["std"]
     if not normalised:
         values = [(each - m) / s for each, m, s in zip(values, mean, std, strict=True)]
-    (smallest, largest), (narrowest, widest) = map(float, step.scale), map(float, step.ratio)
     return Policy(
         erase=float(step.p),
         erase_scale=(smallest, largest),
         erase_ratio=(narrowest, widest),
         erase_value=tuple(values),
-        mean=tuple(mean),
-        std=tuple(std),
+        mean=mean,
+        std=std,
     )
 
 
@@ -104,15 +117,15 @@ def augmented(
 
 def normalised(
     images: torch.Tensor,
-    policy: Policy | timm_steps.TimmErasing,
+    policy: Policy | Erasing,
     dtype: torch.dtype,
     ids: Ids,
     seed: int,
     epoch: int,
     view: int,
 ) -> torch.Tensor:
-    """uint8 images [B, C, H, W] after a policy that normalises, channels-last, or timm's erasing."""
-    if isinstance(policy, timm_steps.TimmErasing):
+    """uint8 images [B, C, H, W] after a policy that normalises, channels-last, or after an `Erasing`."""
+    if isinstance(policy, Erasing):
         return policy(images, dtype, ids, seed, epoch, view)
     return apply(draw(policy, ids, seed, epoch, view), images, dtype=dtype)
 
@@ -153,7 +166,9 @@ def softened(targets: torch.Tensor, num_classes: int, smoothing: float) -> torch
 def _trivial(step: Any) -> dict[str, Any]:
     _check_nearest(step)
     if step.num_magnitude_bins != 31:
-        raise CannotTakeOver("TrivialAugmentWide with other than 31 bins")
+        raise CannotTakeOver(
+            f"TrivialAugmentWide(num_magnitude_bins={step.num_magnitude_bins})", "leave num_magnitude_bins out, for 31"
+        )
     return {"trivial": True}
 
 
@@ -172,9 +187,9 @@ def _check_nearest(step: Any) -> None:
     name, fill = type(step).__name__, getattr(step, "fill", None)
     fills = fill.values() if isinstance(fill, Mapping) else [fill]
     if any(each is not None and np.any(np.asarray(each) != 0) for each in fills):
-        raise CannotTakeOver(f"{name} with a fill")
+        raise CannotTakeOver(f"{name} with a fill", "leave fill out, for black")
     if getattr(step.interpolation, "value", step.interpolation) != "nearest":
-        raise CannotTakeOver(f"{name} with {step.interpolation}")
+        raise CannotTakeOver(f"{name} with {step.interpolation}", "leave interpolation out, for the nearest pixels")
 
 
 def _jitter(step: Any) -> dict[str, Any]:
@@ -186,7 +201,7 @@ def _jitter(step: Any) -> dict[str, Any]:
     if step.hue is not None:
         low, high = map(float, step.hue)
         if not math.isclose(low, -high):
-            raise CannotTakeOver(f"ColorJitter(hue={step.hue}) (give one number)")
+            raise CannotTakeOver(f"ColorJitter(hue={step.hue})", "give one number")
         found["hue"] = high
     return found
 
@@ -195,13 +210,16 @@ def _rotation(step: Any) -> dict[str, Any]:
     _check_nearest(step)
     low, high = map(float, step.degrees)
     if step.expand or step.center is not None or not math.isclose(low, -high):
-        raise CannotTakeOver("RandomRotation but by up to an angle to either side, about the centre, without expand")
+        raise CannotTakeOver(
+            "RandomRotation that is not by up to an angle to either side, about the centre",
+            "give one number, as in RandomRotation(30), without expand and center",
+        )
     return {"rotate": high}
 
 
 def _grayscale(step: Any) -> dict[str, Any]:
     if step.num_output_channels != 3:
-        raise CannotTakeOver("Grayscale to one channel (give num_output_channels=3)")
+        raise CannotTakeOver("Grayscale to one channel", "give num_output_channels=3")
     return {"grayscale": 1.0}
 
 
@@ -232,7 +250,7 @@ def _sequence(owner: Any, given: Any) -> tuple[Step, ...]:
             try:
                 found.append(policy_of(step))
             except CannotTakeOver as error:
-                raise CannotTakeOver(f"{error} within {type(owner).__name__}") from None
+                raise CannotTakeOver(f"{error.what} within {type(owner).__name__}", error.remedy) from None
     return tuple(found)
 
 
@@ -244,15 +262,18 @@ def _changed(op: Op, magnitude: str = "") -> Callable[[Any], Changed]:
 def _solarized(step: Any) -> Changed:
     threshold = math.ceil(float(step.threshold))  # levels are whole numbers
     if not 0 <= threshold <= 256:
-        raise CannotTakeOver(f"RandomSolarize(threshold={step.threshold}) (give a level from 0 to 256)")
+        raise CannotTakeOver(f"RandomSolarize(threshold={step.threshold})", "give a level from 0 to 256")
     return Changed(Op.SOLARIZE, float(threshold), float(step.p))
 
 
 _WAYS_OUT = {
-    **dict.fromkeys(("RandomAffine", "RandomPerspective", "ElasticTransform"), " (RandomRotation is)"),
-    "Lambda": " (images are RGB already; give what it does to a finished batch as then=)",
-    "RandomOrder": " (give the steps in an order)",
-    "AugMix": ' (give Policy(named="augmix-m3-w3") to Loader(...).tuples)',
+    **dict.fromkeys(
+        ("RandomAffine", "RandomPerspective", "ElasticTransform"),
+        "give RandomRotation in its place, or do it to each image of a batch with then=",
+    ),
+    "Lambda": "leave it out if it makes images RGB, which they are; otherwise give what it does to a batch as then=",
+    "RandomOrder": "give the steps in an order",
+    "AugMix": 'give Policy(named="augmix-m3-w3") to Loader(...).tuples',
 }
 STEPS: dict[str, Callable[[Any], Step]] = {
     "GaussianBlur": _blur,

@@ -22,16 +22,13 @@ from .steps import CannotTakeOver, augmentation, is_given
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 _LEVELS = ("RandomTranslate", "Cutout", "RandomBrightness", "RandomContrast", "RandomSaturation")
-_KNOWN = (
-    "RandomResizedCropRGBImageDecoder, CenterCropRGBImageDecoder, SimpleRGBImageDecoder, RandomHorizontalFlip, "
-    f"{', '.join(_LEVELS)}, NormalizeImage, ToTensor, ToDevice, ToTorchImage, Convert, View and modules of torch; of "
-    "labels IntDecoder, ToTensor, ToDevice, Squeeze, Convert, View and modules"
-)
-_MIXING = " (give Policy(mixup=alpha) to Loader(...).tuples)"
+_APPLY = "leave it out, and apply it to the batches"
+_NO_ARRAYS = "add ToTensor"
+_MIXING = "give Policy(mixup=alpha) to Loader(...).tuples"
 _WAYS_OUT = {
     **dict.fromkeys(("ImageMixup", "LabelMixup", "MixupToOneHot"), _MIXING),
-    "RandomResizedCrop": " (give RandomResizedCropRGBImageDecoder)",
-    "FloatDecoder": " (read numbers with Loader(fields=...))",
+    "RandomResizedCrop": "give RandomResizedCropRGBImageDecoder",
+    "FloatDecoder": "read numbers with Loader(fields=...)",
 }
 
 
@@ -122,18 +119,18 @@ def _image(
     for name, step in _named(operations or [_TO_TENSOR]):
         if name.endswith("Decoder"):
             if crop is not None or tensors or flip or policies or changes:
-                _refuse(f"{name} that is not the first operation")
+                _refuse(f"{name} that is not the first operation", "put it first, and give one decoder")
             crop = _crop(name, step, whole)
             continue
         if name in ("RandomHorizontalFlip", *_LEVELS) and changes:
-            _refuse(f"{name} after images were normalised or converted (put it before that)")
+            _refuse(f"{name} after images were normalised or converted", "put it before that")
         match name:
             case "RandomHorizontalFlip":
                 p = float(step.flip_prob)
                 flip += p - 2 * flip * p  # of one or several: an odd number of them
             case "NormalizeImage":
                 if any(not _is_layout(change) for change in changes):
-                    _refuse("NormalizeImage of images that are no uint8 any more")
+                    _refuse("NormalizeImage of images that are no uint8 any more", "put it before what converts them")
                 changes.append(_normalising(step))
             case "ToTensor":
                 tensors = True
@@ -149,14 +146,14 @@ def _image(
                 changes.append(Method("view", (_dtype(step.target_dtype),)))
             case "module":
                 if not channels_first:
-                    _refuse(f"{type(step).__name__} before ToTorchImage (put it after that)")
+                    _refuse(f"{type(step).__name__} before ToTorchImage", "put it after that")
                 changes.append(step)
             case _ if name in _LEVELS:
                 policies.append(_policy(step))
             case _:
-                _refuse(f"{name}{_WAYS_OUT.get(name, '')}")
+                _refuse(name, _WAYS_OUT.get(name, _APPLY))
     if not tensors and operations:
-        _refuse("a pipeline of images that stay arrays (add ToTensor)")
+        _refuse("a pipeline of images that stay arrays", _NO_ARRAYS)
     if not channels_first:
         changes.append(Method("permute", (0, 2, 3, 1)))
     return crop or _whole(whole), flip, tuple(policies), tuple(changes), device
@@ -182,9 +179,9 @@ def _label(operations: Sequence[Any], images_on: torch.device) -> tuple[Change, 
             case "module":
                 changes.append(step)
             case _:
-                _refuse(f"{name}{_WAYS_OUT.get(name, '')} of labels")
+                _refuse(f"{name} of labels", _WAYS_OUT.get(name, _APPLY))
     if not tensors:
-        _refuse("a pipeline of labels that stay arrays (add ToTensor)")
+        _refuse("a pipeline of labels that stay arrays", _NO_ARRAYS)
     if device != images_on:  # after what modules do on the images' device
         changes.append(Method("to", (device,)))
     return tuple(changes)
@@ -197,7 +194,7 @@ def _named(operations: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         if isinstance(step, torch.nn.Module):
             yield "module", step
         elif step is not _TO_TENSOR and not kind.__module__.startswith("ffcv."):
-            _refuse(f"{kind.__module__}.{kind.__name__} (give a torch.nn.Module after ToTorchImage)")
+            _refuse(f"{kind.__module__}.{kind.__name__}", "give a torch.nn.Module after ToTorchImage")
         elif kind.__name__ == "ModuleWrapper":
             yield "module", step.module
         else:
@@ -223,13 +220,13 @@ def _crop(name: str, step: Any, whole: tuple[int, int] | None) -> CropRule:
             return CenterSquare(size=_size(step), ratio=float(step.ratio))
         case "SimpleRGBImageDecoder":
             return _whole(whole)
-    return _refuse(name)
+    return _refuse(name, "give RandomResizedCropRGBImageDecoder, CenterCropRGBImageDecoder or SimpleRGBImageDecoder")
 
 
 def _whole(size: tuple[int, int] | None) -> Whole:
     if size is None:
         _refuse(
-            "images of several sizes as they are (give RandomResizedCropRGBImageDecoder or CenterCropRGBImageDecoder)"
+            "images of several sizes as they are", "give RandomResizedCropRGBImageDecoder or CenterCropRGBImageDecoder"
         )
     return Whole(size=size)
 
@@ -259,10 +256,12 @@ def _policy(step: Any) -> Any:
     try:
         return augmentation().policy_of(step)
     except CannotTakeOver as error:
-        _refuse(str(error))
+        _refuse(error.what, error.remedy or _APPLY)
     except ValueError as error:
         _refuse(f"{type(step).__name__} ({error})")
 
 
-def _refuse(what: str) -> NoReturn:
-    raise ValueError(f"FFCVLoader cannot take over {what}; it does {_KNOWN}. Leave it out, and apply it to the batches")
+def _refuse(what: str, remedy: str = _APPLY) -> NoReturn:
+    raise ValueError(
+        f"FFCVLoader cannot take over {what}: {remedy}. docs/migrate/ffcv.md lists what it takes over"
+    ) from None

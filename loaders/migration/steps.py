@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 
 class CannotTakeOver(ValueError):
-    """A step that nobody does in the same way. The message is a part of a sentence: what it is."""
+    """A step that nobody does in the same way: `what` it is, and the `remedy`, both parts of a sentence.
+
+    Without a remedy the loader names its own: to do the step after loading.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}: {remedy}" if remedy else what)
+        self.what, self.remedy = what, remedy
 
 
 def owned(step: Any) -> str:

@@ -17,13 +17,7 @@ from .filters import EitherFilter
 from .finish import Finish
 from .steps import CannotTakeOver, augmentation, is_given, owned
 
-_KNOWN = (
-    "RandomResizedCrop, RandomCrop, CenterCrop, Resize((height, width)), Resize(side) before a crop, Pad before "
-    "RandomCrop, flips, RandomRotation, TrivialAugmentWide, RandAugment, AutoAugment, ColorJitter, Grayscale(3), "
-    "RandomGrayscale, GaussianBlur, RandomSolarize and its like, RandomApply and RandomChoice of these, "
-    "ToTensor or PILToTensor, ToImage, "
-    "ToDtype(torch.float32, scale=True), ConvertImageDtype(torch.float32), Normalize and RandomErasing"
-)
+_THEN = "leave it out, and do it to each image of a batch with then=, a function of (images, targets)"
 # images are tensors already, and RGB
 _NOTHING = ("PILToTensor", "MaybePILToTensor", "ToImage", "ToPureTensor", "RGB", "Identity")
 
@@ -54,15 +48,15 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
     for name, step in _steps(transform):
         keeps = type(resize).__name__ == "ResizeKeepRatio"
         if resize is not None and name not in (_AFTER_KEEPING if keeps else _MAY_FOLLOW):
-            _refuse(_ALONE)
+            _refuse_alone(resize)
         if pad is not None and name not in _MAY_FOLLOW - {"CenterCrop", "Pad"}:
-            _refuse(_ALONE_PAD)
+            _refuse(*_ALONE_PAD)
         if crop is not None and name in _CROPS:
             resize, crop = _again(crop, name), None
         if mean is not None and name == "Normalize":
-            _refuse("Normalize, the second time")
+            _refuse("Normalize, the second time", "give one Normalize that does what both do")
         if mean is not None and name in ("CenterCrop", "RandomCrop", "Pad"):
-            _refuse(f"{name} after Normalize (put it before ToTensor)")
+            _refuse(f"{name} after Normalize", "put it before ToTensor")
         match name:
             case "RandomResizedCrop" | "RandomResizedCropAndInterpolation":
                 either = isinstance(step.interpolation, tuple)  # timm's "random"
@@ -90,7 +84,7 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
                 resize = pad = None
                 left, top, right, bottom = crop.padding
                 if (flip and left != right) or (vertical and top != bottom):
-                    _refuse("a flip before RandomCrop with different padding on both sides (put it after the crop)")
+                    _refuse("a flip before RandomCrop with unequal padding", "put the flip after the crop")
             case "RandomHorizontalFlip":
                 flip = _either(flip, step.p)
             case "RandomVerticalFlip":
@@ -101,39 +95,47 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
                 pass  # they are
             case "ToDtype" | "ConvertImageDtype":
                 if _dtype(step) is not torch.float32 or not getattr(step, "scale", True):
-                    _refuse(f"{name} that is not to torch.float32 from 0 to 1")
+                    _refuse(
+                        f"{name} that is not to torch.float32 from 0 to 1",
+                        f"give {name}(torch.float32{', scale=True' if name == 'ToDtype' else ''}), and change the "
+                        "batches with then=",
+                    )
                 scaled = True
             case "Normalize":
                 if not scaled:
-                    _refuse("Normalize of uint8 (put ToTensor before it)")
+                    _refuse("Normalize of uint8", "put ToTensor before it")
                 mean, std = (
                     values * 3 if len(values) == 1 else values for values in map(_floats, (step.mean, step.std))
                 )
                 if not len(mean) == len(std) == 3 or 0.0 in std:
-                    _refuse("Normalize without one or three values for RGB, or with a std of 0")
+                    _refuse(
+                        f"Normalize(mean={step.mean}, std={step.std})",
+                        "give one value, or three for RGB, and no std of 0",
+                    )
             case "RandomErasing":
                 if not scaled:
-                    _refuse("RandomErasing of uint8 (put ToTensor before it)")
+                    _refuse("RandomErasing of uint8", "put ToTensor before it")
                 if erasing is not None:
                     _refuse("RandomErasing, the second time")
                 erasing = (step, mean is not None)
             case _ if name not in _NOTHING:
-                known = name in _MOVED
-                if (crop is None and size is None) or scaled:
-                    where = "after ToTensor (put it before)" if scaled else "before the crop (put it after)"
-                    _refuse(f"{name} {where}" if known else name)
-                policies.append((name, _policy(step)))
+                policy = _policy(step)  # first: one that is refused anywhere is not to be moved
+                if scaled:
+                    _refuse(f"{name} after ToTensor", "put it before ToTensor")
+                if crop is None and size is None:
+                    _refuse(f"{name} before the crop", "put it after the crop")
+                policies.append((name, policy))
         if name in _CROPS and name not in ("Resize", "ResizeKeepRatio") and policies:
-            _refuse(f"{policies[0][0]} before the crop (put it after)")
+            _refuse(f"{policies[0][0]} before the crop", "put it after the crop")
     if resize is not None:
-        _refuse(_ALONE)
+        _refuse_alone(resize)
     if pad is not None:
-        _refuse(_ALONE_PAD)
+        _refuse(*_ALONE_PAD)
     if crop is None:
         if size is None:
             _refuse(
-                "a transform without RandomResizedCrop, CenterCrop or Resize((height, width)), which make all images "
-                "of a batch equal in size"
+                "a transform that leaves images unequal in size",
+                "put RandomResizedCrop, CenterCrop or Resize((height, width)) into it",
             )
         crop = Whole(size=size())
     erases = None if erasing is None else _erasing(erasing[0], mean, std, erasing[1])
@@ -150,19 +152,13 @@ def translated(transform: Any, size: Callable[[], tuple[int, int]] | None = None
     return ImageTransform(crop, finish)
 
 
-_ALONE = "Resize(side) without CenterCrop or RandomCrop right after it (or give Resize((height, width)))"
 _AFTER_KEEPING = {"CenterCrop", "CenterCropOrPad", "RandomCropOrPad"}  # timm's
 _CROPS = (
     *("RandomResizedCrop", "RandomResizedCropAndInterpolation", "Resize", "CenterCrop", "RandomCrop"),
     *("ResizeKeepRatio", "CenterCropOrPad", "RandomCropOrPad"),
 )
-_ALONE_PAD = "Pad without RandomCrop right after it (give RandomCrop its padding)"
+_ALONE_PAD = ("Pad without RandomCrop right after it", "put RandomCrop there, or give RandomCrop its padding")
 _MAY_FOLLOW = {"CenterCrop", "RandomCrop", "Pad", "RandomHorizontalFlip", "RandomVerticalFlip", "ToTensor", *_NOTHING}
-_MOVED = (
-    *("TrivialAugmentWide", "RandAugment", "AutoAugment", "AugMixAugment", "ColorJitter", "RandomGrayscale"),
-    *("Grayscale", "RandomRotation", "GaussianBlur", "RandomSolarize", "RandomPosterize", "RandomAdjustSharpness"),
-    *("RandomInvert", "RandomEqualize", "RandomAutocontrast", "RandomApply", "RandomChoice"),
-)
 
 
 def _either(first: float, second: float) -> float:
@@ -182,7 +178,7 @@ def _padded(pad: Any, step: Any) -> Any:
     if pad is None:
         return step
     if step.padding or step.pad_if_needed:
-        _refuse("Pad before RandomCrop with padding of its own")
+        _refuse("Pad before RandomCrop with padding of its own", "give all of the padding to one of them")
     sides = [pad.padding] if isinstance(pad.padding, int) else list(pad.padding)
     return SimpleNamespace(
         size=step.size,
@@ -200,7 +196,7 @@ def _policy(step: Any) -> Any:
     try:
         return augmentation().policy_of(step)
     except CannotTakeOver as error:
-        _refuse(str(error))
+        _refuse(error.what, error.remedy)
     except ValueError as error:
         _refuse(f"{type(step).__name__} ({error})")
 
@@ -211,7 +207,7 @@ def _erasing(step: Any, mean: Any, std: Any, normalised: bool) -> Any:
     try:
         return augmentation().erasing_of(step, mean, std, normalised)
     except CannotTakeOver as error:
-        _refuse(str(error))
+        _refuse(error.what, error.remedy)
     except ValueError as error:
         _refuse(f"RandomErasing with these numbers ({error})")
 
@@ -237,9 +233,12 @@ def _steps(transform: Any) -> Iterator[tuple[str, Any]]:
     elif module.startswith("torch.nn.modules.") and name == "Identity":
         return
     elif not library:
-        views = " (if it makes several crops, give views=[transform, transform] in its place)"
-        wraps = any("transform" in attribute for attribute in getattr(transform, "__dict__", ()))
-        _refuse(f"{owned(transform)}{views if wraps else ''}")
+        if any("transform" in attribute for attribute in getattr(transform, "__dict__", ())):
+            views = "if it makes several crops, give views=[transform, transform] in its place; if it does not, "
+            _refuse(owned(transform), views + _THEN)
+        if is_given():
+            _policy(transform)  # which names torchvision's of the same name
+        _refuse(owned(transform))
     elif module.startswith("timm.data.") and name not in _TIMMS:
         _refuse(f"timm's {name}")
     else:
@@ -267,7 +266,7 @@ def _keeping_ratio(resize: Any, step: Any, name: str) -> KeepRatio | EitherFilte
     if getattr(step, "padding_mode", "constant") == "reflect":
         levels = {None}
     elif len(levels) > 1:
-        _refuse(f'{name} with fill={fill} (give crop_mode="squash" or "center")')
+        _refuse(f"{name} with fill={fill}", 'give crop_mode="squash" or "center"')
     either = isinstance(resize.interpolation, tuple)
     (level,) = levels
     crop = KeepRatio(
@@ -291,7 +290,7 @@ def _resized(resize: Any) -> tuple[int | tuple[int, int] | None, Interpolation]:
     if resize is None:
         return None, "bilinear"
     if getattr(resize, "max_size", None) is not None:
-        _refuse("Resize with max_size")
+        _refuse(f"Resize with max_size={resize.max_size}", "leave max_size out")
     sides = tuple(resize.size) if isinstance(resize.size, Sequence) else (resize.size,)
     return int(sides[0]) if len(sides) == 1 else pair(sides), _interpolation(resize)
 
@@ -299,10 +298,10 @@ def _resized(resize: Any) -> tuple[int | tuple[int, int] | None, Interpolation]:
 def _cut(resize: Any, step: Any, scaled: bool) -> FreeCrop:
     """The RandomCrop of torchvision."""
     if step.padding_mode not in ("constant", "reflect"):
-        _refuse(f"RandomCrop(padding_mode={step.padding_mode!r}) (give constant or reflect)")
+        _refuse(f"RandomCrop(padding_mode={step.padding_mode!r})", 'give "constant" or "reflect"')
     fills = [step.fill] if isinstance(step.fill, int | float) else step.fill
     if step.padding_mode == "constant" and (isinstance(fills, Mapping) or len({float(each) for each in fills}) != 1):
-        _refuse(f"RandomCrop(fill={step.fill!r}) (give one number)")
+        _refuse(f"RandomCrop(fill={step.fill!r})", "give one number")
     level = None if step.padding_mode == "reflect" else round(float(fills[0]) * (255 if scaled else 1))
     side, interpolation = _resized(resize)
     return FreeCrop(
@@ -328,10 +327,13 @@ def _sides(step: Any) -> tuple[int, int, int, int]:
 def _interpolation(step: Any) -> Interpolation:
     name, given = type(step).__name__, step.interpolation
     if isinstance(given, tuple):  # timm's "random"
-        _refuse(f"{name} that draws its interpolation (give bilinear or bicubic in place of random)")
+        _refuse(f"{name} that draws its interpolation", "give bilinear or bicubic in place of random")
     value = getattr(given, "value", given)
     if value not in ("bilinear", "bicubic") or getattr(step, "antialias", True) is False:
-        _refuse(f"{name} with {value} and antialias={getattr(step, 'antialias', True)}")
+        _refuse(
+            f"{name} with {value} and antialias={getattr(step, 'antialias', True)}",
+            "give bilinear or bicubic interpolation, with antialias=True",
+        )
     return cast(Interpolation, value)
 
 
@@ -347,8 +349,20 @@ def _floats(values: Any) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
-def _refuse(what: str) -> NoReturn:
-    raise ValueError(
-        f"ImageFolderLoader cannot take over {what}; of torchvision's it does {_KNOWN}. Leave it out, and apply it to "
-        "each image of the batches, as with then="
+def _refuse_alone(resize: Any) -> NoReturn:
+    """Refuses a resize that leaves the other side as it comes."""
+    name = type(resize).__name__
+    if name == "ResizeKeepRatio":  # timm's
+        _refuse(f"{name} without CenterCrop right after it", f"put CenterCrop({resize.size}) right after it")
+    side = _resized(resize)[0]
+    _refuse(
+        f"Resize({side}) without CenterCrop or RandomCrop right after it",
+        f"give Resize(({side}, {side})), or put CenterCrop({side}) right after it, so that images are equal in size",
     )
+
+
+def _refuse(what: str, remedy: str = "") -> NoReturn:
+    raise ValueError(
+        f"ImageFolderLoader cannot take over {what}: {remedy or _THEN}. help(ImageFolderLoader) and "
+        "docs/migrate/imagefolder.md list what it takes over"
+    ) from None

@@ -241,15 +241,15 @@ def test_changed_colours_are_distributed_as_ffcvs(kind):
 @pytest.mark.parametrize(
     ("image", "label", "words"),
     [
-        ([ImageMixup(0.2, True)], [], r"ImageMixup \(give Policy\(mixup=alpha\)"),
-        ([Poison(np.zeros((4, 4)), np.zeros((4, 4)), [1])], [], "Poison; it does"),
+        ([ImageMixup(0.2, True)], [], r"ImageMixup: give Policy\(mixup=alpha\)"),
+        ([Poison(np.zeros((4, 4)), np.zeros((4, 4)), [1])], [], "Poison: leave it out, and apply it to the batches"),
         ([], [ReplaceLabel([1], 2)], "ReplaceLabel of labels"),
         ([NormalizeImage(MEAN, STD, np.float32), Cutout(2)], [], "Cutout after images were normalised"),
         ([Convert(torch.float16), NormalizeImage(MEAN, STD, np.float32)], [], "no uint8 any more"),
         ([torch.nn.Identity()], [], "Identity before ToTorchImage"),
         ([SimpleRGBImageDecoder()], [], "SimpleRGBImageDecoder that is not the first"),
-        ([object()], [], r"builtins.object \(give a torch.nn.Module"),
-        ([], [FloatDecoder()], r"FloatDecoder \(read numbers"),
+        ([object()], [], "builtins.object: give a torch.nn.Module"),
+        ([], [FloatDecoder()], "FloatDecoder of labels: read numbers"),
     ],
 )
 def test_what_is_unknown_is_refused_by_name(image, label, words, beton):

@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageFilter
 from timm.data import create_transform
 from torch import nn
+from torch.utils.data import Subset
 from torchvision import datasets, transforms, tv_tensors
 from torchvision.models import ResNet50_Weights
 from torchvision.transforms import InterpolationMode, v2
@@ -264,6 +265,38 @@ def test_moments_of_erasing_are_torchvisions(slope):
     check_moments(batch_of(slope, *steps, seed=0) * 255, theirs * 255)
 
 
+@pytest.mark.parametrize("kind", [transforms, v2])
+@pytest.mark.parametrize("order", ["after", "before", "without"])
+def test_erasing_with_noise_has_torchvisions_distribution(kind, order, slope):
+    """The share of erased pixels, where they are, and noise that is independent from pixel to pixel."""
+    erasing = kind.RandomErasing(0.6, (0.05, 0.4), (0.3, 3.0), value="random")
+    normalize = transforms.Normalize(MEAN, STD)
+    late = {"after": [normalize, erasing], "before": [erasing, normalize], "without": [erasing]}[order]
+    plain = transforms.Compose([transforms.ToTensor(), *late[: order == "after"], *late[1:][: order == "before"]])
+    compose = transforms.Compose([transforms.ToTensor(), *late])
+    images = [Image.fromarray(each) for each in slope.data]
+    torch.manual_seed(0)
+    theirs = torch.stack([compose(image) for image in images])
+    ours = batch_of(slope, transforms.ToTensor(), *late, seed=0)
+    assert torch.equal(ours[40:49], batch_of(Subset(slope, range(40, 49)), transforms.ToTensor(), *late, seed=0))
+    unchanged = plain(images[0])
+    found = []
+    for batch in (ours, theirs):
+        erased = ((batch - unchanged).abs() > 1e-5).all(1)  # [B, 16, 16]
+        noise = batch.permute(0, 2, 3, 1)[erased]  # [N, 3]
+        if order == "before":
+            noise = noise * torch.tensor(STD) + torch.tensor(MEAN)
+        assert noise.mean(0).abs().max() < 0.02 and (noise.std(0) - 1).abs().max() < 0.02
+        assert (torch.corrcoef(noise.T) - torch.eye(3)).abs().max() < 0.02  # of channels
+        pairs = erased[..., 1:] & erased[..., :-1]
+        left, right = (side.permute(0, 2, 3, 1)[pairs][:, 0] for side in (batch[..., :-1], batch[..., 1:]))
+        assert abs(torch.corrcoef(torch.stack([left, right]))[0, 1]) < 0.02  # of neighbours
+        shares = erased.double().mean((1, 2))
+        rows, columns = erased.double().mean((0, 2)), erased.double().mean((0, 1))
+        found.append(torch.stack([(shares > 0).double().mean(), shares.mean(), shares.std(), rows[8], columns[3]]))
+    assert (found[0] - found[1]).abs().max() < 0.06
+
+
 def check_moments(ours, theirs):
     """Means and mean squares of each measure, within five standard errors."""
     for name, measure in MEASURES.items():
@@ -331,7 +364,7 @@ class GaussianBlur:
 
 
 def test_a_blur_of_ones_own_is_not_torchvisions(cifar):
-    words = rf"GaussianBlur of {__name__} within RandomApply; of torchvision's it does .*GaussianBlur"
+    words = rf"GaussianBlur of {__name__} within RandomApply: give torchvision's GaussianBlur, or"
     with pytest.raises(ValueError, match=words):
         ImageFolderLoader(cifar, [transforms.RandomApply([GaussianBlur()], p=0.5), transforms.ToTensor()])
 
@@ -386,16 +419,20 @@ def test_timms_training():
     [
         ([transforms.Pad(3)], "Pad without RandomCrop right after it"),
         ([transforms.Pad(3), transforms.CenterCrop(8)], "Pad without RandomCrop right after it"),
+        ([transforms.Resize(20)], r"Resize\(20\) without .*: give Resize\(\(20, 20\)\), or put CenterCrop\(20\)"),
         ([transforms.Pad(3), transforms.RandomCrop(8, padding=1)], "with padding of its own"),
         ([transforms.RandomHorizontalFlip(), transforms.RandomCrop(8, padding=(1, 0, 0, 0))], "flip before RandomCrop"),
-        ([transforms.RandomAffine(9)], r"RandomAffine \(RandomRotation is\)"),
-        ([v2.RandomPerspective()], "RandomPerspective "),
-        ([transforms.Lambda(abs)], r"Lambda \(images are RGB already"),
-        ([transforms.RandomApply([transforms.RandomAffine(9)])], "RandomAffine .*within RandomApply"),
-        ([transforms.RandomApply([abs])], "abs of builtins within RandomApply"),
+        ([transforms.RandomAffine(9)], "RandomAffine: give RandomRotation .*then="),
+        ([v2.RandomPerspective()], "RandomPerspective: .*then="),
+        ([transforms.Lambda(abs)], "Lambda: leave it out if it makes images RGB.*then="),
+        (
+            [transforms.RandomApply([transforms.RandomAffine(9)])],
+            "RandomAffine within RandomApply: give",
+        ),
+        ([transforms.RandomApply([abs])], "abs of builtins within RandomApply: leave it out, .*then="),
         ([v2.RandomChoice([transforms.RandomCrop(8)])], "RandomCrop within RandomChoice"),
-        ([v2.RandomOrder([transforms.RandomGrayscale()])], "RandomOrder "),
-        ([transforms.ToTensor(), transforms.GaussianBlur(3)], r"GaussianBlur after ToTensor \(put it before"),
+        ([v2.RandomOrder([transforms.RandomGrayscale()])], "RandomOrder: give the steps in an order"),
+        ([transforms.ToTensor(), transforms.GaussianBlur(3)], "GaussianBlur after ToTensor: put it before"),
         ([create_transform(14, is_training=True, auto_augment="augmix-b1")], "leave b1 out"),
         ([create_transform(14, is_training=True, re_prob=0.1, re_num_splits=2)], "leave re_split out"),
         ([transforms.RandomCrop(8, padding=1, padding_mode="edge")], "padding_mode='edge'"),
@@ -406,12 +443,18 @@ def test_timms_training():
         ([transforms.RandomCrop(8), transforms.RandomResizedCrop(8)], "RandomResizedCrop after another crop"),
         ([transforms.ToTensor(), transforms.Normalize(MEAN, STD), transforms.RandomCrop(8)], "after Normalize"),
         ([transforms.ColorJitter(0.4), transforms.RandomCrop(8)], "ColorJitter before the crop"),
+        (
+            [transforms.ToTensor(), transforms.RandomErasing(value=(1, 2))],
+            r"RandomErasing\(value=\(1, 2\)\): give one number, three for RGB, or 'random'",
+        ),
         ([nn.Sequential(transforms.RandomCrop(8), nn.Conv2d(3, 3, 1))], "Conv2d of torch.nn"),
     ],
 )
 def test_what_cannot_be_taken_over_is_named(steps, words, cifar):
-    with pytest.raises(ValueError, match=f"cannot take over .*{words}.*then="):
+    with pytest.raises(ValueError, match=f"cannot take over .*{words}") as refused:
         ImageFolderLoader(cifar, steps)
+    assert refused.value.__cause__ is None and refused.value.__suppress_context__
+    assert str(refused.value).endswith("docs/migrate/imagefolder.md list what it takes over")
 
 
 class TwoCropTransform:
@@ -434,7 +477,7 @@ def test_two_crops_are_views(cifar):
     assert first.dtype == torch.float32 and third.dtype == torch.uint8
     assert ((first - second).abs().flatten(1).amax(1) > 0).all()  # crops of their own
     assert torch.equal(first, batch_of(cifar, large, seed=2)[:20])  # the first as without views
-    with pytest.raises(ValueError, match=r"TwoCropTransform of .* \(.*views=\[transform, transform\]"):
+    with pytest.raises(ValueError, match=r"TwoCropTransform of .*: if .*views=\[transform, transform\]"):
         ImageFolderLoader(cifar, TwoCropTransform(large))
     with pytest.raises(TypeError, match="views have transforms of their own"):
         ImageFolderLoader(cifar, large, views=[large])
