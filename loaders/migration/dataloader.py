@@ -1,7 +1,7 @@
 """The arguments of torch's DataLoader -> the settings of this package's loader, or what to give in their place."""
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -61,10 +61,21 @@ def batching_of(
             "of these two, or decode with a Loader"
         )
     if batch_sampler is not None:
-        if _kind(batch_sampler) != "BatchSampler" or sampler is not None or shuffle or drop_last or batch_size != 1:
+        if _kind(batch_sampler) != "BatchSampler":
             raise TypeError(
-                "ImageFolderLoader cannot take this batch_sampler: give torch's own BatchSampler, and then no "
-                "batch_size, shuffle, sampler and drop_last; or batch_size, sampler and drop_last in place of it"
+                f"ImageFolderLoader cannot take the batch_sampler {_named(batch_sampler)}: give torch's own "
+                "BatchSampler, or batch_size, sampler and drop_last in place of it"
+            )
+        given = {
+            "sampler": sampler is not None,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "batch_size": batch_size != 1,
+        }
+        if both := [name for name, there in given.items() if there]:
+            raise TypeError(
+                f"ImageFolderLoader: batch_sampler and {' and '.join(both)} exclude each other: leave "
+                f"{'it' if len(both) == 1 else 'these'} out, since the batch_sampler has its own"
             )
         sampler, batch_size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
     if batch_size is None:
@@ -102,22 +113,57 @@ def _sampled(sampler: Any, samples: int) -> Sampled:
             drop_last="uneven" if sampler.drop_last else False,
         )
     seed = None if getattr(sampler, "generator", None) is None else int(sampler.generator.initial_seed())
-    if kind == "RandomSampler" and not sampler.replacement and sampler.num_samples == samples:
-        return Sampled(shuffle=True, seed=seed)
     if kind == "SubsetRandomSampler":
-        return Sampled(shuffle=True, places=np.asarray(sampler.indices, np.int64), seed=seed)
-    if kind == "WeightedRandomSampler" and sampler.replacement:
-        if not sampler.num_samples == len(sampler.weights) == samples:
-            raise TypeError(
-                f"ImageFolderLoader cannot take a WeightedRandomSampler of {len(sampler.weights)} weights that draws "
-                f"{plural(sampler.num_samples, 'sample')}: give a weight for each of {plural(samples, 'sample')}, "
-                "and draw as many"
+        places = np.asarray(sampler.indices, np.int64)
+        outside = np.flatnonzero((places < 0) | (places >= samples))
+        if len(outside):
+            _refuse(
+                f"the SubsetRandomSampler, whose indices[{outside[0]}] is {places[outside[0]]}",
+                f"give numbers from 0 to {samples - 1:,}, those of the samples of the data",
             )
+        return Sampled(shuffle=True, places=places, seed=seed)
+    if kind == "RandomSampler":
+        if sampler.replacement:
+            _refuse("RandomSampler(replacement=True)", "leave replacement out, and each sample is drawn once an epoch")
+        _check_count(kind, sampler.num_samples, samples)
+        return Sampled(shuffle=True, seed=seed)
+    if kind == "WeightedRandomSampler":
+        if not sampler.replacement:
+            _refuse(
+                "WeightedRandomSampler(replacement=False)",
+                "leave replacement out, and a sample is drawn as often as its weight says; or give "
+                "SubsetRandomSampler(indices), which draws each of them once",
+            )
+        if len(sampler.weights) != samples:
+            _refuse(
+                f"a WeightedRandomSampler of {plural(len(sampler.weights), 'weight')}",
+                f"give {plural(samples, 'weight')}, one for each sample of the data",
+            )
+        _check_count(kind, sampler.num_samples, samples)
         return Sampled(shuffle=True, sampling=Sampling(np.asarray(sampler.weights, np.float64)), seed=seed)
-    raise TypeError(
-        f"ImageFolderLoader cannot take the sampler {type(sampler).__name__}: it takes torch's {_SAMPLERS}, "
-        "each sample drawn once, or as often as there are samples with weights; give one of these, or a Subset as data"
+    return _refuse(
+        f"the sampler {_named(sampler)}", f"give one of torch's own, {_SAMPLERS}, or a Subset of the samples as data"
     )
+
+
+def _check_count(kind: str, drawn: int, samples: int) -> None:
+    """Raises TypeError unless a sampler draws as many samples as there are."""
+    if drawn < samples:
+        rest = f"give num_samples={samples}, and end each epoch early, as with itertools.islice(loader, batches)"
+        _refuse(f"{kind}(num_samples={drawn}) of {plural(samples, 'sample')}", rest)
+    if drawn > samples:
+        more = f"give num_samples={samples}, and train for more epochs, each of which has another order"
+        _refuse(f"{kind}(num_samples={drawn}) of {plural(samples, 'sample')}", more)
+
+
+def _named(sampler: Any) -> str:
+    """A class with its module, as a script's own may be called as torch's is."""
+    kind = type(sampler)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _refuse(what: str, remedy: str) -> NoReturn:
+    raise TypeError(f"ImageFolderLoader cannot take {what}: {remedy}")
 
 
 def _kind(sampler: Any) -> str:

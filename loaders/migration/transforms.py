@@ -290,7 +290,7 @@ def _resized(resize: Any) -> tuple[int | tuple[int, int] | None, Interpolation]:
     if resize is None:
         return None, "bilinear"
     if getattr(resize, "max_size", None) is not None:
-        _refuse(f"Resize with max_size={resize.max_size}", "leave max_size out")
+        _refuse(f"Resize with max_size={resize.max_size}", "give Resize((height, width)), or leave max_size out")
     sides = tuple(resize.size) if isinstance(resize.size, Sequence) else (resize.size,)
     return int(sides[0]) if len(sides) == 1 else pair(sides), _interpolation(resize)
 
