@@ -1,4 +1,4 @@
-"""Erasing that no policy of `fastimg.augment` has: noise for each pixel or rectangle, and several rectangles."""
+"""NoiseErasing that no policy of `fastimg.augment` has: noise for each pixel or rectangle, and several rectangles."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _TRIES = 10  # for a rectangle that fits
 
 
 @dataclass(frozen=True)
-class Erasing:
+class NoiseErasing:
     """RandomErasing of a batch by timm or torchvision: one or several rectangles of an image, of noise or of 0."""
 
     normalise: Policy

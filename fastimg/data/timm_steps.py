@@ -1,5 +1,5 @@
 """timm's augmentation -> policies of `fastimg.augment`; its mixup and cutmix, which it draws by batch, as functions of
-batches, and its erasing with noise as an `Erasing`.
+batches, and its erasing with noise as an `NoiseErasing`.
 
 The objects are those of timm 1.0's `create_transform` and `FastCollateMixup`, known by their attributes.
 """
@@ -20,7 +20,7 @@ from fastimg.augment.plan import to_device
 from fastimg.loaders.migration.steps import CannotTakeOver
 from fastimg.loaders.random import uniforms
 
-from .erasing import Erasing
+from .erasing import NoiseErasing
 
 Ids = npt.NDArray[np.int64]
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -82,7 +82,7 @@ def _choices(name: str, kind: str) -> Any:
     return [choice for row in rows for choice in row] if kind == "AutoAugment" else [row[0] for row in rows]
 
 
-def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None) -> Policy | Erasing:
+def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | None) -> Policy | NoiseErasing:
     """timm's RandomErasing, which makes a rectangle 0, or noise, in the image as it is then.
 
     Raises CannotTakeOver for one that leaves a part of a batch as it is.
@@ -95,7 +95,7 @@ def erasing_of(step: Any, mean: Sequence[float] | None, std: Sequence[float] | N
         area = (float(step.min_area), float(step.max_area))
         return Policy(erase=float(step.probability), erase_scale=area, erase_ratio=(low, high), mean=mean, std=std)
     mode = "pixel" if step.per_pixel else "rand" if step.rand_color else "const"
-    return Erasing(
+    return NoiseErasing(
         normalise=Policy(mean=mean, std=std),
         probability=float(step.probability),
         area=(float(step.min_area), float(step.max_area)),

@@ -20,7 +20,7 @@ from fastimg.data import timm_steps
 from fastimg.loaders.migration.steps import CannotTakeOver, owned
 
 from . import ffcv_steps
-from .erasing import Erasing
+from .erasing import NoiseErasing
 from .torchvision_operations import Blur, Changed, OneOf, Shuffled, Step, carried_out
 
 Ids = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ def is_timms(step: Any) -> bool:
 
 def erasing_of(
     step: Any, mean: Sequence[float] | None, std: Sequence[float] | None, normalised: bool
-) -> Policy | Erasing:
+) -> Policy | NoiseErasing:
     """The policy that normalises and erases. `normalised`: Normalize comes before RandomErasing, not after it."""
     if is_timms(step):
         if mean is not None and not normalised:
@@ -67,7 +67,7 @@ def erasing_of(
     (smallest, largest), (narrowest, widest) = map(float, step.scale), map(float, step.ratio)
     value = step.value
     if value is None or value == "random":  # of v2 and v1
-        return Erasing(
+        return NoiseErasing(
             normalise=Policy(mean=mean, std=std),
             probability=float(step.p),
             area=(smallest, largest),
@@ -117,15 +117,15 @@ def augmented(
 
 def normalised(
     images: torch.Tensor,
-    policy: Policy | Erasing,
+    policy: Policy | NoiseErasing,
     dtype: torch.dtype,
     ids: Ids,
     seed: int,
     epoch: int,
     view: int,
 ) -> torch.Tensor:
-    """uint8 images [B, C, H, W] after a policy that normalises, channels-last, or after an `Erasing`."""
-    if isinstance(policy, Erasing):
+    """uint8 images [B, C, H, W] after a policy that normalises, channels-last, or after an `NoiseErasing`."""
+    if isinstance(policy, NoiseErasing):
         return policy(images, dtype, ids, seed, epoch, view)
     return apply(draw(policy, ids, seed, epoch, view), images, dtype=dtype)
 
