@@ -58,7 +58,7 @@ def batching_of(
     if collate is not None and (getattr(collate, "__module__", ""), getattr(collate, "__name__", "")) != _COLLATES:
         raise TypeError(
             "ImageFolderLoader cannot take collate_fn: batches are (images, targets) already; give then=, a function "
-            "of these two, or decode with a Loader"
+            "of these two, such as v2.MixUp(num_classes=10), or decode with a Loader"
         )
     if batch_sampler is not None:
         if _kind(batch_sampler) != "BatchSampler":

@@ -58,8 +58,8 @@ class ImageFolderLoader(Batches):
     generator: its initial seed is the seed.
     views: a transform for each of several crops of an image, in place of `transform` and of one that calls another
         twice (TwoCropTransform): images are then a list, of a tensor for each. An image is decoded once.
-    then: a function of a batch's (images, targets), which returns what is handed out: in place of a `collate_fn`, and
-        for what the transform does last and no policy does.
+    then: a function of a batch's (images, targets), which returns what is handed out: in place of a `collate_fn`, such
+        as `v2.MixUp(num_classes=10)`, and for what the transform does last and no policy does.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N", to which uint8 is copied.
     on_error: "fail" raises DataError for a file that cannot be decoded; "skip" leaves it out of its batch, or a batch
         that has no other file, and lists it in `loader.unreadable`, but needs a single process.
