@@ -1,4 +1,4 @@
-"""NoiseErasing that no policy of `fastimg.augment` has: noise for each pixel or rectangle, and several rectangles."""
+"""Erasing that no policy of `fastimg.augment` has: noise for each pixel or rectangle, and several rectangles."""
 
 import math
 from dataclasses import dataclass
