@@ -360,7 +360,7 @@ def list_samples(root: Path) -> tuple[list[str], Pairs]:
     try:
         classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     except OSError as error:
-        raise DataError(f"{root}: {error.strerror}; check the path") from error
+        raise DataError(f"{root}: {error.strerror}; check the path") from None
     if not classes:
         raise DataError(f"{root}: has no class folders; put the images of each class into a subfolder named after it")
     samples = []
