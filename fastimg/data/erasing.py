@@ -39,14 +39,8 @@ class NoiseErasing:
         chances = uniforms(seed, epoch, ids, stage, 2 + self.most * _TRIES * 4)
         keys = hashes(seed, epoch, ids, _NOISE_STAGE + (view << 16)) >> np.uint64(1)
         generator = torch.Generator(found.device)
-        mean, std = (
-            (0.0, 1.0)
-            if not self.before
-            else (
-                torch.tensor(each, device=found.device)[:, None, None]
-                for each in (self.normalise.mean, self.normalise.std)
-            )
-        )
+        given = (self.normalise.mean, self.normalise.std) if self.before else ((0.0,), (1.0,))
+        mean, std = (torch.tensor(each, device=found.device)[:, None, None] for each in given)
         for row in np.flatnonzero(chances[:, 0] < self.probability).tolist():
             generator.manual_seed(int(keys[row]))
             count = self.least + int(chances[row, 1] * (self.most - self.least + 1))
