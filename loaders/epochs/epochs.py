@@ -229,7 +229,7 @@ class Epochs:
         self._follow()
         epoch, start = self._resume or (self._epoch + 1, 0)
         if self._follows.seed and self.config.order != "sequential":
-            say_repeated(self.dataset.name, epoch, self.config.seed, (self._order(), self._fingerprint()), self._own)
+            say_repeated(self.dataset.name, epoch, self.config.seed, (self._order(), self._n, *self._ends()), self._own)
         self._resume = None
         self._epoch = epoch
         slices = self._slices(start)
@@ -317,6 +317,11 @@ class Epochs:
     @property
     def _together(self) -> int:
         return self.config.together or self.config.batch_size * self.config.world_size
+
+    def _ends(self) -> tuple[str, str]:
+        """The names of the first and the last sample: with their number, what tells data apart at no cost."""
+        first, last = (0, self._n - 1) if self._indices is None else (int(self._indices[0]), int(self._indices[-1]))
+        return self.dataset.sample_name(first), self.dataset.sample_name(last)
 
     def _fingerprint(self) -> str:
         fingerprint = self.dataset.fingerprint
