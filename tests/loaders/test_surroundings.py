@@ -372,9 +372,10 @@ def test_a_spawned_process_reads_the_same(image_folder):
         first, queue = ids(loader), torch.multiprocessing.get_context("spawn").SimpleQueue()
         child = torch.multiprocessing.get_context("spawn").Process(target=_second_epoch, args=(loader, queue))
         child.start()
-        found = queue.get()
-        child.join()
-        assert found == ids(loader) != first
+        child.join(250)
+        child.kill()  # where it hangs
+        assert child.exitcode == 0
+        assert queue.get() == ids(loader) != first
 
 
 def _second_epoch(loader, queue):
