@@ -249,11 +249,12 @@ class Slices:
             first = begin + self.rank * self.batch_size
             positions = np.arange(first, first + self.batch_size, dtype=np.int64)
             return positions % self.n, (positions < end).astype(np.float32)
-        first = begin + (self.rank - begin) % self.world_size
-        real = len(range(first, end, self.world_size))
+        turns = [range(begin + (rank - begin) % self.world_size, end, self.world_size) for rank in range(self.rank + 1)]
+        real = len(turns[-1])
         rows = np.arange(self.batch_size, dtype=np.int64)
-        positions = first + self.world_size * rows
-        positions[real:] = end + self.rank * self.batch_size + rows[real:]
+        positions = begin + (self.rank - begin) % self.world_size + self.world_size * rows
+        if real < self.batch_size:  # the ranks' padding is a run of positions behind the step's
+            positions[real:] = end + self.rank * self.batch_size - sum(map(len, turns)) + rows[real:]
         return positions % self.n, (rows < real).astype(np.float32)
 
     def span(self, first: int, stop: int) -> npt.NDArray[np.int64]:
