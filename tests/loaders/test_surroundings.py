@@ -2,9 +2,11 @@
 
 import copy
 import io
+import json
 import os
 import pickle
 import signal
+import subprocess
 import tarfile
 import time
 from itertools import chain
@@ -367,19 +369,15 @@ class TestPickles:
 
 
 @pytest.mark.slow
-def test_a_spawned_process_reads_the_same(image_folder):
+def test_a_spawned_process_reads_the_same(image_folder, tmp_path, python):
+    script = "import pickle, sys; print([batch.ids.tolist() for batch in pickle.load(open(sys.argv[1], 'rb'))])"
     with Loader(image_folder, **OPTIONS, seed=2) as loader:
-        first, queue = ids(loader), torch.multiprocessing.get_context("spawn").SimpleQueue()
-        child = torch.multiprocessing.get_context("spawn").Process(target=_second_epoch, args=(loader, queue))
-        child.start()
-        child.join(250)
-        child.kill()  # where it hangs
-        assert child.exitcode == 0
-        assert queue.get() == ids(loader) != first
-
-
-def _second_epoch(loader, queue):
-    queue.put(ids(loader))
+        first = ids(loader)
+        (tmp_path / "loader").write_bytes(pickle.dumps(loader))
+        ran = subprocess.run([python, "-c", script, str(tmp_path / "loader")], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout) == [batch.ids.tolist() for batch in loader]
+        assert ids(loader) != first
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
