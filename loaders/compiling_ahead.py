@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.jpeg.plain_header import plain_glance
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
@@ -51,6 +50,8 @@ def compile_ahead(
 
 def _seem_tiled(dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> bool:
     """Whether one of some samples is a JPEG with restart intervals, as tiled ones are."""
+    from fastimg.loaders.jpeg.plain_header import plain_glance  # of a package that texts do not need
+
     reader, scratch = SampleReader(dataset), Scratch()
     for index in _some(dataset, indices).tolist():
         with suppress(Exception):  # a file that cannot be read is named where it is met
