@@ -249,12 +249,13 @@ class Slices:
             first = begin + self.rank * self.batch_size
             positions = np.arange(first, first + self.batch_size, dtype=np.int64)
             return positions % self.n, (positions < end).astype(np.float32)
-        turns = [range(begin + (rank - begin) % self.world_size, end, self.world_size) for rank in range(self.rank + 1)]
-        real = len(turns[-1])
+        turns = self._turns(self.rank, begin, end)
+        real = len(turns)
         rows = np.arange(self.batch_size, dtype=np.int64)
-        positions = begin + (self.rank - begin) % self.world_size + self.world_size * rows
+        positions = turns.start + self.world_size * rows
         if real < self.batch_size:  # the ranks' padding is a run of positions behind the step's
-            positions[real:] = end + self.rank * self.batch_size - sum(map(len, turns)) + rows[real:]
+            before = sum(len(self._turns(rank, begin, end)) for rank in range(self.rank))
+            positions[real:] = end + self.rank * self.batch_size - before - real + rows[real:]
         return positions % self.n, (rows < real).astype(np.float32)
 
     def span(self, first: int, stop: int) -> npt.NDArray[np.int64]:
@@ -277,6 +278,10 @@ class Slices:
         rows = np.arange(sizes.sum(), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         positions: npt.NDArray[np.int64] = np.repeat(begins, sizes) + self.world_size * rows
         return positions
+
+    def _turns(self, rank: int, begin: int, end: int) -> range:
+        """The positions of a rank, of those from `begin` up to `end`, where ranks take turns."""
+        return range(begin + (rank - begin) % self.world_size, end, self.world_size)
 
     def _begin(self, step: int) -> int:
         """The position of the first sample of batch `step` of all ranks; of the one after the last, where that ends."""

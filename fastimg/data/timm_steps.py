@@ -1,5 +1,5 @@
 """timm's augmentation -> policies of `fastimg.augment`; its mixup and cutmix, which it draws by batch, as functions of
-batches, and its erasing with noise as an `NoiseErasing`.
+batches, and its erasing with noise as a `NoiseErasing`.
 
 The objects are those of timm 1.0's `create_transform` and `FastCollateMixup`, known by their attributes.
 """

@@ -124,7 +124,7 @@ def normalised(
     epoch: int,
     view: int,
 ) -> torch.Tensor:
-    """uint8 images [B, C, H, W] after a policy that normalises, channels-last, or after an `NoiseErasing`."""
+    """uint8 images [B, C, H, W] after a policy that normalises, channels-last, or after a `NoiseErasing`."""
     if isinstance(policy, NoiseErasing):
         return policy(images, dtype, ids, seed, epoch, view)
     return apply(draw(policy, ids, seed, epoch, view), images, dtype=dtype)
