@@ -241,7 +241,7 @@ def _sleep_instead(microseconds: int) -> None:
     replaced._KERNELS = {name: Kernel(kernel) for name, kernel in resample._KERNELS.items()}
     if importlib.util.find_spec("fastimg.loaders.decoders.resize_queue"):  # an older checkout has none
         replaced = importlib.import_module("fastimg.loaders.decoders.resize_queue")
-        replaced._resize_rows = resized
+        replaced.resize_rows = resized
 
 
 if __name__ == "__main__":

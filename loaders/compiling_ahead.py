@@ -22,6 +22,8 @@ from .decoder import Decoder, SampleReader
 # longer than with torch's DataLoader.
 _EPOCHS = 3
 _WORTH = 50_000  # crops for each thread
+# Crops of stored pixels, by all threads: they take turns without machine code, which saves 0.1 ms for each.
+_WORTH_OF_PIXELS = 50_000
 
 _log = logging.getLogger("fastimg.loaders")
 
@@ -33,7 +35,7 @@ def compile_ahead(
 
     `read` samples were read before, and as many are taken to follow. Whether there is nothing left to compile.
     """
-    enough = _WORTH * threads
+    enough = _WORTH_OF_PIXELS if decoder.cuts_pixels(dataset) else _WORTH * threads
     samples = (len(dataset) if indices is None else len(indices)) // ranks
     if decoder.in_memory(dataset):
         return True

@@ -70,6 +70,15 @@ class SampleReader:
                 encoded.begin(len(ids))
         return encoded
 
+    def stored_pixels(self, ids: Sequence[int]) -> npt.NDArray[np.void] | None:
+        """Where the pixels of the samples `ids` [k] lie: PIXELS [k] of `stored_pixels`; None if all are encoded.
+
+        Raises DataError if the data has changed.
+        """
+        find = getattr(self.dataset, "stored_pixels", None)
+        found: npt.NDArray[np.void] | None = None if find is None else find(ids)
+        return found
+
     def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `read(...)` returns, for datasets that read several samples at once. Raises Cancelled."""
         if self._is_cancelled():
@@ -156,6 +165,10 @@ class Decoder(ABC):
 
     def in_memory(self, dataset: Dataset) -> bool:
         """Whether `fill` only copies from memory; the consumer's own thread calls it then."""
+        return False
+
+    def cuts_pixels(self, dataset: Dataset) -> bool:
+        """Whether `fill` cuts most samples out of stored pixels, in calls of compiled code for all that it is given."""
         return False
 
     def sized(self, size: Size) -> Self:

@@ -7,6 +7,7 @@ is interrupted, `cancel` knows which threads to wait for. If a thread dies, the 
 no longer usable. A forked process has no threads: the pool is not usable there, and nothing waits for it.
 """
 
+import math
 import os
 import queue
 import sys
@@ -30,6 +31,8 @@ from .epochs.faults import Faults
 from .errors import OVER, DataError, ImageError, WorkerError
 from .ring import Slot
 
+_LEAST = 1 << 19  # bytes of the rows of a chunk where they are only copied or resized
+
 
 class Job:
     """One iteration and its decoder. Once it is cancelled, its remaining rows are dropped.
@@ -39,9 +42,10 @@ class Job:
     numbers of their crops, where these are known.
     """
 
-    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure")
+    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure", "least")
 
-    def __init__(self, decoder: Decoder, draw: DrawCrops | None) -> None:
+    def __init__(self, decoder: Decoder, draw: DrawCrops | None, least: int = 1) -> None:
+        self.least = least  # rows of a chunk, of batches that have more
         self.draw = draw
         self.ahead: deque[npt.NDArray[np.int64]] = deque()
         self.decoder = decoder
@@ -123,7 +127,8 @@ class Pool:
         """
         if self._job is not None:
             self.cancel(self._job)
-        job = Job(decoder, draw)
+        nbytes = sum(field.dtype.itemsize * math.prod(field.shape) for field in decoder.fields)
+        job = Job(decoder, draw, _LEAST // nbytes if decoder.cuts_pixels(self._dataset) else 1)
         self._job = job
         return job
 
@@ -145,6 +150,8 @@ class Pool:
             self._fill_here(_Chunk(slot, job, 0, rows, draws))
             return
         size = max(rows // (4 * len(self._threads)), min(GROUP, -(-rows // len(self._threads))), 1)
+        if job.least > size:
+            size = -(-rows // max(1, rows // job.least))
         chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
         with self._lock:
             job.check()

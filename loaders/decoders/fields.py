@@ -83,6 +83,10 @@ class FieldsDecoder(Decoder):
         """See `Decoder`."""
         return replace(self, images=self.images.sized(size))
 
+    def cuts_pixels(self, dataset: Dataset) -> bool:
+        """See `Decoder`."""
+        return self.images.cuts_pixels(dataset)
+
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See `Decoder`: the crops are those of the images alone."""
         return self.images.draw(seed, epoch, ids)
@@ -186,6 +190,12 @@ class _Sizes(SampleReader):
             if data is not None and not self._knows(index, data):
                 encoded.drop(place)
         return encoded
+
+    def stored_pixels(self, ids: Sequence[int]) -> npt.NDArray[np.void] | None:
+        found = super().stored_pixels(ids)
+        if found is not None:
+            self.of.update(zip(ids, zip(found["width"].tolist(), found["height"].tolist(), strict=True), strict=True))
+        return found
 
     def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._reader.timed(read, *args, **kwargs)

@@ -1,6 +1,7 @@
 """The decoder of images: header -> window of the crop -> decode -> resize -> row.
 
-Samples are read, JPEGs decoded, and other pictures resized GROUP at a time, in compiled calls without the GIL.
+Samples are read, JPEGs decoded, and other pictures resized GROUP at a time, in compiled calls without the GIL. Stored
+pixels are read and cut in one for all samples (`pixel_cuts`).
 """
 
 import functools
@@ -37,6 +38,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .large import PartialReads
 from .large_ahead import will_need_parts
+from .pixel_cuts import PixelCuts, has_compiled_windows
 from .resize_queue import ResizeQueue
 
 
@@ -102,6 +104,11 @@ class ImageDecoder(Decoder):
         """The numbers that choose the crops."""
         return uniforms(seed, epoch, ids, self._STAGE, self.crop.draws)
 
+    def cuts_pixels(self, dataset: Dataset) -> bool:
+        """See `Decoder`."""
+        stores = bool(getattr(dataset, "stores_pixels", False)) and type(self).fill_row is ImageDecoder.fill_row
+        return stores and self._queues and self.channels == 3 and has_compiled_windows(self.crop)
+
     def read_ahead(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
         """See `Decoder`: of large photographs with an index, what their crops read."""
         large = getattr(dataset, "blocks", None) is not None and self._queues and self.channels == 3
@@ -116,9 +123,16 @@ class ImageDecoder(Decoder):
         """See `Decoder`: groups of samples, whose JPEGs are decoded in one call."""
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ImageDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
+        out = rows["inputs"]
+        cut = None
+        if self._queues:
+            cut = scratch.own(PixelCuts).cut(reader, ids, self.crop, draws, self.max_pixels, scratch, out)
+            if cut is not None and cut.all():
+                return []
         failures: list[Failure] = []
         for group in scratch.groups(len(ids)):
-            failed = self._fill_group(reader, ids[group], draws[group], rows["inputs"][group], scratch)
+            filled = None if cut is None else cut[group].tolist()
+            failed = self._fill_group(reader, ids[group], draws[group], out[group], filled, scratch)
             failures += [(group.start + place, error) for place, error in failed]
             if any(not isinstance(error, ImageError) for _, error in failed):
                 break
@@ -141,9 +155,10 @@ class ImageDecoder(Decoder):
         ids: Sequence[int],
         draws: npt.NDArray[np.float64],
         out: Pixels,
+        filled: Sequence[bool] | None,
         scratch: Scratch,
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, C], k <= GROUP: JPEGs are decoded at the end, and others resized.
+        """Fill `out` [k, H, W, C], k <= GROUP, but what is `filled`: JPEGs are decoded at the end, and others resized.
 
         For the JPEGs that the compiled decoder takes, Python does nothing by itself: with many threads each microsecond
         that it needs for an image is one in which no other thread has its lock, the one that trains included.
@@ -158,6 +173,8 @@ class ImageDecoder(Decoder):
             left = queue.add_group(encoded, self.crop, draws, self.max_pixels)
         failures: list[Failure] = []
         for place in range(len(ids)) if left is None else left:
+            if filled is not None and filled[place]:
+                continue
             held, numbers = encoded[place], draws[place].tolist()
             may_take = queue if held is None or left is None else None
             error = attempt(self._queue_or_decode, reader, ids[place], held, numbers, place, out, may_take, scratch)

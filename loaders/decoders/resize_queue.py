@@ -22,7 +22,7 @@ from fastimg.loaders.runtime.scratch import GROUP, Scratch, address_of
 
 _MOST = 1 << 22  # bytes: of pixels that are kept until they are resized, and of a box that is resized here
 
-_JOB = np.dtype(
+JOB = np.dtype(
     [
         ("address", np.int64),  # of the pixels
         ("nbytes", np.int64),
@@ -40,7 +40,7 @@ class ResizeQueue:
     """Up to GROUP pictures that are resized in one call. It belongs to one thread, which reuses it."""
 
     def __init__(self) -> None:
-        self._jobs = np.zeros(GROUP, _JOB)
+        self._jobs = np.zeros(GROUP, JOB)
         self._region = new_region()
         self._queued: list[npt.NDArray[np.uint8]] = []
         self._nbytes = 0
@@ -67,7 +67,7 @@ class ResizeQueue:
         """
         height, width, channels = pixels.shape
         pitch, step, last = pixels.strides
-        if step != channels or last != 1 or pitch < channels * width or not may_call(_resize_rows):
+        if step != channels or last != 1 or pitch < channels * width or not may_call(resize_rows):
             return False
         box, size, at = window
         if channels * box[2] * box[3] > _MOST or reaches_out(window, out[1], out[0]):
@@ -84,13 +84,13 @@ class ResizeQueue:
             return
         jobs = self._jobs[: len(self._queued)]
         bicubic = crop.interpolation == "bicubic"
-        while needed := _resize_rows(jobs, self._region, bicubic, scratch.work(0), out):
+        while needed := resize_rows(jobs, self._region, bicubic, scratch.work(0), out):
             scratch.work(needed)
         self.clear()
 
 
 @compiled
-def _resize_rows(jobs: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
+def resize_rows(jobs: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
     """Resize all jobs. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
     region = regions[0]
     for i in range(jobs.shape[0]):

@@ -106,7 +106,7 @@ def _read(names: Any, prefix: Any, room: Any, rooms: Any, spans: Any, flags: int
         descriptor = _open(room.ctypes.data, flags)
         if descriptor < 0:
             continue
-        size = _read_up_to(descriptor, rooms[i, 0], rooms[i, 1], 0)
+        size = read_up_to(descriptor, rooms[i, 0], rooms[i, 1], 0)
         _close(descriptor)
         if size == rooms[i, 1]:
             more += 1
@@ -119,12 +119,12 @@ def _read(names: Any, prefix: Any, room: Any, rooms: Any, spans: Any, flags: int
 @compiled
 def _fill(descriptors: Any, rooms: Any, sizes: Any, offsets: Any, filled: Any) -> None:
     for i in range(descriptors.size):
-        filled[i] = _read_up_to(descriptors[i], rooms[i, 0], sizes[i], offsets[i]) == sizes[i]
+        filled[i] = read_up_to(descriptors[i], rooms[i, 0], sizes[i], offsets[i]) == sizes[i]
 
 
 @compiled
-def _read_up_to(descriptor: int, to: int, size: int, offset: int) -> int:
-    """How many bytes were read, fewer than `size` at the file's end; or _FAILED."""
+def read_up_to(descriptor: int, to: int, size: int, offset: int) -> int:
+    """How many bytes were read from `offset` on to an address, fewer than `size` at the file's end; or _FAILED."""
     read = 0
     while read < size:
         count = _pread(descriptor, to + read, size - read, offset + read)

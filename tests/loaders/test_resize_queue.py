@@ -80,4 +80,4 @@ def test_memory_that_is_too_small_grows():
     queue.run(RandomResizedCrop(size=224), scratch, found)
     resample(pixels, window, "bilinear", expected[0])
     np.testing.assert_array_equal(found, expected)
-    assert scratch.nbytes > resize_queue._JOB.itemsize
+    assert scratch.nbytes > resize_queue.JOB.itemsize

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.identities import StatedContent
 from fastimg.loaders.containers.readahead import pieces
+from fastimg.loaders.containers.stored_pixels import PIXELS
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileState, FileWatch
 from fastimg.loaders.errors import DataError, ShardError
@@ -25,6 +27,7 @@ from .files import BetonFile
 from .kinds import RAW
 
 MAX_CLASSES = 1 << 20  # in a file without class names: a larger label is not a class index
+_SMALL_FILE, _SMALL = 1 << 28, 1 << 14  # bytes of a file, and of its samples on average
 # Usual names of the fields to train on, in case there are several of a kind.
 USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}
 
@@ -42,6 +45,9 @@ class BetonDataset(WithFields):
     declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
     lease: Lease | None = None  # of a file that was fetched: keeps it in the cache
     blocks: BlockIndex | None = None  # of large tiled JPEGs
+
+    _asked = 0  # samples that the system was asked for
+    _asked_for_all = False
 
     def __init__(
         self,
@@ -120,6 +126,36 @@ class BetonDataset(WithFields):
         self._watch.read_group([0] * len(places))
         encoded.take(sizes, filled)
 
+    @cached_property
+    def stores_pixels(self) -> bool:
+        """Whether most images are stored as pixels."""
+        return 2 * int(self._raw.sum()) > len(self)
+
+    def stored_pixels(self, ids: Sequence[int]) -> npt.NDArray[np.void] | None:
+        """Where the pixels of raw images lie: PIXELS [k], of width 0 for others; None if there are none.
+
+        Raises ShardError if the file has changed.
+        """
+        if not self._has_raw:
+            return None
+        self._watch.read_group([0] * len(ids))
+        chosen = np.asarray(ids)
+        found = np.empty(len(ids), PIXELS)
+        found["file"], found["offset"] = self.reader.descriptor, self._offsets[chosen]
+        found["width"], found["height"] = self._widths[chosen] * self._raw[chosen], self._heights[chosen]
+        found["channels"] = 3
+        found["pitch"] = 3 * found["width"]
+        return found
+
+    @cached_property
+    def _is_small(self) -> bool:
+        """Whether to ask for a batch of samples one by one would take longer than to read them."""
+        return self.reader.status.st_size <= _SMALL_FILE and int(self._sizes.mean()) <= _SMALL
+
+    @cached_property
+    def _has_raw(self) -> bool:
+        return bool(self._raw.any())
+
     def pixels(self) -> npt.NDArray[np.int64]:
         """Pixels [N] of each JPEG, 0 of raw images."""
         return np.where(self._raw, 0, self._widths.astype(np.int64) * self._heights)
@@ -164,7 +200,13 @@ class BetonDataset(WithFields):
         return int(self._widths[index]), int(self._heights[index])
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """Ask the system to read these samples ahead."""
+        """Ask the system to read these samples ahead: of a small file, all of it once some of it was asked for."""
+        if self._asked_for_all:
+            return
+        self._asked += len(indices)
+        if self._is_small and 8 * self._asked > len(self):
+            self._asked_for_all = True
+            indices = np.arange(len(self))
         self.will_need_parts(indices, np.zeros(len(indices), np.int64), self._sizes[indices].astype(np.int64))
 
     def will_need_parts(
