@@ -109,7 +109,12 @@ class ArrayDataset(WithFields):
             whole[self._read_rows(range(len(self)), head, table)] = False
             self._table = table, whole
         table, whole = self._table
-        out[...] = table[ids]
+        if out.flags.c_contiguous:
+            table.take(
+                ids, axis=0, out=out, mode="clip"
+            )  # with "raise", which is for ids of others, NumPy copies twice
+        else:
+            out[...] = table[ids]
         return np.flatnonzero(~whole[ids]).tolist()
 
     def _read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:

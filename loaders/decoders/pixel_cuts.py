@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decoder import SampleReader
-from fastimg.loaders.jpeg.decoding.memory import bytes_at
+from fastimg.loaders.jpeg.decoding.memory import copy_bytes
 from fastimg.loaders.jpeg.decoding.region import new_region, region_of_pixels
 from fastimg.loaders.jpeg.windows import compiled_rule, is_inside, is_small, place_window
 from fastimg.loaders.runtime.compiled import compiled, inlined, may_call
@@ -191,15 +191,11 @@ def _mirrored(place: int, count: int) -> int:
 def _copy(address: int, pitch: int, job: Any, out: Any) -> None:
     """Copy the window of a box that keeps its size, and begins at an address, to `out` [H, W, C]."""
     tall, wide, channels = out.shape
-    begin, end = max(-job.at_x, 0), min(wide, job.width - job.at_x)
+    begin, end = max(-job.at_x, 0), min(wide, job.width - job.at_x)  # what is not mirrored
     for y in range(tall):
-        line = bytes_at(address + _mirrored(job.at_y + y, job.height) * pitch, job.width * channels)
-        to = out[y].reshape(-1)
-        skipped = job.at_x * channels
-        for x in range(begin * channels, end * channels):
-            to[x] = line[x + skipped]
-        for x in range(wide - (end - begin)):
-            at = x if x < begin else x + end - begin
-            place = _mirrored(job.at_x + at, job.width)
-            for c in range(channels):
-                to[at * channels + c] = line[place * channels + c]
+        line = address + _mirrored(job.at_y + y, job.height) * pitch
+        to = out.ctypes.data + y * wide * channels
+        copy_bytes(line + (job.at_x + begin) * channels, to + begin * channels, (end - begin) * channels)
+        for i in range(wide - (end - begin)):
+            x = i if i < begin else i + end - begin
+            copy_bytes(line + _mirrored(job.at_x + x, job.width) * channels, to + x * channels, channels)

@@ -9,7 +9,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .vectors import I8, I16, I64, WIDE, intrinsic, vector
+from .vectors import I8, I16, I64, WIDE, cgutils, intrinsic, vector
 
 
 def _array_at(readonly: bool) -> Any:
@@ -85,6 +85,18 @@ def store_word(_: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.uint64, types.uint64), generate
+
+
+@intrinsic
+def copy_bytes(_: Any, source: Any, to: Any, size: Any) -> Any:
+    """Copy bytes from an address to another; the two parts do not overlap."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, to = (builder.inttoptr(address, I8.as_pointer()) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, to, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.none(types.intp, types.intp, types.intp), generate
 
 
 @intrinsic

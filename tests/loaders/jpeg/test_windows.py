@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastimg.loaders.crop import CenterCrop, RandomCrop, RandomResizedCrop, Window, reaches_out, shape_of
 from fastimg.loaders.jpeg.decoding.crops import _JOB
-from fastimg.loaders.jpeg.windows import compiled_rule, find_window
+from fastimg.loaders.jpeg.windows import compiled_rule, find_window, place_window
 
 SIDES = st.integers(1, 65500)
 
@@ -49,6 +49,17 @@ def test_many_random_crops_of_photographs():
 def test_centre_crops(width, height, tall, wide, above, beside):
     check(CenterCrop(size=(tall, wide), resize=(tall + above, wide + beside)), width, height, ())
     check(CenterCrop(size=tall, resize=tall + above), width, height, ())
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 40), st.integers(1, 40), st.data())
+def test_padded_crops(width, height, tall, wide, data):
+    crop = RandomCrop(size=(tall, wide), padding=data.draw(st.integers(0, min(tall, wide) - 1)))
+    draws = data.draw(st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2))
+    jobs = np.zeros(1, _JOB)
+    assert compiled_rule(crop) is None  # JPEGs leave it to others
+    place_window(width, height, np.array(draws), compiled_rule(crop, padded=True), jobs)
+    x, y, w, h, *rest = map(int, list(jobs[0].item())[-8:])
+    assert ((x, y, w, h), (rest[0], rest[1]), (rest[2], rest[3])) == crop.window(width, height, draws)
 
 
 def test_windows_that_are_too_large_are_left_to_others():
