@@ -226,8 +226,6 @@ class Loader(Epochs):
                 self._collect(slot)
                 self.passed(plan, step)
                 self._handed_out += self.config.batch_size
-                if self.device.type == "cpu":  # a few bytes, which evaluations collect
-                    tensors |= {name: tensors[name].clone() for name in ("targets", "weight")}
                 views = job.decoder.view_fields
                 elsewhere = _NAMED.union(views.values())
                 batch = Batch(
