@@ -58,7 +58,7 @@ def is_kept(function: Callable[..., Any]) -> bool:
     """Whether a compiled function has its machine code already, in this process or in the cache on disk."""
     dispatcher: Any = function
     file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    return bool(dispatcher.signatures) or (file is not None and bool(file._load_index()))
+    return bool(dispatcher.overloads) or (file is not None and bool(file._load_index()))
 
 
 class _CacheIndex(IndexDataCacheFile):

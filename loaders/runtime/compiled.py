@@ -153,7 +153,7 @@ def held(function: F) -> F:
 def is_compiled(function: Callable[..., Any]) -> bool:
     """Whether a compiled function has its machine code in this process."""
     dispatcher: Any = function
-    return bool(dispatcher.signatures)
+    return bool(dispatcher.overloads)  # `signatures` fails while another thread compiles
 
 
 def is_kept(function: Callable[..., Any]) -> bool:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import fastimg.augment.cpu
+import fastimg.augment.cpu.compiled
 import fastimg.loaders.runtime
 from fastimg.loaders.jpeg import exif
 from fastimg.loaders.jpeg.decoding import crops, dct, frame, vectors
-from fastimg.loaders.runtime.compiled import compiled, is_kept, telling_of_compilation
+from fastimg.loaders.runtime.compiled import compiled, is_compiled, is_kept, telling_of_compilation
 from fastimg.loaders.runtime.made_of import made_of
 
 CALLED = "from fastimg.loaders.runtime.compiled import {kind}\n\n\n@{kind}\ndef number():\n    return {number}\n"
@@ -211,3 +211,16 @@ def test_kept_code_allocates_and_what_comes_later_is_compiled(tmp_path):
         for _ in range(2)
     ]
     assert said == ["0 True\n[0.0, 2.0, 4.0]\n", "1 False\n[0.0, 2.0, 4.0]\n"]
+
+
+def test_asking_while_another_thread_compiles(monkeypatch):
+    """A thread that adds machine code changes what another one would iterate over."""
+
+    class Changing(dict):
+        def __iter__(self):
+            raise KeyError("changed")
+
+    for kept in (is_compiled, is_kept, fastimg.augment.cpu.compiled.is_kept):
+        function = compiled(lambda: 1)
+        monkeypatch.setattr(function, "overloads", Changing(a=1))
+        assert kept(function)
