@@ -125,6 +125,9 @@ class Convert:  # more than 12 fields: a flag each
     makes tiled JPEGs of quality 95 (default: they stay as they are; with --append, as in the dataset)."""
     raw_fraction: float | None = None
     """With --format beton: share of the images, drawn by the seed, to store as raw pixels (default: 0)."""
+    raw_below: Annotated[str | None, arg(metavar="SIZE")] = None
+    """With --format beton: store images as raw pixels if these are at most SIZE bytes, 3 for each pixel, as in 64KB;
+    FFCV's smart_threshold (default: none)."""
     originals: Literal["keep", "drop", "refuse"] | None = None
     """With --format beton: images that FFCV cannot decode (PNG, CMYK, ...) are stored as raw pixels; keep stores their
     original bytes too, drop does not, refuse treats them as --on-error says (default: keep)."""

@@ -61,6 +61,7 @@ class Treatment:
     tile_px: int | None = None
     compare: bool = False
     raw_fraction: float = 0.0
+    raw_below: int = 0  # bytes
     originals: Literal["keep", "drop", "refuse"] = "keep"
     seed: int = 0
 
@@ -81,7 +82,7 @@ class Treatment:
     def recompresses(self, header: Header, path: str) -> bool:
         """Whether --recompress applies to an image; `obstacle` may still stand in the way."""
         asked = self.recompress is not None and header.format not in JPEGS
-        return asked and not (self.container == "beton" and self.is_raw(path))
+        return asked and not (self.container == "beton" and self.is_raw(path, header.size))
 
     def becomes_jpeg(self, data: bytes, header: Header, path: str) -> bool:
         """Whether an image is stored as a JPEG, as --max-size, --jpeg or --recompress ask for it."""
@@ -90,8 +91,11 @@ class Treatment:
         asked = self.recompress is not None and self.recompress.quality is not None
         return asked and self.recompresses(header, path) and not obstacle(data, header, lossless=False)
 
-    def is_raw(self, path: str) -> bool:
-        """Whether --raw-fraction selected this sample."""
+    def is_raw(self, path: str, size: tuple[int, int]) -> bool:
+        """Whether --raw-fraction or --raw-below selects this sample, an image of `size` (width, height)."""
+        width, height = self.stored_size(size)
+        if 3 * width * height <= self.raw_below:
+            return True
         if self.raw_fraction <= 0:
             return False
         key = f"{self.seed} {path}".encode("utf-8", "surrogatepass")
@@ -228,8 +232,8 @@ class Prepare:
         if not isinstance(data, bytes):
             return prepared
         header = read_header(data, self._treatment.max_pixels)
-        if self._treatment.is_raw(entry.path):
-            return prepared._replace(image=self._pixels(data, header), outcome=_outcome(KEPT, "as raw pixels, drawn"))
+        if self._treatment.is_raw(entry.path, header.size):
+            return prepared._replace(image=self._pixels(data, header), outcome=_outcome(KEPT, "as raw pixels, chosen"))
         if not jpeg_fault(data):
             return prepared
         original = data if self._treatment.originals == "keep" else b""

@@ -38,12 +38,12 @@ class Begun:
     samples: int = 0
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, flag: str = "--shard-size", example: str = "256MB") -> int:
     """Bytes of `256MB`, `1.5 GB`, `1GiB` or a plain number. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper())
     size = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0
     if not 1 <= size < 2**63:
-        raise UsageError(f"--shard-size {text}: give a number of bytes, or one with KB, MB or GB, as in 256MB")
+        raise UsageError(f"{flag} {text}: give a number of bytes, or one with KB, MB or GB, as in {example}")
     return int(size)
 
 

@@ -28,7 +28,8 @@ from .plan import parse_size
 from .shards.base import Base
 
 _OF_IMAGES = (
-    *("tile", "max_size", "quality", "jpeg", "recompress", "raw_fraction", "originals", "compare", "max_pixels"),
+    *("tile", "max_size", "quality", "jpeg", "recompress"),
+    *("raw_fraction", "raw_below", "originals", "compare", "max_pixels"),
 )
 
 
@@ -55,7 +56,7 @@ class Request:
         """Everything that determines the output bytes."""
         treatment = asdict(self.treatment)
         tile_px = treatment.pop("tile_px")
-        del treatment["compare"], treatment["seed"], treatment["recompress"]
+        del treatment["compare"], treatment["seed"], treatment["recompress"], treatment["raw_below"]
         return {
             "fastimg": __version__,
             "format": treatment.pop("container"),
@@ -71,6 +72,7 @@ class Request:
             "on_error": self.flags.on_error,
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
             **({"recompress": str(self.treatment.recompress)} if self.treatment.recompress else {}),
+            **({"raw_below": self.treatment.raw_below} if self.treatment.raw_below else {}),
             **({"labels_are_classes": True} if self.flags.labels_are_classes else {}),
             **stated_rules(self.flags, self.sources),
             **({"image_field": self.flags.image_field} if self.flags.image_field else {}),
@@ -170,9 +172,12 @@ def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatmen
         raise UsageError(
             "--quality has no effect: no image is encoded at it; add --jpeg reencode or --max-size, or leave it out"
         )
-    for name in ("raw_fraction", "originals"):
+    for name in ("raw_fraction", "raw_below", "originals"):
         if getattr(config, name) is not None and not beton:
             raise UsageError(f"--{name.replace('_', '-')} has no effect with --format tar; leave it out")
+    raw_below = 0 if config.raw_below is None else parse_size(config.raw_below, "--raw-below", "64KB")
+    if raw_fraction == 1 and raw_below:
+        raise UsageError("--raw-below has no effect: --raw-fraction 1 stores all pixels; leave one of them out")
     if raw_fraction == 1 and config.jpeg == "reencode":
         raise UsageError("--jpeg reencode has no effect: --raw-fraction 1 stores pixels; leave one of them out")
     recompress = None if config.recompress is None else parse_recompression(config.recompress)
@@ -191,6 +196,7 @@ def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatmen
         tile_px=tile_px,
         compare=config.compare,
         raw_fraction=raw_fraction,
+        raw_below=raw_below,
         originals=originals,
         seed=config.seed,
     )

@@ -250,7 +250,7 @@ def _look(source: Source, entry: SourceEntry, treatment: Treatment, declared: Co
         elif isinstance(original.image, bytes):
             header = read_header(original.image, treatment.max_pixels)
             encodes = treatment.becomes_jpeg(original.image, header, entry.path)
-            raw = treatment.is_raw(entry.path)
+            raw = treatment.is_raw(entry.path, header.size)
             fits = encodes or raw or not jpeg_fault(original.image)
             pixels = 3 * header.width * header.height if encodes or raw or not fits else 0  # a JPEG else, as it is
             pixels += pixels // 2 if treatment.recompress else 0  # noise takes more as a JPEG than as pixels

@@ -85,7 +85,7 @@ SECTIONS: Mapping[str, Sections] = {
         "destination": (*("format", "shard_size", "append", "merge", "resume", "overwrite", "delete_first", *STORE),),
         "images": (
             *("tile", "max_size", "quality", "jpeg", "recompress"),
-            *("raw_fraction", "originals", "compare", "max_pixels"),
+            *("raw_fraction", "raw_below", "originals", "compare", "max_pixels"),
         ),
         "run": ("workers", "on_error", "json"),
         "on a Ray cluster": ("backend", "address"),

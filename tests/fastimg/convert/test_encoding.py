@@ -16,6 +16,7 @@ from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Report
 from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -135,6 +136,29 @@ def test_a_share_of_raw_pixels(folder: Path, tmp_path: Path, encode: Any) -> Non
     assert 0.3 < share < 0.7
     for path, data in stored(tmp_path / "D").items():
         if "turned" not in path:
+            np.testing.assert_array_equal(decode(data), decode((folder / path).read_bytes()))
+
+
+@pytest.mark.parametrize("flags", [{}, {"max_size": 40}, {"max_size": 20}, {"recompress": "jpeg:95"}])
+def test_small_images_as_raw_pixels(flags: dict[str, Any], folder: Path, tmp_path: Path, encode: Any) -> None:
+    """Those of at most that many bytes, and no other; of what --max-size makes smaller, the smaller ones count."""
+    for side in (10, 20, 21, 50, 80):
+        (folder / f"a/{side}.jpg").write_bytes(encode(size=(side, side), seed=side))
+        Image.fromarray(decode(encode(size=(side, side), seed=side))).save(folder / f"a/{side}.png")
+    run(folder, tmp_path / "D", format="beton", raw_below="1200", originals="drop", **flags)
+    assert read_description(tmp_path / "D")["options"]["raw_below"] == 1200
+    raw = {}
+    with BetonFile(tmp_path / "D" / "train.beton") as beton:
+        for i in range(len(beton)):
+            sample = beton.sample(i)
+            raw[sample["json"]["path"]] = not isinstance(sample["image"], bytes)
+    for side in (10, 20, 21, 50, 80):
+        made = min(side, flags.get("max_size", side))
+        small = 3 * made * made <= 1200
+        assert raw[f"a/{side}.jpg"] == small, side
+        assert raw[f"a/{side}.png"] == (small or (made == side and "recompress" not in flags)), side
+    for path, data in stored(tmp_path / "D").items():
+        if raw[path] and path.startswith("a/") and path[2:4] in ("10", "20"):
             np.testing.assert_array_equal(decode(data), decode((folder / path).read_bytes()))
 
 

@@ -13,11 +13,11 @@ from .manifests import manifest, text_folder, write
     ("flag", "value"),
     [
         *(("tile", "off"), ("max_size", 10), ("quality", 90), ("jpeg", "reencode"), ("raw_fraction", 0.5)),
-        *(("originals", "drop"), ("compare", True), ("max_pixels", 100)),
+        *(("raw_below", "64KB"), ("originals", "drop"), ("compare", True), ("max_pixels", 100)),
     ],
 )
 def test_flags_about_images_are_refused(flag, value, tmp_path, make):
-    beton = {"format": "beton"} if flag in ("quality", "raw_fraction", "originals") else {}
+    beton = {"format": "beton"} if flag in ("quality", "raw_fraction", "raw_below", "originals") else {}
     with pytest.raises(UsageError, match=rf"--{flag.replace('_', '-')} has no effect on texts"):
         make(manifest(tmp_path, "csv"), **{flag: value}, **beton)
 
