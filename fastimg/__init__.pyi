@@ -134,6 +134,7 @@ def convert(
     jpeg: Literal["keep", "reencode"] = "keep",
     recompress: str | None = None,
     raw_fraction: float | None = None,
+    raw_below: str | None = None,
     originals: Literal["keep", "drop", "refuse"] | None = None,
     compare: bool = False,
     workers: str | int = "auto",
