@@ -150,7 +150,10 @@ class Prepare:
         treatment, size = self._treatment, len(data)
         if reason := treatment.encodes(header):
             original = self._shrunk(original, header.size)
-            made = self._jpeg(decode(data, header, self._scratch()), _subsampling(data, header))
+            shown = decode(data, header, self._scratch())
+            if treatment.is_raw(entry.path, header.size):
+                return self._as_raw(shown, size, reason, original)
+            made = self._jpeg(shown, _subsampling(data, header))
             return Prepared(made, _renamed(original.suffix, "jpg"), size, _outcome(REENCODED, reason), *original[2:])
         if treatment.recompresses(header, entry.path):
             return self._recompressed(original, data, header)
@@ -208,6 +211,8 @@ class Prepare:
         header = Header("raw", width, height, 1, turbo=False)
         if reason := self._treatment.encodes(header):
             original = self._shrunk(original, header.size)
+            if self._treatment.is_raw(entry.path, header.size):
+                return self._as_raw(pixels, pixels.nbytes, reason, original)
             made = self._jpeg(pixels, "420")
             return Prepared(made, "jpg", pixels.nbytes, _outcome(REENCODED, reason), *original[2:])
         asked = self._treatment.recompress
@@ -267,20 +272,31 @@ class Prepare:
         """`pixels` as a JPEG of `quality`, or of --quality, shrunk to --max-size and tiled."""
         treatment = self._treatment
         quality = quality or treatment.quality
-        height, width, _ = pixels.shape
-        size = treatment.stored_size((width, height))
-        if size != (width, height):
-            out = np.empty((size[1], size[0], 3), np.uint8)
-            from fastimg.loaders.resample import resample  # brings torch, which takes seconds
-
-            resample(pixels, Window((0, 0, width, height), size, (0, 0)), "bicubic", out)
-            pixels = out
-        pixels = np.ascontiguousarray(pixels)
+        pixels = np.ascontiguousarray(self._resized(pixels))
         if subsampling == "Gray":
             jpeg = simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), quality, "GRAY", "Gray")
         else:
             jpeg = simplejpeg.encode_jpeg(pixels, quality, "RGB", subsampling)
         return tile(jpeg, treatment.tile_px).jpeg if treatment.tile_px else jpeg
+
+    def _as_raw(self, pixels: Pixels, source_bytes: int, reason: str, original: Original) -> Prepared:
+        """A sample with raw pixels, shrunk to --max-size, of an image that would be encoded for a `reason`."""
+        made = self._resized(pixels)
+        kept = _outcome(KEPT, "as raw pixels, chosen")
+        outcome = kept if made.shape == pixels.shape else _outcome(REENCODED, f"{reason}, as raw pixels")
+        return Prepared(made.copy(), "raw", source_bytes, outcome, *original[2:])
+
+    def _resized(self, pixels: Pixels) -> Pixels:
+        """Pixels [h, w, 3] shrunk to --max-size."""
+        height, width, _ = pixels.shape
+        size = self._treatment.stored_size((width, height))
+        if size == (width, height):
+            return pixels
+        from fastimg.loaders.resample import resample  # brings torch, which takes seconds
+
+        out = np.empty((size[1], size[0], 3), np.uint8)
+        resample(pixels, Window((0, 0, width, height), size, (0, 0)), "bicubic", out)
+        return out
 
     def _shrunk(self, original: Original, size: tuple[int, int]) -> Original:
         """The sample with its fields in the pixels of the image that it becomes, whose size may be smaller."""

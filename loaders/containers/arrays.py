@@ -110,9 +110,7 @@ class ArrayDataset(WithFields):
             self._table = table, whole
         table, whole = self._table
         if out.flags.c_contiguous:
-            table.take(
-                ids, axis=0, out=out, mode="clip"
-            )  # with "raise", which is for ids of others, NumPy copies twice
+            table.take(ids, axis=0, out=out, mode="clip")  # with "raise" NumPy copies twice
         else:
             out[...] = table[ids]
         return np.flatnonzero(~whole[ids]).tolist()

@@ -17,7 +17,9 @@ from fastimg.convert.report import Report
 from fastimg.loaders.containers.betons.files import BetonFile
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.description import read_description
+from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 
 
@@ -160,6 +162,27 @@ def test_small_images_as_raw_pixels(flags: dict[str, Any], folder: Path, tmp_pat
     for path, data in stored(tmp_path / "D").items():
         if raw[path] and path.startswith("a/") and path[2:4] in ("10", "20"):
             np.testing.assert_array_equal(decode(data), decode((folder / path).read_bytes()))
+
+
+@pytest.mark.parametrize("flags", [{"raw_fraction": 1.0}, {"raw_below": "1MB"}])
+def test_shrunk_raw_pixels_are_not_encoded_between(flags: dict[str, Any], tmp_path: Path, encode: Any) -> None:
+    """They are the source's, resized once, and are counted as changed."""
+    source = tmp_path / "source"
+    for name, size in (("large.jpg", (90, 60)), ("small.jpg", (24, 16))):
+        (source / "a").mkdir(parents=True, exist_ok=True)
+        (source / "a" / name).write_bytes(encode(size=size))
+    report = run(source, tmp_path / "D", format="beton", max_size=30, **flags)
+    assert report.outcomes == {
+        "re-encoded: larger than 30 pixels, as raw pixels": 1,
+        "kept: as raw pixels, chosen": 1,
+    }
+    found = {path: decode(data) for path, data in stored(tmp_path / "D").items()}
+    expected = np.empty((20, 30, 3), np.uint8)
+    resample(
+        decode((source / "a/large.jpg").read_bytes()), Window((0, 0, 90, 60), (30, 20), (0, 0)), "bicubic", expected
+    )
+    np.testing.assert_array_equal(found["a/large.jpg"], expected)
+    np.testing.assert_array_equal(found["a/small.jpg"], decode((source / "a/small.jpg").read_bytes()))
 
 
 def test_compare_finds_differences(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
