@@ -38,6 +38,8 @@ class SampleReader:
     def __init__(self, dataset: Dataset, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         self.dataset = dataset
         self.seconds = 0.0  # spent reading
+        self.reads = 0  # samples that were read one by one
+        self.nbytes = 0  # of these
         self._is_cancelled = is_cancelled
 
     @property
@@ -53,6 +55,8 @@ class SampleReader:
         began = time.perf_counter()
         data = self.dataset.read(index, scratch)
         self.seconds += time.perf_counter() - began
+        self.reads += 1
+        self.nbytes += len(data)
         return data
 
     def read_group(self, ids: Sequence[int], scratch: Scratch) -> Encoded:
@@ -169,6 +173,11 @@ class Decoder(ABC):
 
     def cuts_pixels(self, dataset: Dataset) -> bool:
         """Whether `fill` cuts most samples out of stored pixels, in calls of compiled code for all that it is given."""
+        return False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether threads take turns with samples of a few KB that are read one by one: see `runtime.turns`."""
         return False
 
     def sized(self, size: Size) -> Self:

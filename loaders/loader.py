@@ -23,6 +23,7 @@ from fastimg.loaders.runtime.inference_mode import outside_inference_mode
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import refuse_index, refuse_unknown, resolve
+from .background import Background, look_again
 from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
 from .compiling_ahead import compile_ahead, compile_for
 from .crop import CropRule, Size, View
@@ -186,6 +187,7 @@ class Loader(Epochs):
         self._decoder = decoder  # that others are made of, by their size
         self._next = decoder  # for the next iteration
         self._compiled_for: Decoder | None = None
+        self._background = Background()
         self._handed_out = 0  # rows of batches, of all iterations
         self.size: Size | None = None  # as `set_size` was told last
         self._take_memory(decoder)
@@ -242,6 +244,8 @@ class Loader(Epochs):
                 held.add(batch)
                 yield copied(batch) if self._copy else batch
                 held.refuse_overwritten()
+                if self._compiled_for is not job.decoder:
+                    self._background.look(self)
                 job.check()  # before writing to slots that may belong to another iteration by now
                 ring.reclaim()
                 if step + len(slots) < plan.steps:
@@ -400,8 +404,17 @@ class Loader(Epochs):
     def _compile_ahead(self) -> None:
         if self._compiled_for is not self._next:
             ranks, read = self.config.world_size, self._handed_out
+            if self._background.running:
+                read //= 8  # what it gets done beside a busy training, it gets done by then
             if compile_ahead(self._next, self.dataset, self.indices, ranks, self.workers, read):
                 self._compiled_for = self._next
+            else:
+                look_again()
+
+    def for_compiling(self) -> tuple[type["Loader"], dict[str, Any]]:
+        """Its type, and arguments of a loader on the CPU that has the same to compile."""
+        given = {"device": "cpu", "workers": 1, "prefetch": 2, "rank": 0, "world_size": 1}
+        return type(self), self._given | given
 
     def _ready_pool(self) -> Pool:
         if self._pool is None or not self._pool.usable:

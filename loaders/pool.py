@@ -21,10 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.compiling_nothing import compiling_nothing
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.runtime.times import Tally, named
+from fastimg.loaders.runtime.turns import Turns
 
 from .decoder import Decoder, DrawCrops, SampleReader
 from .epochs.faults import Faults
@@ -42,9 +44,10 @@ class Job:
     numbers of their crops, where these are known.
     """
 
-    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure", "least")
+    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure", "least", "turns")
 
-    def __init__(self, decoder: Decoder, draw: DrawCrops | None, least: int = 1) -> None:
+    def __init__(self, decoder: Decoder, draw: DrawCrops | None, least: int = 1, turns: bool = False) -> None:
+        self.turns = Turns(turns)
         self.least = least  # rows of a chunk, of batches that have more
         self.draw = draw
         self.ahead: deque[npt.NDArray[np.int64]] = deque()
@@ -128,7 +131,8 @@ class Pool:
         if self._job is not None:
             self.cancel(self._job)
         nbytes = sum(field.dtype.itemsize * math.prod(field.shape) for field in decoder.fields)
-        job = Job(decoder, draw, _LEAST // nbytes if decoder.cuts_pixels(self._dataset) else 1)
+        turns = decoder.takes_turns and len(self._threads) > 1 and fetched_files(self._dataset) is None
+        job = Job(decoder, draw, _LEAST // nbytes if decoder.cuts_pixels(self._dataset) else 1, turns)
         self._job = job
         return job
 
@@ -303,12 +307,13 @@ class Pool:
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         reader = SampleReader(self._dataset, job.is_cancelled)
         try:
-            with cancelled_by(job.is_cancelled):
+            with job.turns.turn() as in_turn, cancelled_by(job.is_cancelled):
                 failures = job.decoder.fill(reader, ids, chunk.draws, rows, scratch)
         except Cancelled:
             return
         finally:
             self._tally.read[number] += reader.seconds
+        job.turns.count(reader.reads, reader.nbytes, reader.seconds, in_turn)
         for place, error in failures:
             self._blame(chunk, place, ids[place], error)
 

@@ -28,6 +28,7 @@ import pytest
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers and processes of tests share compiled modules
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes, each of which imports torch
+os.environ.setdefault("FASTIMG_BACKGROUND", "0")  # loaders start no processes that compile
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: waiting threads must not spin
 import torch
 from hypothesis import settings

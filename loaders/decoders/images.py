@@ -109,6 +109,11 @@ class ImageDecoder(Decoder):
         stores = bool(getattr(dataset, "stores_pixels", False)) and type(self).fill_row is ImageDecoder.fill_row
         return stores and self._queues and self.channels == 3 and has_compiled_windows(self.crop)
 
+    @property
+    def takes_turns(self) -> bool:
+        """See `Decoder`."""
+        return type(self).fill_row is ImageDecoder.fill_row
+
     def read_ahead(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
         """See `Decoder`: of large photographs with an index, what their crops read."""
         large = getattr(dataset, "blocks", None) is not None and self._queues and self.channels == 3

@@ -16,6 +16,9 @@ from .steps import augmentation
 
 _FLIP_STAGE = 0x1F
 _WHITE = np.float32(255)
+# Bytes of images that are worked on in few calls, by one thread. Each call gives up Python's lock, which the loader's
+# threads then take: of small images one by one that is most of the time.
+_FEW = 1 << 20
 
 
 class Finishes(Protocol):
@@ -120,24 +123,35 @@ class Finish:
         return uniforms(seed, epoch, ids, _FLIP_STAGE + (first << 16), 2) < (self.flip, self.vertical)
 
     def _in_one_pass(self, images: torch.Tensor, flipped: npt.NDArray[np.bool_]) -> torch.Tensor:
-        """uint8 images [B, C, H, W] on the CPU, mirrored and scaled one by one, while each is in the CPU's cache."""
+        """uint8 images [B, C, H, W] on the CPU, mirrored and scaled one by one, while each is in the CPU's cache; small
+        ones together."""
         done = torch.empty(images.shape, dtype=torch.float32 if self.scaled else torch.uint8)
         given, out, flips = images.numpy(), done.numpy(), flipped.tolist()
         mean, std = (None if each is None else _column(each, images.device).numpy() for each in (self.mean, self.std))
 
         def finish(begin: int, end: int) -> None:
             for row in range(begin, end):
-                image = out[row]
                 mirrored, upside_down = flips[row]
                 taken = given[row, :, ::-1] if upside_down else given[row]
-                np.copyto(image, taken[:, :, ::-1] if mirrored else taken)
-                if self.scaled:
-                    np.divide(image, _WHITE, out=image)
-                if mean is not None and std is not None:
-                    np.subtract(image, mean, out=image)
-                    np.divide(image, std, out=image)
+                np.copyto(out[row], taken[:, :, ::-1] if mirrored else taken)
+                scale(out[row])
 
-        in_threads(finish, len(images))
+        def scale(part: npt.NDArray[Any]) -> None:
+            if self.scaled:
+                np.divide(part, _WHITE, out=part)
+            if mean is not None and std is not None:
+                np.subtract(part, mean, out=part)
+                np.divide(part, std, out=part)
+
+        if given.nbytes > _FEW:
+            in_threads(finish, len(images))
+            return done
+        turned = given.copy("C")
+        for number, axis in enumerate((3, 2)):
+            rows = np.flatnonzero(flipped[:, number])
+            turned[rows] = np.flip(turned[rows], axis)
+        np.copyto(out, turned)
+        scale(out)
         return done
 
     def _laid_out(self, images: torch.Tensor) -> torch.Tensor:

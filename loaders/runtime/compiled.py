@@ -164,14 +164,31 @@ def is_kept(function: Callable[..., Any]) -> bool:
 
 
 def is_ready(function: Callable[..., Any]) -> bool:
-    """Whether a compiled function can be called without compiling it; the disk is asked once in a process."""
+    """Whether a compiled function can be called without compiling it; the disk is asked once, until `look_again`."""
     return is_compiled(function) or _was_kept(function)
 
 
-@functools.cache
+_kept: dict[Callable[..., Any], bool] = {}  # functions that were asked for
+
+
 def _was_kept(function: Callable[..., Any]) -> bool:
-    """Whether it was in the machine's cache when this process first asked."""
-    return is_kept(function)
+    """Whether it was in the machine's cache when this process last asked."""
+    known = _kept.get(function)
+    if known is None:
+        known = _kept[function] = is_kept(function)
+    return known
+
+
+def lacks_code() -> bool:
+    """Whether a compiled function was asked for that had no machine code, and may get it from another process."""
+    return not all(_kept.copy().values())
+
+
+def look_again() -> None:
+    """Have `is_ready` ask the disk again for functions that had no machine code there."""
+    for function, known in _kept.copy().items():
+        if not known:
+            _kept.pop(function, None)
 
 
 def may_call(function: Callable[..., Any]) -> bool:
