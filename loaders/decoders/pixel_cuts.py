@@ -117,7 +117,12 @@ def _read(
         kept = job.resized_width == job.width and job.resized_height == job.height
         inside = is_inside(jobs[count : count + 1], wide, tall)
         if kept and inside and job.x + job.at_x == 0 and wide * channels == stored.pitch:
-            offset = stored.offset + (job.y + job.at_y) * stored.pitch
+            skipped = (job.y + job.at_y) * stored.pitch
+            if stored.address:
+                copy_bytes(stored.address + skipped, out[i].ctypes.data, row)
+                filled[i] = True
+                continue
+            offset = stored.offset + skipped
             if run and (i != first + run or stored.file != file or offset != start + run * row):
                 _read_run(file, start, first, run, filled, out)
                 run = 0
@@ -143,14 +148,16 @@ def _read(
             )
             top, bottom = region.y, region.y + region.height
         nbytes = (bottom - top - 1) * stored.pitch + stored.width * channels
-        if used + nbytes > room.size:
-            if used == 0:
+        address, begin_of = stored.address, stored.offset + top * stored.pitch
+        if not address:
+            if used + nbytes > room.size:
+                if used == 0:
+                    continue
+                number = i
+                break
+            if read_up_to(stored.file, room.ctypes.data + used, nbytes, begin_of) != nbytes:
                 continue
-            number = i
-            break
-        if read_up_to(stored.file, room.ctypes.data + used, nbytes, stored.offset + top * stored.pitch) != nbytes:
-            continue
-        address = room.ctypes.data + used - top * stored.pitch  # where the image's first row would be
+            address = room.ctypes.data + used - top * stored.pitch  # where the image's first row would be
         filled[i] = True
         if kept:
             _copy(address + job.y * stored.pitch + job.x * channels, stored.pitch, job, out[i])

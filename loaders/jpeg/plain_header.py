@@ -1,13 +1,12 @@
 """The header of a JPEG in plain Python: what `decoding.frame.glance` tells, where that is not compiled yet."""
 
-import re
 from typing import NamedTuple
 
 from .exif import ORIENTATION
 
 _SOS, _EOI, _DRI, _EXIF = 0xDA, 0xD9, 0xDD, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_FILL = re.compile(rb"\xff+")
+_READ = _FRAMES | {_SOS, _DRI, _EXIF}
 _SHORT, _LONG = 3, 4  # types of a TIFF entry
 
 
@@ -30,15 +29,18 @@ def plain_glance(jpeg: bytes | memoryview) -> Glance:
     sof = width = height = interval = precision = luma = components = scan_components = 0
     orientation = 1
     at = 2 if bytes(data[:2]) == b"\xff\xd8" else len(data)
+    size = len(data)
     while True:
-        if filled := _FILL.match(data, at):
-            at = filled.end() - 1
-        if at + 4 > len(data) or data[at] != 0xFF:
+        while at + 1 < size and data[at] == data[at + 1] == 0xFF:
+            at += 1
+        if at + 4 > size or data[at] != 0xFF:
             break
         marker, body = data[at + 1], at + 4
-        at = at + 2 + _number(data[at + 2 : body])
-        if marker < 0xC0 or 0xD0 <= marker <= _EOI or at < body or at > len(data):
+        at += 2 + (data[at + 2] << 8 | data[at + 3])
+        if marker < 0xC0 or 0xD0 <= marker <= _EOI or at < body or at > size:
             break
+        if marker not in _READ:
+            continue
         segment = data[body:at]
         if marker == _SOS:
             count = segment[0] if len(segment) else 0

@@ -12,11 +12,13 @@ from fastimg.loaders import compiling_ahead as ahead
 from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.betons.kinds import BetonField
+from fastimg.loaders.containers.watch import FileWatch
 from fastimg.loaders.crop import CenterCrop, Letterbox, RandomCrop
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders.fields import FieldsDecoder
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.decoders.pixel_cuts import PixelCuts
+from fastimg.loaders.errors import ShardError
 from fastimg.loaders.pool import Job
 from fastimg.loaders.runtime import compiled
 from fastimg.loaders.runtime.compiling_nothing import compiling_nothing
@@ -146,6 +148,40 @@ def test_a_resize_that_is_not_compiled_is_left_to_others(alike, monkeypatch):
     monkeypatch.setattr("fastimg.loaders.decoders.pixel_cuts.may_call", lambda function: "_read" in str(function))
     with compiling_nothing():
         assert_as_before(ImageDecoder(RandomResizedCrop(size=9)), alike, list(range(30)))
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1 << 28, True), (1000, False)])
+def test_a_small_file_is_kept_in_memory_from_the_second_epoch_on(most, kept, mixed, monkeypatch):
+    monkeypatch.setattr("fastimg.loaders.containers.betons.dataset._SMALL_FILE", most)
+    monkeypatch.setattr(mixed, "stores_pixels", True)
+    ids = list(range(len(mixed)))
+    for crop in (RandomResizedCrop(size=16), CenterCrop(size=32, resize=32), RandomCrop(size=8, padding=3)):
+        before = mixed._in_memory
+        assert_as_before(ImageDecoder(crop), mixed, ids)
+        assert_as_before(ImageDecoder(crop), mixed, ids[::-1])
+        assert (mixed._in_memory is not None) == kept
+        assert before is None or mixed._in_memory is before
+
+
+def test_pixels_that_are_kept_are_not_read_again(alike, monkeypatch):
+    ids = list(range(90))
+    decoder = ImageDecoder(RandomResizedCrop(size=9))
+    for _ in range(2):
+        expected, _ = filled(decoder, alike, ids)
+    alike._in_memory[1]["file"] = -1
+    rows, failures = filled(decoder, alike, ids)
+    assert not failures
+    assert (rows["inputs"] == expected["inputs"]).all()
+
+
+def test_a_file_that_shrinks_before_it_is_kept_is_told(alike):
+    decoder = ImageDecoder(CenterCrop(size=(12, 10), resize=(12, 10)))
+    filled(decoder, alike, list(range(90)))
+    with alike.files()[0].open("r+b") as file:
+        file.truncate(int(alike.reader.extents("image")[0][50]))
+    alike._watch = FileWatch([])  # which looks only from time to time
+    with pytest.raises(ShardError, match="shrank"):
+        filled(decoder, alike, [1, 2])
 
 
 def test_a_file_that_shrinks_is_told(alike):

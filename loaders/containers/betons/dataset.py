@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from .kinds import RAW
 
 MAX_CLASSES = 1 << 20  # in a file without class names: a larger label is not a class index
 _SMALL_FILE, _SMALL = 1 << 28, 1 << 14  # bytes of a file, and of its samples on average
+_reading_whole = threading.Lock()
 # Usual names of the fields to train on, in case there are several of a kind.
 USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}
 
@@ -48,6 +50,8 @@ class BetonDataset(WithFields):
 
     _asked = 0  # samples that the system was asked for
     _asked_for_all = False
+    _cut = 0  # samples whose pixels were asked for
+    _in_memory: tuple[npt.NDArray[np.uint8], npt.NDArray[np.void]] | None = None  # the file, and PIXELS [N]
 
     def __init__(
         self,
@@ -140,7 +144,32 @@ class BetonDataset(WithFields):
             return None
         self._watch.read_group([0] * len(ids))
         chosen = np.asarray(ids)
-        found = np.empty(len(ids), PIXELS)
+        if self._keeps_pixels:
+            with _reading_whole:
+                self._cut += len(ids)
+                if self._in_memory is None and self._cut > len(self):
+                    self._in_memory = self._read_whole()
+            if self._in_memory is not None:
+                return self._in_memory[1][chosen]
+        return self._pixels_of(chosen)
+
+    @cached_property
+    def _keeps_pixels(self) -> bool:
+        """Whether the file is kept in memory from the second epoch on: of up to 256 MiB, and mostly raw pixels."""
+        return self.stores_pixels and self.reader.status.st_size <= _SMALL_FILE
+
+    def _read_whole(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.void]]:
+        """The file, and where its raw pixels lie in memory. Raises ShardError."""
+        content = np.empty(self.reader.status.st_size, np.uint8)
+        self.reader.fill(memoryview(content), 0)
+        found = self._pixels_of(np.arange(len(self)))
+        found["address"] = content.ctypes.data + found["offset"]
+        ends = found["offset"] + found["pitch"] * found["height"]
+        found["width"][(found["offset"] < 0) | (ends > len(content))] = 0  # `read` tells what is wrong with them
+        return content, found
+
+    def _pixels_of(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+        found = np.zeros(len(chosen), PIXELS)
         found["file"], found["offset"] = self.reader.descriptor, self._offsets[chosen]
         found["width"], found["height"] = self._widths[chosen] * self._raw[chosen], self._heights[chosen]
         found["channels"] = 3
