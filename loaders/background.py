@@ -3,7 +3,7 @@
     a loader's threads do without some code, for a second -> another process compiles it into the machine's cache
         -> the threads load it from there: in the middle of an epoch, to the same pixels
 
-The other process takes only time that nobody else wants, and ends with this one. What it has compiled by then is kept.
+The other process takes little time beside a training, and ends with this one. What it has compiled by then is kept.
 FASTIMG_BACKGROUND=0 in the environment turns it off.
 """
 

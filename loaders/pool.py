@@ -307,7 +307,7 @@ class Pool:
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         reader = SampleReader(self._dataset, job.is_cancelled)
         try:
-            with job.turns.turn() as in_turn, cancelled_by(job.is_cancelled):
+            with job.turns.turn(job.is_cancelled) as in_turn, cancelled_by(job.is_cancelled):
                 failures = job.decoder.fill(reader, ids, chunk.draws, rows, scratch)
         except Cancelled:
             return

@@ -1,17 +1,20 @@
 """Turns: of samples that take less time than a switch between threads, one thread at a time makes rows.
 
 Without machine code each sample takes a dozen calls that give up Python's lock. Another thread that waits for the lock
-takes it then, and the first one has to wait: for JPEGs of 64 x 64 pixels two threads take 1.4 times as long as one (two
-cores; `benchmarks/small_folders.py`). From about 110 x 110 pixels on two threads are faster than one.
+takes it then, and the first one has to wait: on two cores, two threads took 1.4 times as long as one for JPEGs of
+64 x 64 pixels. From about 110 x 110 pixels on two threads were faster.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from .stopping import Cancelled
 
 _SMALL = 4096  # bytes of a sample, on average
 _SLOW = 100e-6  # seconds: a read that takes longer waits for a disk, and more than one thread should
 _ENOUGH = 32  # reads in turn before their time counts
+_LOOKS = 0.05  # seconds of waiting, after which a thread looks whether it still has to
 
 
 class Turns:
@@ -36,13 +39,21 @@ class Turns:
         return self._timed < _ENOUGH or self._seconds < _SLOW * self._timed
 
     @contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Wait for this thread's turn, where turns are taken. Whether they are."""
+    def turn(self, is_cancelled: Callable[[], bool]) -> Iterator[bool]:
+        """Wait for this thread's turn, where turns are taken. Whether they are. Raises Cancelled.
+
+        The thread whose turn it is may be the one that cancels, and waits for the others.
+        """
         if not self.taken:
             yield False
             return
-        with self._lock:
+        while not self._lock.acquire(timeout=_LOOKS):
+            if is_cancelled():
+                raise Cancelled
+        try:
             yield True
+        finally:
+            self._lock.release()
 
     def count(self, reads: int, nbytes: int, seconds: float, in_turn: bool) -> None:
         """Add what a thread has read one by one, in how many seconds, and whether that was its turn."""

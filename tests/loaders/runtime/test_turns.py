@@ -9,6 +9,7 @@ from PIL import Image
 from fastimg.loaders import Loader, RandomResizedCrop
 from fastimg.loaders.pool import Pool
 from fastimg.loaders.runtime import turns
+from fastimg.loaders.runtime.stopping import Cancelled
 from fastimg.loaders.runtime.turns import Turns
 
 
@@ -36,12 +37,12 @@ def test_when_turns_are_taken(last, taken):
 
 def test_one_thread_at_a_time_has_its_turn():
     found = counted()
-    with found.turn() as in_turn:
+    with found.turn(bool) as in_turn:
         assert in_turn
         entered = threading.Event()
 
         def other():
-            with found.turn():
+            with found.turn(bool):
                 entered.set()
 
         thread = threading.Thread(target=other)
@@ -51,9 +52,27 @@ def test_one_thread_at_a_time_has_its_turn():
     assert entered.is_set()
 
 
+def test_a_thread_that_waits_for_its_turn_can_be_cancelled():
+    """By the one whose turn it is: the garbage collector may close the iteration there."""
+    found = counted()
+    cancelled, ended = threading.Event(), threading.Event()
+
+    def other():
+        with pytest.raises(Cancelled), found.turn(cancelled.is_set):
+            pytest.fail("had its turn")
+        ended.set()
+
+    thread = threading.Thread(target=other)
+    with found.turn(bool):
+        thread.start()
+        cancelled.set()
+        thread.join()
+    assert ended.is_set()
+
+
 def test_without_turns_threads_do_not_wait():
     found = Turns(False)
-    with found.turn() as first, found.turn() as second:
+    with found.turn(bool) as first, found.turn(bool) as second:
         assert not first and not second
 
 
