@@ -150,7 +150,8 @@ class BetonDataset(WithFields):
                 if self._in_memory is None and self._cut > len(self):
                     self._in_memory = self._read_whole()
             if self._in_memory is not None:
-                return self._in_memory[1][chosen]
+                found: npt.NDArray[np.void] = self._in_memory[1][chosen]
+                return found
         return self._pixels_of(chosen)
 
     @cached_property
@@ -161,7 +162,7 @@ class BetonDataset(WithFields):
     def _read_whole(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.void]]:
         """The file, and where its raw pixels lie in memory. Raises ShardError."""
         content = np.empty(self.reader.status.st_size, np.uint8)
-        self.reader.fill(memoryview(content), 0)
+        self.reader.fill(content.data, 0)
         found = self._pixels_of(np.arange(len(self)))
         found["address"] = content.ctypes.data + found["offset"]
         ends = found["offset"] + found["pitch"] * found["height"]
