@@ -90,7 +90,8 @@ def look_again() -> None:
 
 def _started(loader: "Loader") -> "subprocess.Popen[bytes] | None":
     """The process that compiles what `loader` reads with; None where there can be none."""
-    if os.environ.get("FASTIMG_BACKGROUND") == "0" or os.environ.get("LOCAL_RANK", "0") != "0" or not sys.executable:
+    local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+    if os.environ.get("FASTIMG_BACKGROUND") == "0" or local_rank != "0" or not sys.executable:
         return None
     try:
         message = json.dumps(sys.path).encode() + b"\n" + pickle.dumps(loader.for_compiling())

@@ -1,8 +1,8 @@
 """Turns: of samples that take less time than a switch between threads, one thread at a time makes rows.
 
 Without machine code each sample takes a dozen calls that give up Python's lock. Another thread that waits for the lock
-takes it then, and the first one has to wait: on two cores, two threads took 1.4 times as long as one for JPEGs of
-64 x 64 pixels. From about 110 x 110 pixels on two threads were faster.
+takes it then, and the first one has to wait: for JPEGs of 64 x 64 pixels two threads on two cores took longer than one
+(`benchmarks/small_folders.py --sides 64`). 4 KB is a photograph of about 100 x 100 pixels, from which on two are faster.
 """
 
 import threading

@@ -35,7 +35,8 @@ def at_once(monkeypatch):
     monkeypatch.setattr(background, "_AFTER", 0)
     monkeypatch.setattr(background, "_OFTEN", 0)
     monkeypatch.setattr(background, "lacks_code", lambda: True)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -88,7 +89,9 @@ def test_it_starts_only_after_a_second_in_which_code_was_lacking(folder, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("FASTIMG_BACKGROUND", "0"), ("LOCAL_RANK", "1")], ids=["turned off", "another rank"]
+    ("name", "value"),
+    [("FASTIMG_BACKGROUND", "0"), ("LOCAL_RANK", "1"), ("SLURM_LOCALID", "1")],
+    ids=["turned off", "another rank", "another rank of Slurm"],
 )
 def test_the_environment_can_say_that_none_is_started(name, value, at_once, monkeypatch):
     monkeypatch.setenv(name, value)
