@@ -2,7 +2,7 @@
 
 Without machine code each sample takes a dozen calls that give up Python's lock. Another thread that waits for the lock
 takes it then, and the first one has to wait: for JPEGs of 64 x 64 pixels two threads on two cores took longer than one
-(`benchmarks/small_folders.py --sides 64`). 4 KB is a photograph of about 100 x 100 pixels, from which on two are faster.
+(`benchmarks/small_folders.py --sides 64`). Beyond 4 KB, about 100 x 100 pixels, two are faster.
 """
 
 import threading
