@@ -1,5 +1,6 @@
 """Compiled code is cached on disk, and is recompiled when what it was made of changes."""
 
+import errno
 import importlib.util
 import subprocess
 import sys
@@ -224,3 +225,16 @@ def test_asking_while_another_thread_compiles(monkeypatch):
         function = compiled(lambda: 1)
         monkeypatch.setattr(function, "overloads", Changing(a=1))
         assert kept(function)
+
+
+def test_an_index_that_cannot_be_opened_keeps_nothing(tmp_path, monkeypatch):
+    """With too many open files a loader's threads do without machine code, and name the file that they were to read."""
+    (tmp_path / "called_by_test.py").write_text(CALLED.format(kind="compiled", number=3))
+    number = loaded(tmp_path, "called_by_test").number
+
+    def refused():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(number._cache._cache_file, "_load_index", refused)
+    assert not is_kept(number)
+    assert not is_compiled(number)
