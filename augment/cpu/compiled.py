@@ -58,7 +58,12 @@ def is_kept(function: Callable[..., Any]) -> bool:
     """Whether a compiled function has its machine code already, in this process or in the cache on disk."""
     dispatcher: Any = function
     file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    return bool(dispatcher.overloads) or (file is not None and bool(file._load_index()))
+    if dispatcher.overloads or file is None:
+        return bool(dispatcher.overloads)
+    try:
+        return bool(file._load_index())
+    except OSError:  # too many open files, or no right to read it
+        return False
 
 
 class _CacheIndex(IndexDataCacheFile):
