@@ -15,7 +15,8 @@ files that are merely odd (extraneous bytes, a wrong ICC profile) and rejects tr
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE,
 from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.plain_header import Glance, plain_glance
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, may_splice, splice
+from fastimg.loaders.png.damaged import first_rows
 from fastimg.loaders.runtime.compiled import may_call
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -113,13 +115,20 @@ def decode_box(
 ) -> tuple[Pixels, Box]:
     """Upright pixels that hold `box` (x, y, width, height, upright), and where `box` lies in them.
 
-    The pixels in it are those of the whole image. Of a tiled JPEG only the tiles that the box touches are decoded.
+    The pixels in it are those of the whole image. Of a tiled JPEG only the tiles that the box touches are decoded, and
+    of a PNG that is damaged further down the rows to the box's last one.
     """
     if header.turbo and header.restarts and (box[2], box[3]) != header.size and may_splice():
         cut = _cut(data, header, box, scratch, channels)
         if cut is not None:
             return cut, (0, 0, box[2], box[3])
-    return decode(data, header, scratch, channels), box
+    try:
+        return decode(data, header, scratch, channels), box
+    except ImageError:
+        rows = _whole_rows(data, header, box, channels)
+        if rows is None:
+            raise
+        return rows, box
 
 
 def decode_boxes(
@@ -131,7 +140,13 @@ def decode_boxes(
 ) -> Iterator[tuple[Pixels, Box]]:
     """What `decode_box` gives for each of `boxes`, from one decode. With `scratch`, each is valid until the next."""
     if not (header.turbo and header.restarts and may_splice()):
-        pixels = decode(data, header, scratch, channels)
+        try:
+            pixels = decode(data, header, scratch, channels)
+        except ImageError:
+            if header.format != "png":
+                raise
+            yield from (decode_box(data, header, box, scratch, channels) for box in boxes)
+            return
         yield from ((pixels, box) for box in boxes)
         return
     left, top = min(x for x, *_ in boxes), min(y for _, y, *_ in boxes)
@@ -142,6 +157,19 @@ def decode_boxes(
             yield decode_box(data, header, box, scratch, channels)
         else:
             yield cut, (box[0] - left, box[1] - top, box[2], box[3])
+
+
+def _whole_rows(data: bytes | memoryview, header: Header, box: Box, channels: int) -> Pixels | None:
+    """Of a damaged PNG, the rows down to the last one of `box`; None if these are damaged, too."""
+    bottom = box[1] + box[3]
+    if header.format != "png" or header.orientation != 1 or bottom >= header.height:
+        return None
+    rows = first_rows(data, bottom)
+    if rows is None:
+        return None
+    with suppress(ImageError):
+        return _pillow(rows, replace(header, height=bottom), channels)
+    return None
 
 
 def _cut(data: bytes | memoryview, header: Header, box: Box, scratch: Scratch | None, channels: int) -> Pixels | None:

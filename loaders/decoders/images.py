@@ -39,6 +39,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .large import PartialReads
 from .large_ahead import will_need_parts
 from .pixel_cuts import PixelCuts, has_compiled_windows
+from .png_queue import PngQueue
 from .resize_queue import ResizeQueue
 
 
@@ -176,10 +177,15 @@ class ImageDecoder(Decoder):
         left = None
         if self._queues and reader.blocks is None:
             left = queue.add_group(encoded, self.crop, draws, self.max_pixels)
+        places: Sequence[int] = range(len(ids)) if left is None else left
+        if filled is not None:
+            places = [place for place in places if not filled[place]]
+        pngs = scratch.own(PngQueue)
+        pngs.clear()
+        if self._queues and places:
+            places = pngs.add_group(encoded, places, self.crop, draws, self.max_pixels)
         failures: list[Failure] = []
-        for place in range(len(ids)) if left is None else left:
-            if filled is not None and filled[place]:
-                continue
+        for place in places:
             held, numbers = encoded[place], draws[place].tolist()
             may_take = queue if held is None or left is None else None
             error = attempt(self._queue_or_decode, reader, ids[place], held, numbers, place, out, may_take, scratch)
@@ -187,7 +193,9 @@ class ImageDecoder(Decoder):
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
                     return failures
-        for place, data in queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out):  # the damaged ones
+        undecoded = queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out)
+        undecoded += pngs.run(self.crop, scratch, out)
+        for place, data in undecoded:  # the damaged ones
             error = attempt(self._decode, data, draws[place].tolist(), out[place], scratch)
             if error is not None:
                 failures.append((place, error))

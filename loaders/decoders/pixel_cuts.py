@@ -16,13 +16,14 @@ import numpy.typing as npt
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding.memory import copy_bytes
-from fastimg.loaders.jpeg.decoding.region import new_region, region_of_pixels
-from fastimg.loaders.jpeg.windows import compiled_rule, is_inside, is_small, place_window
-from fastimg.loaders.runtime.compiled import compiled, inlined, may_call
+from fastimg.loaders.jpeg.decoding.region import new_region
+from fastimg.loaders.jpeg.windows import compiled_rule, is_small, place_window
+from fastimg.loaders.runtime.compiled import compiled, inlined, int64, may_call
 from fastimg.loaders.runtime.file_reads import read_up_to
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .resize_queue import JOB, resize_rows
+from .shown import copy_shown, find_shown
 
 _ROOM = 1 << 22  # bytes of what is read to be cut; images that need more are left to others
 _ENOUGH = 1 << 20  # bytes that are read before they are resized: the CPU's cache holds them
@@ -100,10 +101,10 @@ def _read(
 
     Returns the sample to go on with, and the number of jobs, whose rows count as `filled`, too.
     """
-    region = regions[0]
     tall, wide, channels = out.shape[1], out.shape[2], out.shape[3]
     row = tall * wide * channels  # bytes
     count, used, number = 0, 0, begin
+    memory = int64(room.ctypes.data)
     first, run = 0, 0  # samples that lie side by side: the first, how many, and where they begin
     file, start = -1, 0
     while number < pixels.shape[0] and count < jobs.shape[0] and used < _ENOUGH:
@@ -114,12 +115,10 @@ def _read(
         place_window(stored.width, stored.height, draws[i], rule, jobs[count : count + 1])
         if not is_small(jobs[count : count + 1], max_pixels):
             continue
-        kept = job.resized_width == job.width and job.resized_height == job.height
-        inside = is_inside(jobs[count : count + 1], wide, tall)
-        if kept and inside and job.x + job.at_x == 0 and wide * channels == stored.pitch:
+        if _fills_rows(job, stored.pitch, tall, wide, channels):
             skipped = (job.y + job.at_y) * stored.pitch
             if stored.address:
-                copy_bytes(stored.address + skipped, out[i].ctypes.data, row)
+                copy_bytes(stored.address + skipped, int64(out[i].ctypes.data), row)
                 filled[i] = True
                 continue
             offset = stored.offset + skipped
@@ -130,23 +129,9 @@ def _read(
                 first, file, start = i, stored.file, offset
             run += 1
             continue
-        if not inside and not (kept and _is_mirrored_once(job, wide, tall)):
+        top, bottom, kept = find_shown(stored.width, stored.height, jobs[count : count + 1], out[i], bicubic, regions)
+        if bottom == 0:
             continue
-        top, bottom = job.y, job.y + job.height
-        if kept and inside:
-            top += job.at_y
-            bottom = top + tall
-        elif not kept:
-            region_of_pixels(
-                (stored.width, stored.height),
-                (job.x, job.y, job.width, job.height),
-                (job.resized_width, job.resized_height),
-                (job.at_x, job.at_y),
-                out[i],
-                bicubic,
-                regions,
-            )
-            top, bottom = region.y, region.y + region.height
         nbytes = (bottom - top - 1) * stored.pitch + stored.width * channels
         address, begin_of = stored.address, stored.offset + top * stored.pitch
         if not address:
@@ -155,12 +140,12 @@ def _read(
                     continue
                 number = i
                 break
-            if read_up_to(stored.file, room.ctypes.data + used, nbytes, begin_of) != nbytes:
+            if read_up_to(stored.file, memory + used, nbytes, begin_of) != nbytes:
                 continue
-            address = room.ctypes.data + used - top * stored.pitch  # where the image's first row would be
+            address = memory + used - top * stored.pitch  # where the image's first row would be
         filled[i] = True
         if kept:
-            _copy(address + job.y * stored.pitch + job.x * channels, stored.pitch, job, out[i])
+            copy_shown(address + job.y * stored.pitch + job.x * channels, stored.pitch, job, out[i])
             continue
         job.address, job.nbytes, job.pitch = address, top * stored.pitch + nbytes, stored.pitch
         job.row, job.done = i, 0
@@ -176,33 +161,13 @@ def _read(
 def _read_run(file: int, start: int, first: int, run: int, filled: Any, out: Any) -> None:
     """Read the rows [first, first + run) of `out` from a file."""
     nbytes = run * out[0].size
-    if read_up_to(file, out[first].ctypes.data, nbytes, start) == nbytes:
+    if read_up_to(file, int64(out[first].ctypes.data), nbytes, start) == nbytes:
         for i in range(first, first + run):
             filled[i] = True
 
 
 @inlined
-def _is_mirrored_once(job: Any, wide: int, tall: int) -> bool:
-    """Whether a window shows some of a box, and reaches beyond it by less than what can be mirrored there."""
-    across = max(-wide, -job.width) < job.at_x < job.width and job.at_x + wide < 2 * job.width
-    down = max(-tall, -job.height) < job.at_y < job.height and job.at_y + tall < 2 * job.height
-    return bool(across and down)
-
-
-@inlined
-def _mirrored(place: int, count: int) -> int:
-    return count - 1 - abs(count - 1 - abs(place))
-
-
-@compiled
-def _copy(address: int, pitch: int, job: Any, out: Any) -> None:
-    """Copy the window of a box that keeps its size, and begins at an address, to `out` [H, W, C]."""
-    tall, wide, channels = out.shape
-    begin, end = max(-job.at_x, 0), min(wide, job.width - job.at_x)  # what is not mirrored
-    for y in range(tall):
-        line = address + _mirrored(job.at_y + y, job.height) * pitch
-        to = out.ctypes.data + y * wide * channels
-        copy_bytes(line + (job.at_x + begin) * channels, to + begin * channels, (end - begin) * channels)
-        for i in range(wide - (end - begin)):
-            x = i if i < begin else i + end - begin
-            copy_bytes(line + _mirrored(job.at_x + x, job.width) * channels, to + x * channels, channels)
+def _fills_rows(job: Any, pitch: int, tall: int, wide: int, channels: int) -> bool:
+    """Whether a window shows whole rows of a picture, which keep their size."""
+    kept = job.resized_width == job.width and job.resized_height == job.height and wide * channels == pitch
+    return bool(kept and job.x + job.at_x == 0 and job.at_y >= 0 and job.at_y + tall <= job.resized_height)

@@ -76,15 +76,22 @@ def store_short(_: Any, address: Any, value: Any) -> Any:
     return types.none(types.uint64, types.uint64), generate
 
 
-@intrinsic
-def store_word(_: Any, address: Any, value: Any) -> Any:
-    """Store the 64 bits of a number at any address, the lowest byte first."""
+def _store(kind: ir.IntType) -> Any:
+    def store(_: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = arguments[1] if kind == I64 else builder.trunc(arguments[1], kind)
+            builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            return context.get_dummy_value()
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], I64.as_pointer()), align=1)
-        return context.get_dummy_value()
+        return types.none(types.uint64, types.uint64), generate
 
-    return types.none(types.uint64, types.uint64), generate
+    return intrinsic(store)
+
+
+# Store the low bits of a number at any address, the lowest byte first: 8, 16 or all 64.
+store_byte = _store(I8)
+store_pair = _store(I16)
+store_word = _store(I64)
 
 
 @intrinsic

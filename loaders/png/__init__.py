@@ -1,0 +1,1 @@
+"""PNG files -> pixels, in compiled code without the GIL."""

@@ -1,0 +1,201 @@
+"""The filters of a PNG's rows, undone in place (PNG, 3rd edition, 9.2).
+
+Rows are undone four at a time, each a pixel behind the one above it, whose result it takes from a register:
+
+    row 0      x
+    row 1    x - 1
+    row 2  x - 2
+
+All filters are that of Paeth with some neighbours taken to be 0, but for the average.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from fastimg.loaders.jpeg.decoding.memory import byte_at, store_byte
+from fastimg.loaders.jpeg.decoding.vectors import I8, I16, I32, I64, cgutils, intrinsic, shuffle, vector
+from fastimg.loaders.runtime.compiled import compiled, int64, uint64
+
+NONE, SUB, UP, AVERAGE, PAETH = range(5)
+
+_ROWS = 4  # undone at once
+_LANES = 4  # of a row: the bytes of a pixel, and what follows them
+_ALL = _ROWS * _LANES
+_PIXELS = ir.VectorType(I8, _ALL)
+_WORDS = ir.VectorType(I32, _ROWS)
+
+
+def _call(builder: Any, name: str, a: Any, b: Any) -> Any:
+    kind = ir.FunctionType(_PIXELS, [_PIXELS, _PIXELS])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{_ALL}i8"), [a, b])
+
+
+def _load_word(builder: Any, place: Any) -> Any:
+    return builder.load(builder.inttoptr(place, I32.as_pointer()), align=1)
+
+
+def _paeth(b: Any, left: Any, above: Any, corner: Any) -> Any:
+    """What the Paeth filter expects, found in 8 bits.
+
+    left + above - corner is nearest to the smaller of both where it lies below them, or nearly, and to the larger one
+    where it lies above them; otherwise to the corner.
+    """
+    low, high = _call(b, "umin", left, above), _call(b, "umax", left, above)
+    over, under = _call(b, "usub.sat", high, corner), _call(b, "usub.sat", corner, low)
+    guess = b.select(b.icmp_unsigned("<=", _call(b, "uadd.sat", over, over), under), low, corner)
+    return b.select(b.icmp_unsigned("<=", _call(b, "uadd.sat", under, under), over), high, guess)
+
+
+def _average(b: Any, left: Any, above: Any) -> Any:
+    wide = ir.VectorType(I16, _ALL)
+    total = b.add(b.zext(left, wide), b.zext(above, wide))
+    return b.trunc(b.lshr(total, vector(I16, 1, _ALL)), _PIXELS)
+
+
+@intrinsic
+def _undo_pixels(_: Any, address: Any, above: Any, pitch: Any, step: Any, count: Any, masks: Any) -> Any:
+    """Undo `count` pixels of each of four rows, from `address` on in the first, a pixel earlier in each one below.
+
+    `above` is the address of the pixel above the first one. Their neighbours at the left are undone already. `masks` is
+    the address of uint8 [5, 16], for each lane: where neighbours at the left, above, and at the corner count, where
+    their average does instead, and the bytes of a pixel. Bytes behind a pixel are written as they are.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b = builder
+        address, above, pitch, step, count, masks = arguments
+        by_left, by_above, by_corner, averaged, used = (
+            b.load(b.inttoptr(b.add(masks, ir.Constant(I64, _ALL * i)), _PIXELS.as_pointer()), align=1)
+            for i in range(5)
+        )
+        averaged = b.icmp_signed("!=", averaged, vector(I8, 0, _ALL))
+        behind = b.sub(pitch, step)  # from a pixel to that of the next row
+
+        def places(begin: Any) -> list[Any]:
+            found = [begin]
+            for _ in range(_ROWS - 1):
+                found.append(b.add(found[-1], behind))
+            return found
+
+        def pixels(begin: Any) -> Any:
+            words = ir.Constant(_WORDS, ir.Undefined)
+            for row, place in enumerate(places(begin)):
+                words = b.insert_element(words, _load_word(b, place), ir.Constant(I32, row))
+            return b.bitcast(words, _PIXELS)
+
+        def lowered(place: Any, rows: Any) -> Any:
+            """The pixel at an address, and below it the rows but the last."""
+            first = b.insert_element(ir.Constant(_WORDS, ir.Undefined), _load_word(b, place), ir.Constant(I32, 0))
+            words = shuffle(b, first, b.bitcast(rows, _WORDS), [0, *range(_ROWS, 2 * _ROWS - 1)])
+            return b.bitcast(words, _PIXELS)
+
+        left = pixels(b.sub(address, step))
+        corner = lowered(b.sub(above, step), pixels(b.sub(b.sub(address, step), step)))
+        following = pixels(address)
+        before, loop, after = b.block, b.append_basic_block(), b.append_basic_block()
+        b.cbranch(b.icmp_signed(">", count, ir.Constant(I64, 0)), loop, after)
+        b.position_at_end(loop)
+        at, i = b.phi(I64), b.phi(I64)
+        lefts, corners, pixel = b.phi(_PIXELS), b.phi(_PIXELS), b.phi(_PIXELS)
+        next_pixel = pixels(b.add(b.add(address, at), step))  # loaded before bytes beside it are stored
+        aboves = lowered(b.add(above, at), lefts)
+        guess = _paeth(b, b.and_(lefts, by_left), b.and_(aboves, by_above), b.and_(corners, by_corner))
+        guess = b.select(averaged, _average(b, lefts, aboves), guess)
+        undone = b.add(pixel, b.and_(guess, used))
+        words = b.bitcast(undone, _WORDS)
+        for row, place in enumerate(places(b.add(address, at))):
+            word = b.extract_element(words, ir.Constant(I32, row))
+            b.store(word, b.inttoptr(place, I32.as_pointer()), align=1)
+        next_at, next_i = b.add(at, step), b.add(i, ir.Constant(I64, 1))
+        for phi, start, value in (
+            (at, ir.Constant(I64, 0), next_at),
+            (i, ir.Constant(I64, 0), next_i),
+            (lefts, left, undone),
+            (corners, corner, aboves),
+            (pixel, following, next_pixel),
+        ):
+            phi.add_incoming(start, before)
+            phi.add_incoming(value, loop)
+        b.cbranch(b.icmp_signed("<", next_i, count), loop, after)
+        b.position_at_end(after)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 6), generate
+
+
+@compiled
+def undo_filters(address: int, height: int, length: int, step: int, first: int) -> bool:
+    """Undo the filters of `height` rows, each a filter's number and `length` bytes; a pixel takes `step` of them.
+
+    The rows before `first` are only undone as far as later ones refer to them. Up to 8 bytes behind the last row are
+    read, and may be written as they are. False for a filter that there is not.
+    """
+    pitch = length + 1
+    for y in range(height):
+        if byte_at(address + y * pitch) > uint64(PAETH):
+            return False
+    y = first
+    while y > 0 and byte_at(address + y * pitch) > uint64(SUB):
+        y -= 1
+    masks = np.zeros(5 * _ALL, np.uint8)
+    width = length // step
+    if y == 0:
+        _undo_part(address + 1, 0, length, pitch, step, int64(byte_at(address)), False)
+        y = 1
+    while y < height:
+        row = address + y * pitch + 1
+        if step <= _LANES and width >= 4 * _ROWS and y + _ROWS <= height:
+            for i in range(_ROWS):
+                kind = int64(byte_at(row + i * pitch - 1))
+                _set_masks(masks, i, kind, step)
+                _undo_part(row + i * pitch, 0, (_ROWS - i) * step, pitch, step, kind, True)
+            begin = row + _ROWS * step
+            _undo_pixels(begin, begin - pitch, pitch, step, width - _ROWS, int64(masks.ctypes.data))
+            for i in range(1, _ROWS):
+                kind = int64(byte_at(row + i * pitch - 1))
+                _undo_part(row + i * pitch, length - i * step, length, pitch, step, kind, True)
+            y += _ROWS
+        else:
+            _undo_part(row, 0, length, pitch, step, int64(byte_at(row - 1)), True)
+            y += 1
+    return True
+
+
+@compiled
+def _set_masks(masks: Any, row: int, kind: int, step: int) -> None:
+    for i in range(_LANES):
+        lane = _LANES * row + i
+        masks[lane] = 0xFF * (kind == SUB or kind >= AVERAGE)
+        masks[_ALL + lane] = 0xFF * (kind >= UP)
+        masks[2 * _ALL + lane] = 0xFF * (kind == PAETH)
+        masks[3 * _ALL + lane] = 0xFF * (kind == AVERAGE)
+        masks[4 * _ALL + lane] = 0xFF * (i < step)
+
+
+@compiled
+def _undo_part(row: int, begin: int, end: int, pitch: int, step: int, kind: int, below: bool) -> None:
+    """Undo the filter of bytes [begin, end) of a row; `below`: whether there is one above it."""
+    if kind == NONE:
+        return
+    for x in range(row + begin, row + end):
+        left, above, corner = 0, 0, 0
+        inside = x - row >= step
+        if inside:
+            left = int64(byte_at(x - step))
+        if below:
+            above = int64(byte_at(x - pitch))
+        if below and inside:
+            corner = int64(byte_at(x - pitch - step))
+        guess = left
+        if kind == UP:
+            guess = above
+        elif kind == AVERAGE:
+            guess = (left + above) >> 1
+        elif kind == PAETH:
+            from_left, from_above, from_corner = abs(above - corner), abs(left - corner), abs(left + above - 2 * corner)
+            guess = above if from_above <= from_corner else corner
+            guess = left if from_left <= from_above and from_left <= from_corner else guess
+        store_byte(x, byte_at(x) + uint64(guess))

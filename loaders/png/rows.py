@@ -1,0 +1,104 @@
+"""A PNG's rows, inflated and without their filters, down to the last one that is wanted."""
+
+from typing import Any
+
+from fastimg.loaders.jpeg.decoding.memory import byte_at, copy_bytes
+from fastimg.loaders.runtime.compiled import compiled, int64
+
+from .checksums import adler32, crc32
+from .filters import undo_filters
+from .inflate import DAMAGED as DAMAGED
+from .inflate import SLACK, inflate
+
+_PAD = 8  # bytes that may be read behind a stream
+_RATIO = 1032  # bytes that deflate makes of one at most
+_PROFILE = 1 << 20  # bytes that Pillow allows a colour profile
+_CHECKSUM = 4  # bytes behind a stream
+
+
+@compiled
+def size_of_rows(png: Any, bottom: int) -> int:
+    """The bytes of scratch that rows [0, bottom) take; 0 if the file cannot hold them."""
+    nbytes = (png.length + 1) * bottom
+    if nbytes > png.nbytes * _RATIO:
+        return 0
+    if png.profile_bytes * _RATIO > _PROFILE:
+        nbytes = max(nbytes, _PROFILE + 1)
+    return int(nbytes + SLACK + (png.nbytes + _PAD if png.parts > 1 else 0))
+
+
+@compiled
+def decode_rows(data: int, png: Any, top: int, bottom: int, tables: Any, scratch: Any) -> int:
+    """Decode rows [top, bottom) of a PNG at the address `data`; those above only as far as needed.
+
+    Returns the address of the first row of the image, behind its filter's number; a row takes length + 1 bytes. That is
+    in `scratch`, which has `size_of_rows`. DAMAGED if they cannot be decoded here.
+    """
+    source = data + png.body + 8
+    to = int64(scratch.ctypes.data)
+    if png.profile_bytes * _RATIO > _PROFILE:
+        taken, _, _ = inflate(data + png.profile + 2, png.profile_bytes - 2, to, _PROFILE, tables)
+        if taken >= _PROFILE:
+            return DAMAGED
+    if png.parts > 1:
+        _join(data, png, to)
+        source = to
+        to += png.nbytes + _PAD
+    first, second = int64(byte_at(source)), int64(byte_at(source + 1))
+    if first & 15 != 8 or first > 0x78 or second & 32 or (first << 8 | second) % 31:
+        return DAMAGED
+    nbytes = (png.length + 1) * bottom
+    whole = bottom == png.height
+    taken, used, ended = inflate(source + 2, png.nbytes - 2 - _CHECKSUM, to, nbytes + whole, tables)
+    used += 2
+    if taken < nbytes:
+        return DAMAGED
+    if whole:
+        if taken > nbytes or not ended or not _is_sum(source + used, adler32(to, nbytes)):
+            return DAMAGED
+        used += _CHECKSUM
+    if not _are_whole(data, png, used):
+        return DAMAGED
+    if not undo_filters(to, bottom, png.length, png.step, top):
+        return DAMAGED
+    return to + 1
+
+
+@compiled
+def _number(at: int) -> Any:
+    """The number of 32 bits at an address, the highest byte first."""
+    value = 0
+    for i in range(4):
+        value = value << 8 | int64(byte_at(at + i))
+    return value
+
+
+@compiled
+def _is_sum(at: int, value: int) -> bool:
+    return _number(at) == value
+
+
+@compiled
+def _join(data: int, png: Any, to: int) -> None:
+    """Copy what is in the chunks of pixels to an address, side by side."""
+    at = data + png.body
+    for _ in range(png.parts):
+        length = _number(at)
+        copy_bytes(at + 8, to, length)
+        to += length
+        at += 12 + length
+
+
+@compiled
+def _are_whole(data: int, png: Any, used: int) -> bool:
+    """Whether the checksums of the chunks are right in which the first `used` bytes of pixels lie."""
+    at, done = data + png.body, 0
+    for _ in range(png.parts):
+        if done >= used:
+            break
+        length = _number(at)
+        if crc32(at + 4, length + 4) != _number(at + 8 + length):
+            return False
+        done += length
+        at += 12 + length
+    return True

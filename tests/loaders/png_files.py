@@ -1,0 +1,73 @@
+"""PNG files of every kind, with filters and chunks at choice (PNG, 3rd edition)."""
+
+import itertools
+import struct
+import zlib
+
+import numpy as np
+
+from fastimg.loaders.png.damaged import chunk
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+KINDS = [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (2, 8), (2, 16), (3, 1), (3, 2), (3, 4), (3, 8)]
+KINDS += [(4, 8), (4, 16), (6, 8), (6, 16)]  # colour types and depths
+
+
+def filtered(rows, step, kinds):
+    """The rows [H, bytes] with the filters `kinds` [H]."""
+    height, length = rows.shape
+    out = bytearray()
+    for y in range(height):
+        row = rows[y].astype(int)
+        above = rows[y - 1].astype(int) if y else np.zeros(length, int)
+        left = np.concatenate([np.zeros(step, int), row])[:length]
+        corner = np.concatenate([np.zeros(step, int), above])[:length]
+        guess = left + above - corner
+        a, b, c = abs(guess - left), abs(guess - above), abs(guess - corner)
+        paeth = np.where((a <= b) & (a <= c), left, np.where(b <= c, above, corner))
+        expected = (np.zeros(length, int), left, above, (left + above) // 2, paeth)[kinds[y] if kinds[y] < 5 else 0]
+        out += bytes([kinds[y]]) + ((row - expected) % 256).astype(np.uint8).tobytes()
+    return bytes(out)
+
+
+def png(
+    rng,
+    width,
+    height,
+    colour=2,
+    depth=8,
+    filters=None,
+    before=(),
+    behind=(),
+    colours=None,
+    parts=1,
+    level=6,
+    strategy=0,
+    smooth=False,
+    interlaced=0,
+    scanlines=None,
+):
+    """A PNG with random samples; `filters` are the rows', `before` and `behind` chunks around those of pixels."""
+    samples = SAMPLES[colour]
+    length = (width * samples * depth + 7) // 8
+    if smooth:
+        ramp = np.add.outer(np.arange(height) * 3, np.arange(length) // samples * 2) + rng.integers(
+            0, 4, (height, length)
+        )
+        rows = (ramp % 256).astype(np.uint8)
+    else:
+        rows = rng.integers(0, 256, (height, length), np.uint8)
+    most = 1 << depth
+    extra = []
+    if colour == 3:
+        colours = most if colours is None else colours
+        extra.append(chunk(b"PLTE", rng.integers(0, 256, 3 * colours, np.uint8).tobytes()))
+    filters = rng.integers(0, 5, height).tolist() if filters is None else filters
+    raw = filtered(rows, max(1, samples * depth // 8), filters) if scanlines is None else scanlines
+    packer = zlib.compressobj(level, zlib.DEFLATED, 15, 9, strategy)
+    stream = packer.compress(raw) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
+    cuts = np.linspace(0, len(stream), parts + 1).astype(int)
+    pixels = [chunk(b"IDAT", stream[a:b]) for a, b in itertools.pairwise(cuts)]
+    return b"".join([SIGNATURE, chunk(b"IHDR", header), *before, *extra, *pixels, *behind, chunk(b"IEND", b"")])
