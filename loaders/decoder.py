@@ -40,6 +40,8 @@ class SampleReader:
         self.seconds = 0.0  # spent reading
         self.reads = 0  # samples that were read one by one
         self.nbytes = 0  # of these
+        self.grouped = 0  # samples that were asked for in groups
+        self.grouped_bytes = 0  # of these
         self._is_cancelled = is_cancelled
 
     @property
@@ -60,7 +62,7 @@ class SampleReader:
         return data
 
     def read_group(self, ids: Sequence[int], scratch: Scratch) -> Encoded:
-        """The encoded samples `ids` [k], k <= GROUP, valid until `scratch` holds another group; see `Encoded`.
+        """The encoded samples `ids` [k], k <= MOST, valid until `scratch` holds another group; see `Encoded`.
 
         Those that it does not have, `read` reads. Raises Cancelled, and DataError if the data has changed. Of data with
         large images `PartialReads` reads parts.
@@ -70,6 +72,8 @@ class SampleReader:
         if read is not None and self.blocks is None:
             try:
                 self.timed(read, ids, encoded)
+                self.grouped += len(ids)
+                self.grouped_bytes += encoded.total
             except MemoryError:  # of one of them; each is then read by itself, which names it
                 encoded.begin(len(ids))
         return encoded

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.compiling_nothing import compiling_nothing
-from fastimg.loaders.runtime.scratch import GROUP, Scratch
+from fastimg.loaders.runtime.scratch import GROUP, MOST, SMALL, Scratch
 from fastimg.loaders.runtime.stopping import Cancelled, cancelled_by
 from fastimg.loaders.runtime.times import Tally, named
 from fastimg.loaders.runtime.turns import Turns
@@ -44,11 +44,12 @@ class Job:
     numbers of their crops, where these are known.
     """
 
-    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure", "least", "turns")
+    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure", "group", "least", "turns")
 
     def __init__(self, decoder: Decoder, draw: DrawCrops | None, least: int = 1, turns: bool = False) -> None:
         self.turns = Turns(turns)
         self.least = least  # rows of a chunk, of batches that have more
+        self.group = GROUP  # samples that a thread makes in one call: MOST, if those that were read last are small
         self.draw = draw
         self.ahead: deque[npt.NDArray[np.int64]] = deque()
         self.decoder = decoder
@@ -153,9 +154,11 @@ class Pool:
         if rows and job.decoder.in_memory(self._dataset):
             self._fill_here(_Chunk(slot, job, 0, rows, draws))
             return
-        size = max(rows // (4 * len(self._threads)), min(GROUP, -(-rows // len(self._threads))), 1)
+        size = max(rows // (4 * len(self._threads)), min(job.group, -(-rows // len(self._threads))), 1)
         if job.least > size:
             size = -(-rows // max(1, rows // job.least))
+        elif job.group > GROUP:
+            size = -(-rows // -(-rows // size))  # all alike
         chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
         with self._lock:
             job.check()
@@ -314,6 +317,8 @@ class Pool:
         finally:
             self._tally.read[number] += reader.seconds
         job.turns.count(reader.reads, reader.nbytes, reader.seconds, in_turn)
+        if reader.grouped:
+            job.group = MOST if 0 < reader.grouped_bytes < reader.grouped * SMALL else GROUP
         for place, error in failures:
             self._blame(chunk, place, ids[place], error)
 

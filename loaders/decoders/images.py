@@ -1,6 +1,6 @@
 """The decoder of images: header -> window of the crop -> decode -> resize -> row.
 
-Samples are read, JPEGs decoded, and other pictures resized GROUP at a time, in compiled calls without the GIL. Stored
+Samples are read, JPEGs decoded, and other pictures resized MOST at a time, in compiled calls without the GIL. Stored
 pixels are read and cut in one for all samples (`pixel_cuts`).
 """
 
@@ -164,7 +164,7 @@ class ImageDecoder(Decoder):
         filled: Sequence[bool] | None,
         scratch: Scratch,
     ) -> list[Failure]:
-        """Fill `out` [k, H, W, C], k <= GROUP, but what is `filled`: JPEGs are decoded at the end, and others resized.
+        """Fill `out` [k, H, W, C], k <= MOST, but what is `filled`: JPEGs are decoded at the end, and others resized.
 
         For the JPEGs that the compiled decoder takes, Python does nothing by itself: with many threads each microsecond
         that it needs for an image is one in which no other thread has its lock, the one that trains included.

@@ -23,7 +23,7 @@ from fastimg.loaders.png.huffman import SIZE
 from fastimg.loaders.png.pixels import as_stored, fill_row
 from fastimg.loaders.png.rows import DAMAGED, decode_rows, size_of_rows
 from fastimg.loaders.runtime.compiled import compiled, held, int64, may_call
-from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch
+from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch
 
 from .resize_queue import JOB, resize_rows
 from .shown import copy_shown, find_shown
@@ -33,12 +33,12 @@ _WAITS, _DONE, _OTHER = 0, 1, 2
 
 
 class PngQueue:
-    """Up to GROUP PNG files that are decoded in one call. It belongs to one thread, which reuses it."""
+    """Up to MOST PNG files that are decoded in one call. It belongs to one thread, which reuses it."""
 
     def __init__(self) -> None:
-        self._pngs = np.zeros(GROUP, PNG)
-        self._jobs = np.zeros(GROUP, JOB)
-        self._status = np.zeros(GROUP, np.int64)
+        self._pngs = np.zeros(MOST, PNG)
+        self._jobs = np.zeros(MOST, JOB)
+        self._status = np.zeros(MOST, np.int64)
         self._region = new_region()
         self._tables = np.zeros((2, SIZE), np.uint32)
         self._group: Encoded | None = None

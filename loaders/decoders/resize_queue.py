@@ -18,7 +18,7 @@ from fastimg.loaders.jpeg.decoding.memory import bytes_at
 from fastimg.loaders.jpeg.decoding.region import WINDOW, new_region, region_of_pixels
 from fastimg.loaders.jpeg.decoding.vectors import transpose
 from fastimg.loaders.runtime.compiled import compiled, may_call
-from fastimg.loaders.runtime.scratch import GROUP, Scratch, address_of
+from fastimg.loaders.runtime.scratch import MOST, Scratch, address_of
 
 _MOST = 1 << 22  # bytes: of pixels that are kept until they are resized, and of a box that is resized here
 
@@ -37,10 +37,10 @@ JOB = np.dtype(
 
 
 class ResizeQueue:
-    """Up to GROUP pictures that are resized in one call. It belongs to one thread, which reuses it."""
+    """Up to MOST pictures that are resized in one call. It belongs to one thread, which reuses it."""
 
     def __init__(self) -> None:
-        self._jobs = np.zeros(GROUP, JOB)
+        self._jobs = np.zeros(MOST, JOB)
         self._region = new_region()
         self._queued: list[npt.NDArray[np.uint8]] = []
         self._nbytes = 0
@@ -51,7 +51,7 @@ class ResizeQueue:
     @property
     def full(self) -> bool:
         """Whether it has to be run before another picture is added."""
-        return len(self._queued) == GROUP or self._nbytes > _MOST
+        return len(self._queued) == MOST or self._nbytes > _MOST
 
     def clear(self) -> None:
         """Forget what is queued."""

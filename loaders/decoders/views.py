@@ -163,7 +163,7 @@ class ViewDecoder(Decoder):
         rows: Rows,
         scratch: Scratch,
     ) -> list[Failure]:
-        """Fill up to GROUP rows: JPEGs are queued and decoded at the end, others at once."""
+        """Fill up to MOST rows: JPEGs are queued and decoded at the end, others at once."""
         outs = self._outs(rows)
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)

@@ -15,9 +15,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from fastimg.loaders.jpeg.decoding.memory import byte_at, store_byte
+from fastimg.loaders.jpeg.decoding.memory import byte_at, bytes_at
 from fastimg.loaders.jpeg.decoding.vectors import I8, I16, I32, I64, cgutils, intrinsic, shuffle, vector
-from fastimg.loaders.runtime.compiled import compiled, int64, uint64
+from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 NONE, SUB, UP, AVERAGE, PAETH = range(5)
 
@@ -147,7 +147,7 @@ def undo_filters(address: int, height: int, length: int, step: int, first: int) 
         y = 1
     while y < height:
         row = address + y * pitch + 1
-        if step <= _LANES and width >= 4 * _ROWS and y + _ROWS <= height:
+        if step <= _LANES and width >= 4 * _ROWS and y + _ROWS <= height and _are_serial(row - 1, pitch):
             for i in range(_ROWS):
                 kind = int64(byte_at(row + i * pitch - 1))
                 _set_masks(masks, i, kind, step)
@@ -165,6 +165,16 @@ def undo_filters(address: int, height: int, length: int, step: int, first: int) 
 
 
 @compiled
+def _are_serial(row: int, pitch: int) -> bool:
+    """Whether one of four rows has a filter that takes pixels one after the other."""
+    serial = False
+    for i in range(_ROWS):
+        kind = int64(byte_at(row + i * pitch))
+        serial = serial or kind == PAETH or kind == AVERAGE or kind == SUB
+    return serial
+
+
+@compiled
 def _set_masks(masks: Any, row: int, kind: int, step: int) -> None:
     for i in range(_LANES):
         lane = _LANES * row + i
@@ -178,24 +188,40 @@ def _set_masks(masks: Any, row: int, kind: int, step: int) -> None:
 @compiled
 def _undo_part(row: int, begin: int, end: int, pitch: int, step: int, kind: int, below: bool) -> None:
     """Undo the filter of bytes [begin, end) of a row; `below`: whether there is one above it."""
-    if kind == NONE:
+    if kind == NONE or (kind == UP and not below):
         return
-    for x in range(row + begin, row + end):
-        left, above, corner = 0, 0, 0
-        inside = x - row >= step
-        if inside:
-            left = int64(byte_at(x - step))
-        if below:
-            above = int64(byte_at(x - pitch))
-        if below and inside:
-            corner = int64(byte_at(x - pitch - step))
-        guess = left
-        if kind == UP:
-            guess = above
-        elif kind == AVERAGE:
-            guess = (left + above) >> 1
-        elif kind == PAETH:
-            from_left, from_above, from_corner = abs(above - corner), abs(left - corner), abs(left + above - 2 * corner)
-            guess = above if from_above <= from_corner else corner
-            guess = left if from_left <= from_above and from_left <= from_corner else guess
-        store_byte(x, byte_at(x) + uint64(guess))
+    data = bytes_at(row, end)
+    if kind == UP:
+        above = bytes_at(row - pitch, end)
+        for x in range(begin, end):
+            data[x] += above[x]
+        return
+    first = max(begin, min(step, end))  # whose neighbours at the left are in the row
+    if not below:
+        for x in range(first, end):
+            data[x] += data[x - step] >> 1 if kind == AVERAGE else data[x - step]
+        return
+    if kind == SUB:
+        for x in range(first, end):
+            data[x] += data[x - step]
+        return
+    above = bytes_at(row - pitch, end)
+    if kind == AVERAGE:
+        for x in range(begin, first):
+            data[x] += above[x] >> 1
+        for x in range(first, end):
+            data[x] += (int64(data[x - step]) + int64(above[x])) >> 1
+        return
+    for x in range(begin, first):
+        data[x] += above[x]
+    for x in range(first, end):
+        data[x] += _expected(int64(data[x - step]), int64(above[x]), int64(above[x - step]))
+
+
+@inlined
+def _expected(left: int, above: int, corner: int) -> int:
+    """What the Paeth filter expects: see `_paeth`."""
+    low, high = min(left, above), max(left, above)
+    far = 3 * corner - left - above
+    guess = low if high <= far else corner
+    return high if far <= low else guess

@@ -22,6 +22,7 @@ INVALID = SPECIAL | SUBTABLE | END  # no code begins like this
 LITERALS, LENGTHS, DISTANCES = 256, 29, 30  # symbols
 MOST_BITS = 15  # of a code
 LITERAL_BITS, DISTANCE_BITS = 12, 8  # of the index of a main table
+WORK = 64 + 320  # numbers that making a table takes
 SIZE = 1 << 13  # entries of a table with its subtables: more than any complete code needs
 
 
@@ -40,14 +41,16 @@ _DISTANCES = _table(1, [0, 0] + [bits for bits in range(14) for _ in range(2)])
 
 
 @compiled
-def build(lengths: Any, count: int, bits: int, literals: bool, pairs: bool, table: Any) -> int:
+def build(lengths: Any, count: int, bits: int, literals: bool, pairs: bool, work: Any, table: Any) -> int:
     """Fill the table of a code whose symbols have these lengths [count]; its main part has 2^bits entries.
 
-    `literals`: symbols are literals, the end of a block, and lengths; otherwise they are distances. Returns the bits of
-    the main table's index, which are fewer if no code is that long; 0 for a code that is not complete or has too many
-    symbols. A single distance may have a code of one bit.
+    `literals`: symbols are literals, the end of a block, and lengths; otherwise they are distances. `work` int64 [WORK]
+    is scratch. Returns the bits of the main table's index, which are fewer if no code is that long; 0 for a code that is
+    not complete or has too many symbols. A single distance may have a code of one bit.
     """
-    numbers = np.zeros(MOST_BITS + 2, np.int64)
+    numbers, starts, ordered = work[:32], work[32:64], work[64:]
+    for i in range(MOST_BITS + 2):
+        numbers[i] = starts[i] = 0
     for symbol in range(count):
         numbers[lengths[symbol]] += 1
     longest = MOST_BITS
@@ -64,10 +67,8 @@ def build(lengths: Any, count: int, bits: int, literals: bool, pairs: bool, tabl
     if left > 0:  # of distances: none, or a single one
         for i in range(1 << bits):
             table[i] = uint32(INVALID)
-    starts = np.zeros(MOST_BITS + 2, np.int64)
     for length in range(1, MOST_BITS + 1):
         starts[length + 1] = starts[length] + numbers[length]
-    ordered = np.empty(count + 1, np.int64)
     for symbol in range(count):
         if lengths[symbol]:
             ordered[starts[lengths[symbol]]] = symbol

@@ -10,7 +10,7 @@ import numpy as np
 from fastimg.loaders.jpeg.decoding.memory import byte_at, copy_bytes, store_byte, store_pair, store_word, word_at
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
-from .huffman import DISTANCE_BITS, END, LITERAL_BITS, SPECIAL, SUBTABLE, build
+from .huffman import DISTANCE_BITS, END, LITERAL_BITS, SPECIAL, SUBTABLE, WORK, build
 
 SLACK = 320  # bytes behind what is wanted that may be written: a match and some literals
 DAMAGED = -1
@@ -31,7 +31,7 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
     out, begin, limit = uint64(to), uint64(to), uint64(to + wanted)
     buffer, count = uint64(0), 0
     literals, distances = tables[0], tables[1]
-    lengths = np.zeros(320, np.uint8)
+    lengths, work = np.zeros(320, np.uint8), np.empty(WORK, np.int64)
     final = False
     failed = (DAMAGED, 0, False)
     while out < limit and not final:
@@ -68,8 +68,8 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
                 return failed
         else:
             return failed
-        far_bits = build(lengths[number:], far, DISTANCE_BITS, False, False, distances)
-        bits = build(lengths, number, LITERAL_BITS if large else 10, True, large, literals)
+        far_bits = build(lengths[number:], far, DISTANCE_BITS, False, False, work, distances)
+        bits = build(lengths, number, LITERAL_BITS if large else 10, True, large, work, literals)
         if bits == 0 or far_bits == 0:
             return failed
         mask, far_mask = uint64((1 << bits) - 1), uint64((1 << far_bits) - 1)
@@ -281,9 +281,6 @@ def _read_lengths(
 @compiled
 def _build_plain(lengths: Any, table: Any) -> int:
     """Fill a table of 128 entries, symbol << 8 | bits, of the code for lengths [19]; 0 if it is incomplete."""
-    numbers = np.zeros(9, np.int64)
-    for symbol in range(19):
-        numbers[lengths[symbol]] += 1
     code, left = 0, 128
     for length in range(1, 8):
         for symbol in range(19):

@@ -7,23 +7,23 @@ import numpy as np
 import numpy.typing as npt
 
 # Samples read, and decoded, in one call: Python's own code runs for all of them while it is in the CPU's cache, and a
-# thread asks for Python's lock less often. FEW are where more would take too much memory.
-GROUP, FEW = 16, 4
-_LARGE = 1 << 21  # bytes of a sample, on average
+# thread asks for Python's lock less often. FEW are where more would take too much memory, MOST where samples are small.
+FEW, GROUP, MOST = 4, 16, 60
+_LARGE, SMALL = 1 << 21, 1 << 12  # bytes of a sample, on average
 
 T = TypeVar("T")
 
 
 class Encoded:
-    """Up to GROUP encoded samples in the memory of one thread, and where each lies, for compiled code.
+    """Up to MOST encoded samples in the memory of one thread, and where each lies, for compiled code.
 
     `encoded[place]` is a sample, valid until the next group is read; None where it was not read, or is empty.
     """
 
     def __init__(self) -> None:
-        self._buffers = [np.empty(0, np.uint8) for _ in range(GROUP)]
-        self._rooms = np.zeros((GROUP, 2), np.int64)
-        self._spans = np.zeros((GROUP, 2), np.int64)
+        self._buffers = [np.empty(0, np.uint8) for _ in range(MOST)]
+        self._rooms = np.zeros((MOST, 2), np.int64)
+        self._spans = np.zeros((MOST, 2), np.int64)
         self.nbytes = 0  # allocated now
         self._least = 0  # bytes that each buffer has
         self.rooms = self._rooms  # of the current samples [k, 2]: the address of each buffer, and its bytes
@@ -62,6 +62,11 @@ class Encoded:
         """All of a sample's room."""
         return self._buffers[place].data
 
+    @property
+    def total(self) -> int:
+        """Bytes of the current samples."""
+        return int(self.spans[:, 1].sum())
+
     def drop(self, place: int) -> None:
         """Leave a sample to be read again, by itself."""
         self.spans[place] = 0
@@ -74,15 +79,21 @@ class Encoded:
         return self._buffers[place].data[begin : begin + size]
 
     def most(self) -> int:
-        """How many samples the next group may have: FEW, if those of this one were large. Gives memory back then."""
-        large = int(self.spans[:, 1].sum()) > len(self.spans) * _LARGE
+        """How many samples the next group may have: FEW if those of this one were large, MOST if they were small.
+
+        Gives memory back for large ones.
+        """
+        nbytes, count = self.total, len(self.spans)
+        large = nbytes > count * _LARGE
         if large or self.nbytes > 4 * GROUP * _LARGE:
-            for place in range(FEW if large else 0, GROUP):
+            for place in range(FEW if large else 0, MOST):
                 self.nbytes -= len(self._buffers[place])
                 self._buffers[place] = np.empty(0, np.uint8)
                 self._rooms[place] = 0
             self._least = 0
-        return FEW if large else GROUP
+        if large:
+            return FEW
+        return MOST if 0 < nbytes < count * SMALL else GROUP
 
 
 class Scratch:
@@ -122,14 +133,14 @@ class Scratch:
         return self._work
 
     def other(self, number: int) -> "Scratch":
-        """Scratch for one of up to GROUP encoded samples that are in memory at the same time."""
-        assert number < GROUP
+        """Scratch for one of up to MOST encoded samples that are in memory at the same time."""
+        assert number < MOST
         while len(self._others) <= number:
             self._others.append(Scratch())
         return self._others[number]
 
     def group(self, count: int) -> Encoded:
-        """Room for `count` encoded samples, up to GROUP, that are read and decoded together."""
+        """Room for `count` encoded samples, up to MOST, that are read and decoded together."""
         self._group = self._group or Encoded()
         self._group.begin(count)
         return self._group

@@ -20,7 +20,7 @@ from fastimg.loaders.jpeg.windows import compiled_rule, find_window
 from fastimg.loaders.runtime import compiled as machine_code
 from fastimg.loaders.runtime.compiled import compiled, held, is_kept, may_call
 from fastimg.loaders.runtime.compiling_nothing import compiles_nothing, compiles_tiled
-from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch
+from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch
 
 from .colour import to_columns
 from .columns import (
@@ -56,13 +56,13 @@ _JOB = np.dtype(
 
 
 class CropQueue:
-    """Up to GROUP JPEGs that are decoded in one call. It belongs to one thread, which reuses it."""
+    """Up to MOST JPEGs that are decoded in one call. It belongs to one thread, which reuses it."""
 
     def __init__(self) -> None:
-        self._headers = np.zeros(GROUP, JPEG_HEADER)
-        self._jobs = np.zeros(GROUP, _JOB)
-        self._places = [self._headers[i : i + 1] for i in range(GROUP)]
-        self._regions = np.zeros(GROUP, REGION)
+        self._headers = np.zeros(MOST, JPEG_HEADER)
+        self._jobs = np.zeros(MOST, _JOB)
+        self._places = [self._headers[i : i + 1] for i in range(MOST)]
+        self._regions = np.zeros(MOST, REGION)
         self._streams = np.zeros(2, STREAM)
         self._queued: dict[int, bytes | memoryview] = {}  # encoded JPEGs by the number of their job
         self._group: Encoded | None = None  # others, at their places
@@ -228,7 +228,7 @@ def compile_for(data: bytes | memoryview) -> None:
 
 @held
 def plan(headers: Any, jobs: Any, spans: Any, draws: Any, rule: Any, max_pixels: int, kinds: int) -> tuple[int, int]:
-    """Fill the jobs of up to GROUP JPEGs at `spans` [k, 2], addresses and sizes, with the windows of a rule's crops.
+    """Fill the jobs of up to MOST JPEGs at `spans` [k, 2], addresses and sizes, with the windows of a rule's crops.
 
     `draws` [k, d] are the rule's numbers; see `windows`. Returns the kinds among the jobs and the places that are left
     to others, as bits. Those are JPEGs of other kinds than `kinds`, larger ones, and what is no JPEG.

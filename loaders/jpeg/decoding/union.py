@@ -16,7 +16,7 @@ from fastimg.loaders.crop import CropRule
 from fastimg.loaders.jpeg.windows import compiled_rule, find_window
 from fastimg.loaders.runtime import compiled as machine_code
 from fastimg.loaders.runtime.compiled import compiled, held, may_call
-from fastimg.loaders.runtime.scratch import GROUP, Encoded, Scratch, address_of
+from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch, address_of
 
 from .colour import to_columns
 from .columns import (
@@ -60,13 +60,13 @@ Taken = Literal["queued", "alone", "other"]
 
 
 class UnionQueue:
-    """Up to GROUP JPEGs, several crops of each, decoded in one call. It belongs to one thread."""
+    """Up to MOST JPEGs, several crops of each, decoded in one call. It belongs to one thread."""
 
     def __init__(self) -> None:
-        self._headers = np.zeros(GROUP, JPEG_HEADER)
-        self._images = np.zeros(GROUP, _IMAGE)
-        self._places = [self._headers[i : i + 1] for i in range(GROUP)]
-        self._crops = np.zeros((GROUP, 0), _CROP)
+        self._headers = np.zeros(MOST, JPEG_HEADER)
+        self._images = np.zeros(MOST, _IMAGE)
+        self._places = [self._headers[i : i + 1] for i in range(MOST)]
+        self._crops = np.zeros((MOST, 0), _CROP)
         self._regions = np.zeros(0, REGION)
         self._unions = np.zeros(_SIDES, REGION)
         self._streams = np.zeros(1, STREAM)
@@ -84,7 +84,7 @@ class UnionQueue:
         """Forget what is queued; images are cut by `crops` into rows of `outs` from now on."""
         self._forget()
         if self._crops.shape[1] != len(crops):
-            self._crops = np.zeros((GROUP, len(crops)), _CROP)
+            self._crops = np.zeros((MOST, len(crops)), _CROP)
             self._regions = np.zeros(len(crops), REGION)
         self._channels = outs[0].shape[3]
         if self._rules is not crops:

@@ -1,0 +1,211 @@
+"""Images of other formats than JPEG: the native loader, from a folder and from shards, against torch's DataLoader.
+
+    python benchmarks/formats.py --data FOLDER                              # all of TASKS
+    python benchmarks/formats.py --data FOLDER --tasks digits png --workers 2
+
+FOLDER has photographs, of which the images are made: `digits` are gray, of 28 pixels, and read whole; the others have
+a longer side of 256 pixels, of which crops become 160. torch's DataLoader is torchvision's ImageFolder with Pillow and
+v2 transforms, in persistent processes. All give uint8 batches on the CPU, from a warm page cache. Epochs are
+interleaved, and a ratio is the median over the rounds. Whole images are compared first.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import measure
+import numpy as np
+import torch
+from images import list_images
+from measure import Spread
+from PIL import Image
+from rich.console import Console
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders import Loader, RandomResizedCrop
+from fastimg.loaders.crop import CenterCrop
+
+Epoch = Callable[[], int]  # reads an epoch; returns its samples
+
+
+class Task(NamedTuple):
+    """Images of one kind."""
+
+    extension: str
+    side: int  # the longer one
+    size: int  # of crops
+    images: int
+    mode: str = "RGB"
+    options: dict[str, Any] = {}  # noqa: RUF012 - Pillow's, for saving
+
+    @property
+    def whole(self) -> bool:
+        """Whether images are read as they are, not cropped."""
+        return self.side == self.size
+
+    @property
+    def channels(self) -> int:
+        """Of the batches."""
+        return 1 if self.mode == "L" else 3
+
+
+TASKS = {
+    "digits": Task("png", 28, 28, 10_000, "L"),
+    "png": Task("png", 256, 160, 2_000),
+    "webp": Task("webp", 256, 160, 2_000, options={"quality": 85}),
+    "webp-lossless": Task("webp", 256, 160, 1_000, options={"lossless": True}),
+    "bmp": Task("bmp", 256, 160, 2_000),
+    "ppm": Task("ppm", 256, 160, 2_000),
+    "jpeg": Task("jpg", 256, 160, 2_000, options={"quality": 90}),
+}
+
+
+def main() -> None:
+    """Measure, print, and append the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of photographs")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "formats.jsonl")
+    args = parser.parse_args()
+    here = measure.environment()
+    rows = []
+    for name in args.tasks:
+        task = TASKS[name]
+        with tempfile.TemporaryDirectory(prefix="fastimg-formats-") as scratch:
+            files, shards = Path(scratch) / "files", Path(scratch) / "shards"
+            nbytes = _write(files, args.data, task)
+            convert(Convert(src=files, dst=shards), Console(quiet=True))
+            _compare(files, shards, task)
+            for workers in args.workers:
+                row = {"task": name, "workers": workers} | _measure(files, shards, task, workers, args)
+                rows.append(row)
+                about = {"images": task.images, "bytes_per_image": nbytes, "n": args.repeats, "environment": here}
+                measure.append(args.out, {"benchmark": "formats", **measure.flat(row), **about})
+    measure.show(Console(), f"images a second, n = {args.repeats}", [_texts(row) for row in rows])
+
+
+def _write(folder: Path, data: Path, task: Task) -> int:
+    """Write images of photographs, which repeat, each time rolled by a pixel, in 10 classes. Returns bytes an image."""
+    names = list_images(data)
+    names = names[: min(len(names), task.images)]
+    nbytes = 0
+    for number in range(task.images):
+        times, place = divmod(number, len(names))
+        if number < len(names):
+            with Image.open(data / names[place]) as image:
+                image.draft("RGB", (task.side, task.side))
+                scale = task.side / max(image.size)
+                small = image.convert(task.mode).resize(
+                    (task.side, task.side) if task.whole else (round(image.width * scale), round(image.height * scale)),
+                    Image.Resampling.BICUBIC,
+                )
+            kept = folder / f"{place}.npy"
+            kept.parent.mkdir(exist_ok=True)
+            np.save(kept, np.asarray(small))
+        pixels = np.roll(np.load(folder / f"{place}.npy"), times, axis=1)
+        file = folder / str(number % 10) / f"{number:06d}.{task.extension}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file, **task.options)
+        nbytes += file.stat().st_size
+    for kept in folder.glob("*.npy"):
+        kept.unlink()
+    return round(nbytes / task.images)
+
+
+def _compare(files: Path, shards: Path, task: Task) -> None:
+    """Raise AssertionError unless folder, shards and torch give the same pixels of whole images."""
+    crop = CenterCrop(size=task.size, resize=task.size)
+    loaders = [
+        Loader(data, batch_size=128, crop=crop, order="sequential", channels=task.channels) for data in (files, shards)
+    ]
+    size = [task.size, task.size]
+    if task.whole:
+        transform = v2.PILToTensor()
+    else:
+        transform = v2.Compose([v2.PILToTensor(), v2.Resize(task.size, antialias=True), v2.CenterCrop(size)])
+    theirs = DataLoader(_folder(files, task, transform), batch_size=128)
+    for ours, (images, _) in zip(loaders[0], theirs, strict=True):
+        assert torch.equal(ours.inputs[: ours.samples], images), "other pixels than torch's"
+        break
+    by_sum = [sorted(_sums(loader)) for loader in loaders]  # shards have another order
+    assert by_sum[0] == by_sum[1], "other pixels in shards"
+    for loader in loaders:
+        loader.close()
+
+
+def _sums(loader: Loader) -> list[int]:
+    return [number for batch in loader for number in batch.inputs[: batch.samples].long().sum((1, 2, 3)).tolist()]
+
+
+def _opened(file: str, mode: str) -> Image.Image:
+    with Image.open(file) as image:
+        return image.convert(mode)
+
+
+def _folder(files: Path, task: Task, transform: Callable[..., Any]) -> ImageFolder:
+    return ImageFolder(str(files), transform, loader=partial(_opened, mode=task.mode))
+
+
+def _ours(data: Path, task: Task, workers: int, batch_size: int) -> Loader:
+    crop = CenterCrop(size=task.size, resize=task.size) if task.whole else RandomResizedCrop(size=task.size)
+    loader = Loader(data, batch_size=batch_size, crop=crop, seed=1, workers=workers, channels=task.channels)
+    loader.compile()
+    return loader
+
+
+def _theirs(files: Path, task: Task, workers: int, batch_size: int) -> DataLoader[Any]:
+    if task.whole:
+        transform = v2.PILToTensor()
+    else:
+        transform = v2.Compose([v2.RandomResizedCrop(task.size, antialias=True), v2.PILToTensor()])
+    folder = _folder(files, task, transform)
+    return DataLoader(folder, batch_size, shuffle=True, num_workers=workers, persistent_workers=True)
+
+
+def _measure(files: Path, shards: Path, task: Task, workers: int, args: argparse.Namespace) -> dict[str, Any]:
+    loaders = [_ours(data, task, workers, args.batch_size) for data in (files, shards)]
+    theirs = _theirs(files, task, workers, args.batch_size)
+
+    def our_epoch(loader: Loader) -> int:
+        return sum(batch.samples for batch in loader)
+
+    def their_epoch() -> int:
+        return sum(len(images) for images, _ in theirs)
+
+    epochs: dict[str, Epoch] = {
+        "folder": partial(our_epoch, loaders[0]),
+        "shards": partial(our_epoch, loaders[1]),
+        "torch": their_epoch,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in epochs}
+    for turn in range(2 + args.repeats):
+        for name, epoch in epochs.items():
+            second = measure.wall_seconds(epoch, torch.device("cpu"))
+            if turn >= 2:
+                seconds[name].append(second)
+    for loader in loaders:
+        loader.close()
+    rates = {f"{name}_rate": Spread.of([task.images / one for one in taken]) for name, taken in seconds.items()}
+    ratios = {
+        f"{name}_times_torch": Spread.of([b / a for a, b in zip(seconds[name], seconds["torch"], strict=True)])
+        for name in ("folder", "shards")
+    }
+    return rates | ratios
+
+
+def _texts(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.text() if isinstance(value, Spread) else value for key, value in row.items()}
+
+
+if __name__ == "__main__":
+    main()
