@@ -29,7 +29,7 @@ from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE,
 from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.plain_header import Glance, plain_glance
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, may_splice, splice
-from fastimg.loaders.png.damaged import first_rows
+from fastimg.loaders.pictures.damaged_png import first_rows
 from fastimg.loaders.runtime.compiled import may_call
 from fastimg.loaders.runtime.scratch import Scratch
 

@@ -157,7 +157,7 @@ class Pool:
         size = max(rows // (4 * len(self._threads)), min(job.group, -(-rows // len(self._threads))), 1)
         if job.least > size:
             size = -(-rows // max(1, rows // job.least))
-        elif job.group > GROUP:
+        elif rows and job.group > GROUP:
             size = -(-rows // -(-rows // size))  # all alike
         chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
         with self._lock:

@@ -38,8 +38,8 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .large import PartialReads
 from .large_ahead import will_need_parts
+from .picture_queue import PictureQueue
 from .pixel_cuts import PixelCuts, has_compiled_windows
-from .png_queue import PngQueue
 from .resize_queue import ResizeQueue
 
 
@@ -180,7 +180,7 @@ class ImageDecoder(Decoder):
         places: Sequence[int] = range(len(ids)) if left is None else left
         if filled is not None:
             places = [place for place in places if not filled[place]]
-        pngs = scratch.own(PngQueue)
+        pngs = scratch.own(PictureQueue)
         pngs.clear()
         if self._queues and places:
             places = pngs.add_group(encoded, places, self.crop, draws, self.max_pixels)

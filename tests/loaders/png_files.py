@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from fastimg.loaders.png.damaged import chunk
+from fastimg.loaders.pictures.damaged_png import chunk
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}

@@ -1,7 +1,8 @@
-"""PNG files -> the rows of a batch, several in one compiled call, without the GIL.
+"""PNG, BMP and PPM files -> the rows of a batch, several in one compiled call, without the GIL.
 
-    png.chunks: the header -> jpeg.windows: the window of the crop -> the rows of the image that it depends on
-        -> png.inflate: all rows down to the last of these -> png.filters -> png.pixels: RGB or gray
+    pictures.png, bmp, ppm: the header -> jpeg.windows: the window of the crop -> the rows of the image that it shows
+        -> of PNG, pictures.png_rows: these are inflated, with all above them, and their filters undone
+        -> pictures.pixels: RGB or gray
         -> the batch: what keeps its size | resize_queue: the window of the resized picture
 
 The result equals what Pillow and torch make of it, bit for bit. Interlaced, unusual and damaged files are left to them.
@@ -18,10 +19,13 @@ from fastimg.loaders.jpeg.decoding.columns import size_of_columns, size_of_passe
 from fastimg.loaders.jpeg.decoding.memory import view_at
 from fastimg.loaders.jpeg.decoding.region import new_region
 from fastimg.loaders.jpeg.windows import compiled_rule, is_small, place_window
-from fastimg.loaders.png.chunks import PNG, parse_png
-from fastimg.loaders.png.huffman import SIZE
-from fastimg.loaders.png.pixels import as_stored, fill_row
-from fastimg.loaders.png.rows import DAMAGED, decode_rows, size_of_rows
+from fastimg.loaders.pictures.bmp import parse_bmp
+from fastimg.loaders.pictures.huffman import SIZE
+from fastimg.loaders.pictures.pixels import as_stored, fill_row
+from fastimg.loaders.pictures.png import parse_png
+from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, size_of_rows
+from fastimg.loaders.pictures.ppm import parse_ppm
+from fastimg.loaders.pictures.record import DEFLATED, PICTURE
 from fastimg.loaders.runtime.compiled import compiled, held, int64, may_call
 from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch
 
@@ -32,11 +36,11 @@ _MOST = 1 << 27  # bytes of scratch that an image may take; larger ones are left
 _WAITS, _DONE, _OTHER = 0, 1, 2
 
 
-class PngQueue:
-    """Up to MOST PNG files that are decoded in one call. It belongs to one thread, which reuses it."""
+class PictureQueue:
+    """Up to MOST files that are decoded in one call. It belongs to one thread, which reuses it."""
 
     def __init__(self) -> None:
-        self._pngs = np.zeros(MOST, PNG)
+        self._pictures = np.zeros(MOST, PICTURE)
         self._jobs = np.zeros(MOST, JOB)
         self._status = np.zeros(MOST, np.int64)
         self._region = new_region()
@@ -57,8 +61,8 @@ class PngQueue:
     ) -> Sequence[int]:
         """Queue the crops of these places of a group, which must not change until `run`, for the rows of these places.
 
-        Returns the places that this decoder cannot decode: what is no PNG, or unusual, and all of a crop's rule that it
-        does not know.
+        Returns the places that this decoder cannot decode: what is none of these, or unusual; all of them, if it does
+        not know the crop's rule.
         """
         self.clear()
         known = compiled_rule(crop, padded=True)
@@ -66,7 +70,7 @@ class PngQueue:
             return places
         wanted = sum(1 << place for place in places)
         numbers = np.ascontiguousarray(draws, np.float64)
-        left = _plan(self._pngs, self._jobs, self._status, encoded.spans, numbers, known, max_pixels, wanted)
+        left = _plan(self._pictures, self._jobs, self._status, encoded.spans, numbers, known, max_pixels, wanted)
         if left == wanted:
             return places
         self._group = encoded
@@ -79,7 +83,7 @@ class PngQueue:
         count = len(self._group.spans)
         jobs, status = self._jobs[:count], self._status[:count]
         bicubic = crop.interpolation == "bicubic"
-        known = self._pngs, jobs, status, self._region, self._tables, bicubic
+        known = self._pictures, jobs, status, self._region, self._tables, bicubic
         try:
             while needed := _decode(*known, scratch.work(0), out):
                 scratch.work(needed)
@@ -96,8 +100,10 @@ class PngQueue:
 
 
 @held
-def _plan(pngs: Any, jobs: Any, status: Any, spans: Any, draws: Any, rule: Any, max_pixels: int, wanted: int) -> int:
-    """Fill the jobs of PNG files at `spans` [k, 2], of those places whose bits are `wanted`.
+def _plan(
+    pictures: Any, jobs: Any, status: Any, spans: Any, draws: Any, rule: Any, max_pixels: int, wanted: int
+) -> int:
+    """Fill the jobs of files at `spans` [k, 2], of those places whose bits are `wanted`.
 
     Returns the places that are left to others, as bits.
     """
@@ -106,62 +112,76 @@ def _plan(pngs: Any, jobs: Any, status: Any, spans: Any, draws: Any, rule: Any, 
         status[i] = _DONE
         if not wanted >> i & 1 or spans[i, 1] == 0:
             continue
-        job, png = jobs[i], pngs[i]
-        if not parse_png(view_at(spans[i, 0], spans[i, 1]), pngs[i : i + 1]) or png.width * png.height > max_pixels:
+        job, picture = jobs[i], pictures[i]
+        if not _parse(view_at(spans[i, 0], spans[i, 1]), pictures[i : i + 1]):
             continue
-        place_window(png.width, png.height, draws[i], rule, jobs[i : i + 1])
+        if picture.width * picture.height > max_pixels:
+            continue
+        place_window(picture.width, picture.height, draws[i], rule, jobs[i : i + 1])
         if not is_small(jobs[i : i + 1], max_pixels):
             continue
         job.address, job.nbytes, job.row, job.done = spans[i, 0], spans[i, 1], i, 0
-        job.picture_width, job.picture_height = png.width, png.height
+        job.picture_width, job.picture_height = picture.width, picture.height
         status[i] = _WAITS
         left &= ~(1 << i)
     return left
 
 
 @compiled
-def _decode(pngs: Any, jobs: Any, status: Any, regions: Any, tables: Any, bicubic: bool, scratch: Any, out: Any) -> int:
+def _parse(data: Any, pictures: Any) -> bool:
+    return bool(parse_png(data, pictures) or parse_bmp(data, pictures) or parse_ppm(data, pictures))
+
+
+@compiled
+def _decode(
+    pictures: Any, jobs: Any, status: Any, regions: Any, tables: Any, bicubic: bool, scratch: Any, out: Any
+) -> int:
     """Decode what waits. Returns 0 when all is done, otherwise the bytes of scratch that the next one needs."""
     channels = out.shape[3]
     for i in range(jobs.shape[0]):
         if status[i] != _WAITS:
             continue
-        job, png, window = jobs[i], pngs[i], out[i]
-        top, bottom, kept = find_shown(png.width, png.height, jobs[i : i + 1], window, bicubic, regions)
+        job, picture, window = jobs[i], pictures[i], out[i]
+        top, bottom, kept = find_shown(picture.width, picture.height, jobs[i : i + 1], window, bicubic, regions)
         if bottom == 0:
             status[i] = _OTHER
             continue
-        bottom = job.y + job.height  # further than what is shown: the whole box is decoded, or refused, everywhere
         left, wide = (job.x, job.width) if kept else (regions[0].x, regions[0].width)  # the columns that are shown
-        rows = size_of_rows(png, bottom)
-        stored = as_stored(png, channels)
+        deflated = picture.format == DEFLATED
+        rows = 0
+        if deflated:
+            bottom = job.y + job.height  # further than what is shown: the whole box is decoded, or refused, everywhere
+            rows = size_of_rows(picture, bottom)
+        stored = as_stored(picture, channels)
         pixels = rows if stored else rows + (bottom - top) * wide * channels
         needed = pixels
         if not kept:
             needed += size_of_columns(regions) + size_of_passes(regions, window.shape[1])
-        if rows == 0 or needed > _MOST:
+        if (deflated and rows == 0) or needed > _MOST:
             status[i] = _OTHER
             continue
         if scratch.size < needed:
             return int(needed)
         status[i] = _OTHER
-        first = decode_rows(job.address, png, top, bottom, tables, scratch)
-        if first == DAMAGED:
-            continue
-        job.pitch = png.length + 1
+        if deflated:
+            first, job.pitch = decode_rows(job.address, picture, top, bottom, tables, scratch), picture.length + 1
+            if first == DAMAGED:
+                continue
+        else:
+            first, job.pitch = job.address + picture.first, picture.pitch
         if not stored:
-            begin, pitch, palette = int64(scratch.ctypes.data) + rows, wide * channels, job.address + png.palette
+            begin, pitch, palette = int64(scratch.ctypes.data) + rows, wide * channels, job.address + picture.palette
             whole = True
             for y in range(top, bottom):
                 to = begin + (y - top) * pitch
-                whole = whole and fill_row(png, first + y * job.pitch, palette, left, wide, channels, to)
+                whole = whole and fill_row(picture, first + y * job.pitch, palette, left, wide, channels, to)
             if not whole:
                 continue
             first, job.pitch = begin - top * pitch - left * channels, pitch
         if kept:
             copy_shown(first + job.y * job.pitch + job.x * channels, job.pitch, job, window)
         else:
-            job.address, job.nbytes = first, (bottom - 1) * job.pitch + png.width * channels
+            job.address, job.nbytes = first, (bottom - 1) * job.pitch + picture.width * channels
             resize_rows(jobs[i : i + 1], regions, bicubic, scratch[pixels:], out)
         status[i] = _DONE
     return 0

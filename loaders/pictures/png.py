@@ -6,39 +6,12 @@ orientation, animations, odd lengths and orders, wrong checksums, what is interl
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from fastimg.loaders.runtime.compiled import compiled, int64
 
 from .checksums import crc32
-
-GRAY, RGB, PALETTE, GRAY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6  # colour types
-
-PNG = np.dtype(
-    [
-        ("width", np.int64),
-        ("height", np.int64),
-        ("depth", np.int64),  # bits of a sample
-        ("colour", np.int64),
-        ("step", np.int64),  # bytes from a pixel to the one that filters take to be at its left
-        ("length", np.int64),  # bytes of a row, without its filter's
-        ("palette", np.int64),  # where its colours begin
-        ("colours", np.int64),
-        ("profile", np.int64),  # where the deflated ICC profile begins, and its bytes
-        ("profile_bytes", np.int64),
-        ("body", np.int64),  # where the first chunk of pixels begins
-        ("parts", np.int64),  # chunks of pixels
-        ("nbytes", np.int64),  # of pixels, deflated
-    ]
-)
+from .record import DEFLATED, GRAY, GRAY_ALPHA, PALETTE, RGB, RGB_ALPHA
 
 _MOST = 1 << 21  # bytes of chunks before the pixels
-
-
-def new_png() -> npt.NDArray[np.void]:
-    """A record for `parse_png` to fill."""
-    return np.zeros(1, PNG)
 
 
 def _name(letters: bytes) -> int:
@@ -64,6 +37,7 @@ def parse_png(data: Any, pngs: Any) -> bool:
     if size < 57 or word(data, 0) != _START[0] or word(data, 4) != _START[1]:
         return False
     png = pngs[0]
+    png.format = DEFLATED
     if word(data, 8) != 13 or word(data, 12) != _IHDR or not _is_whole(data, 8, 13):
         return False
     png.width, png.height = word(data, 16), word(data, 20)
@@ -141,7 +115,7 @@ def _is_usual(data: Any, at: int, length: int, name: int, png: Any) -> bool:
     if name == _PLTE:
         if png.colours or length == 0 or length % 3 or length > 768:
             return False
-        png.palette, png.colours = at + 8, length // 3
+        png.palette, png.colours, png.colour_step = at + 8, length // 3, 3
         return True
     if name == _TRNS:
         if png.colour == PALETTE:

@@ -45,8 +45,8 @@ def build(lengths: Any, count: int, bits: int, literals: bool, pairs: bool, work
     """Fill the table of a code whose symbols have these lengths [count]; its main part has 2^bits entries.
 
     `literals`: symbols are literals, the end of a block, and lengths; otherwise they are distances. `work` int64 [WORK]
-    is scratch. Returns the bits of the main table's index, which are fewer if no code is that long; 0 for a code that is
-    not complete or has too many symbols. A single distance may have a code of one bit.
+    is scratch. Returns the bits of the main table's index, which are fewer if no code is that long; 0 for a code that
+    is not complete or has too many symbols. A single distance may have a code of one bit.
     """
     numbers, starts, ordered = work[:32], work[32:64], work[64:]
     for i in range(MOST_BITS + 2):

@@ -14,7 +14,7 @@ from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.crop import RandomCrop
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.decoders.png_queue import PngQueue
+from fastimg.loaders.decoders.picture_queue import PictureQueue
 from fastimg.loaders.runtime import compiled
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -56,7 +56,7 @@ def assert_as_pillow(decoder, dataset, epoch=0):
     """The rows of both paths are the same; returns what failed, and what was left to Pillow."""
     rows, failures, others = filled(decoder, dataset, epoch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PngQueue, "add_group", lambda self, encoded, places, *_: places)
+        patch.setattr(PictureQueue, "add_group", lambda self, encoded, places, *_: places)
         expected, told, _ = filled(decoder, dataset, epoch)
     assert failures == told
     kept = np.setdiff1d(np.arange(len(dataset)), [place for place, _ in failures])
@@ -120,6 +120,89 @@ def test_photographs_by_pillow(folder):
     dataset = folder(files)
     for channels in (3, 1):
         assert assert_as_pillow(ImageDecoder(RandomResizedCrop(size=64), channels=channels), dataset) == ([], 0)
+
+
+def bmp(rng, width, height, bits=24, header=40, down=False, colours=0, gap=0, gray=False):
+    """A BMP with random pixels."""
+    pitch = (width * bits + 31) // 32 * 4
+    count = (colours or 256) if bits == 8 else 0
+    palette = rng.integers(0, 256, (count, 4), np.uint8)
+    if gray:
+        palette[:] = np.arange(count, dtype=np.uint8)[:, None]
+    begin = 14 + header + palette.size + gap
+    rows = rng.integers(0, count or 256, (height, pitch), np.uint8)
+    start = struct.pack("<2sIHHI", b"BM", begin + rows.size, 0, 0, begin)
+    about = struct.pack("<IiiHHIIiiII", header, width, -height if down else height, 1, bits, 0, 0, 0, 0, colours, 0)
+    return start + about + bytes(header - 40) + palette.tobytes() + bytes(gap) + rows.tobytes()
+
+
+def ppm(rng, width, height, gray=False, head=None):
+    """A PPM or PGM with random pixels."""
+    pixels = rng.integers(0, 256, (height, width, 1 if gray else 3), np.uint8).tobytes()
+    return (head or b"P%d\n%d %d\n255\n" % (5 if gray else 6, width, height)) + pixels
+
+
+def test_bmp_and_ppm(folder):
+    rng = np.random.default_rng(8)
+    sizes = [*((w, h) for w in (1, 2, 3, 5, 32) for h in (1, 4, 9)), *rng.integers(1, 70, (20, 2)).tolist()]
+    files = []
+    for w, h in sizes:
+        files += [bmp(rng, w, h), bmp(rng, w, h, 32, down=True), bmp(rng, w, h, 8), bmp(rng, w, h, 24, 124, True)]
+        files += [bmp(rng, w, h, 8, 108, colours=7, gap=3), bmp(rng, w, h, 8, gray=True)]
+        files += [ppm(rng, w, h), ppm(rng, w, h, True), ppm(rng, w, h, head=b"P6 %d\t%d\r255 " % (w, h))]
+    dataset = folder(files)
+    crops = (RandomResizedCrop(size=9), RandomResizedCrop(size=(8, 30), interpolation="bicubic"), ALL)
+    for channels in (3, 1):
+        for crop in (*crops, CenterCrop(size=32, resize=32)):
+            assert assert_as_pillow(ImageDecoder(crop, channels=channels), dataset) == ([], 0)
+        assert assert_as_pillow(ImageDecoder(RandomCrop(size=16, padding=4), channels=channels), dataset)[0] == []
+
+
+def test_odd_bmp_and_ppm_are_as_pillow_has_them(folder):
+    rng = np.random.default_rng(9)
+    whole, palette, gray = bmp(rng, 20, 30), bmp(rng, 20, 30, 8, colours=9), bmp(rng, 20, 30, 8, colours=20, gray=True)
+    high, beyond = bytearray(palette), bytearray(gray)
+    high[-1], beyond[-1] = 200, 200
+
+    def changed(data, at, form, value):
+        out = bytearray(data)
+        struct.pack_into(form, out, at, value)
+        return bytes(out)
+
+    files = [
+        *(
+            whole,
+            palette,
+            gray,
+            bytes(high),
+            bytes(beyond),
+            whole[:-1],
+            whole[:-61],
+            whole[:40],
+            b"BM",
+            whole + b"more",
+        ),
+        *(changed(whole, 18, "<i", value) for value in (0, -1, 21, 1 << 30, -(1 << 31))),
+        *(changed(whole, 22, "<i", value) for value in (0, -1, 31, 1 << 30, -(1 << 31), -(1 << 24) - 1)),
+        *(changed(whole, 28, "<H", value) for value in (0, 1, 4, 8, 16, 32, 64)),
+        *(changed(palette, 30, "<I", value) for value in (1, 2, 3, 4, 5, 6)),
+        *(changed(palette, 46, "<I", value) for value in (0, 1, 2, 3, 256, 257, 1 << 20, 1 << 31)),
+        *(changed(palette, 10, "<I", value) for value in (0, 14, 54, 60, 1 << 20, 1 << 31)),
+        *(changed(whole, 14, "<I", value) for value in (0, 12, 52, 56, 64, 108, 124, 1 << 30)),
+        *(ppm(rng, 20, 30)[:-1], ppm(rng, 20, 30, head=b"P6 20 30 255"), ppm(rng, 20, 30, head=b"P6#a\n20 30 255\n")),
+        *(
+            ppm(rng, 20, 30, head=b"P6 %s 255\n" % size)
+            for size in (b"+20 30", b"20 -3", b"2_0 30", b"0 30", b"9" * 12)
+        ),
+        *(ppm(rng, 20, 30, head=b"P6 20 30 %s\n" % most) for most in (b"0", b"254", b"256", b"65535", b"65536", b"x")),
+        *(ppm(rng, 20, 30, head=b"P%s 20 30 255\n" % kind) for kind in (b"1", b"2", b"3", b"4", b"f", b"7", b"")),
+        *(b"P6", b"P6\n", b"P6 20 30 255", b"P5 1 1 255\n", b"P6 20 30 255\n"),
+        ppm(rng, 20, 30, head=b"P6 99999999 99999999 255\n"),
+    ]
+    dataset = folder(files)
+    for crop in (ALL, RandomResizedCrop(size=8)):
+        failures, others = assert_as_pillow(ImageDecoder(crop), dataset)
+        assert len(failures) > 30 and len(files) - others >= 5
 
 
 def rest(data, at=33):

@@ -1,56 +1,61 @@
-"""The samples of a PNG's rows -> RGB or gray of 8 bits, by the rule of `loaders.decode`."""
+"""The samples of a picture's rows -> RGB or gray of 8 bits, by the rule of `loaders.decode`."""
 
 from typing import Any
 
 from fastimg.loaders.jpeg.decoding.memory import byte_at, bytes_at, copy_bytes, view_at
 from fastimg.loaders.runtime.compiled import compiled, int64
 
-from .chunks import GRAY, GRAY_ALPHA, PALETTE, RGB
+from .record import BGR, GRAY, GRAY_ALPHA, PALETTE, RGB
 
 
 @compiled
-def as_stored(png: Any, channels: int) -> bool:
+def as_stored(picture: Any, channels: int) -> bool:
     """Whether the pixels of a row are what `fill_row` would make of them."""
-    return bool(png.depth == 8 and png.colour == (RGB if channels == 3 else GRAY))
+    return bool(picture.depth == 8 and picture.colour == (RGB if channels == 3 else GRAY))
 
 
 @compiled
-def fill_row(png: Any, row: int, palette: int, begin: int, count: int, channels: int, to: int) -> bool:
+def fill_row(picture: Any, row: int, palette: int, begin: int, count: int, channels: int, to: int) -> bool:
     """Write `count` pixels of a row, from pixel `begin` on, as `channels` bytes each, to an address.
 
     `row` is the address of its samples, and `palette` that of the colours. False for a pixel that the palette lacks.
     """
     out = bytes_at(to, count * channels)
-    size = png.depth // 8  # of a sample
-    if png.depth < 8 or png.colour == PALETTE:
-        colours = view_at(palette, 3 * png.colours)
-        per_byte, mask = 8 // png.depth, (1 << png.depth) - 1
+    size = picture.depth // 8  # of a sample
+    blue_first = bool(picture.colour & BGR)
+    kind = picture.colour & ~BGR
+    if picture.depth < 8 or kind == PALETTE:
+        colours = view_at(palette, picture.colour_step * picture.colours)
+        per_byte, mask = 8 // picture.depth, (1 << picture.depth) - 1
         scale = 255 // mask
+        red, blue = (2, 0) if blue_first else (0, 2)
         for i in range(count):
             place = begin + i
-            shift = 8 - png.depth * (place % per_byte + 1)
+            shift = 8 - picture.depth * (place % per_byte + 1)
             level = int64(byte_at(row + place // per_byte)) >> shift & mask
-            if png.colour == GRAY:
+            if kind == GRAY:
                 for channel in range(channels):
                     out[channels * i + channel] = level * scale
                 continue
-            if level >= png.colours:
+            if level >= picture.colours:
                 return False
-            _put(out, i, channels, colours[3 * level], colours[3 * level + 1], colours[3 * level + 2])
+            at = picture.colour_step * level
+            _put(out, i, channels, colours[at + red], colours[at + 1], colours[at + blue])
         return True
-    if as_stored(png, channels):
-        copy_bytes(row + begin * channels, to, count * channels)
+    row += begin * picture.step
+    if as_stored(picture, channels):
+        copy_bytes(row, to, count * channels)
         return True
-    row += begin * png.step
-    if png.colour == GRAY or png.colour == GRAY_ALPHA:
+    if kind in (GRAY, GRAY_ALPHA):
         for i in range(count):
-            level = byte_at(row + i * png.step)
+            level = byte_at(row + i * picture.step)
             for channel in range(channels):
                 out[channels * i + channel] = level
         return True
+    red, blue = (2 * size, 0) if blue_first else (0, 2 * size)
     for i in range(count):
-        at = row + i * png.step
-        _put(out, i, channels, byte_at(at), byte_at(at + size), byte_at(at + 2 * size))
+        at = row + i * picture.step
+        _put(out, i, channels, byte_at(at + red), byte_at(at + size), byte_at(at + blue))
     return True
 
 

@@ -170,7 +170,7 @@ def _are_serial(row: int, pitch: int) -> bool:
     serial = False
     for i in range(_ROWS):
         kind = int64(byte_at(row + i * pitch))
-        serial = serial or kind == PAETH or kind == AVERAGE or kind == SUB
+        serial = serial or kind in (SUB, AVERAGE, PAETH)
     return serial
 
 

@@ -1,0 +1,1 @@
+"""PNG, BMP and PPM files -> pixels, in compiled code without the GIL."""

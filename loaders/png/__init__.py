@@ -1,1 +1,0 @@
-"""PNG files -> pixels, in compiled code without the GIL."""
