@@ -1,1 +1,5 @@
-"""PNG, BMP and PPM files -> pixels, in compiled code without the GIL."""
+"""Pictures of other formats than JPEG in compiled code: PNG, BMP and PPM.
+
+In: the bytes of a file. Out: a record of what its header says, and rows of pixels in memory. Must not know: crops,
+batches, datasets.
+"""

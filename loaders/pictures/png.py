@@ -84,13 +84,13 @@ def parse_png(data: Any, pngs: Any) -> bool:
         if at + 12 > size:
             return False
         length, name = word(data, at), word(data, at + 4)
-    return length == 0 and png.nbytes > 6
+    return bool(length == 0 and png.nbytes > 6)
 
 
 @compiled
 def _is_whole(data: Any, at: int, length: int) -> bool:
     """Whether the checksum of the chunk at a place, which has `length` bytes inside, is right."""
-    return crc32(int64(data.ctypes.data) + at + 4, length + 4) == word(data, at + 8 + length)
+    return bool(crc32(int64(data.ctypes.data) + at + 4, length + 4) == word(data, at + 8 + length))
 
 
 @compiled

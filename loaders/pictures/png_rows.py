@@ -61,7 +61,7 @@ def decode_rows(data: int, png: Any, top: int, bottom: int, tables: Any, scratch
         return DAMAGED
     if not undo_filters(to, bottom, png.length, png.step, top):
         return DAMAGED
-    return to + 1
+    return int(to + 1)
 
 
 @compiled
@@ -75,7 +75,7 @@ def _number(at: int) -> Any:
 
 @compiled
 def _is_sum(at: int, value: int) -> bool:
-    return _number(at) == value
+    return bool(_number(at) == value)
 
 
 @compiled

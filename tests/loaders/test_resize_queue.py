@@ -7,7 +7,7 @@ from fastimg.loaders.crop import RandomResizedCrop, Window
 from fastimg.loaders.decoders import resize_queue
 from fastimg.loaders.decoders.resize_queue import ResizeQueue
 from fastimg.loaders.resample import resample
-from fastimg.loaders.runtime.scratch import GROUP, Scratch
+from fastimg.loaders.runtime.scratch import MOST, Scratch
 
 
 def pictures(rng, channels, most=60):
@@ -42,10 +42,10 @@ def test_pixels_are_those_of_resample(channels, interpolation):
 def test_several_of_different_sizes_in_one_call():
     rng = np.random.default_rng(0)
     queue, crop = ResizeQueue(), RandomResizedCrop(size=32)
-    found, expected = np.zeros((2, GROUP, 32, 32, 3), np.uint8)
-    for row in range(GROUP):
+    found, expected = np.zeros((2, MOST, 32, 32, 3), np.uint8)
+    for row in range(MOST):
         assert not queue.full
-        pixels = rng.integers(0, 256, (50 + 30 * row, 40 + row, 3), dtype=np.uint8)
+        pixels = rng.integers(0, 256, (50 + 2 * row, 40 + row, 3), dtype=np.uint8)
         window = Window((3, 5, 30, 40), (32, 32), (0, 0))
         assert queue.add(pixels, window, (32, 32), row)
         resample(pixels, window, "bilinear", expected[row])

@@ -16,13 +16,13 @@ from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode_box, read_header
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.loaders.jpeg.decoding import crops as compiling
-from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
+from fastimg.loaders.jpeg.decoding.crops import CropQueue
 from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
 from fastimg.loaders.jpeg.decoding.frame import SCANS, TILED, UNTILED
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.resample import resample
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 SAMPLINGS = ("444", "422", "420", "Gray")
 LIMIT = MAX_PIXELS

@@ -14,10 +14,10 @@ from fastimg.loaders import CenterCrop, ImageDecoder
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.jpeg.decoding import crops as compiled
-from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
+from fastimg.loaders.jpeg.decoding.crops import CropQueue
 from fastimg.loaders.jpeg.decoding.entropy import masks
 from fastimg.loaders.jpeg.rewriting.tiles import tile
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .progressive_encoder import progressive, recoded
 from .test_crops import LIMIT, SAMPLINGS, Fixed, crops, encoded, expected, found

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import read_header
-from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
+from fastimg.loaders.jpeg.decoding.crops import CropQueue
 from fastimg.loaders.jpeg.rewriting.tiles import tile
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .test_crops import LIMIT, SAMPLINGS, Fixed, crops, encoded, expected, found
 from .test_untiled import Fenced, restarted, turned

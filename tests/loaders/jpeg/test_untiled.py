@@ -14,9 +14,9 @@ from PIL import ExifTags, Image
 from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, ImageError, RandomResizedCrop
 from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.jpeg.decoding import crops as compiled
-from fastimg.loaders.jpeg.decoding.crops import GROUP, CropQueue
+from fastimg.loaders.jpeg.decoding.crops import CropQueue
 from fastimg.loaders.jpeg.rewriting.tiles import tile
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .test_crops import LIMIT, SAMPLINGS, Fixed, crops, encoded, expected, found, jpeg_by_pillow
 

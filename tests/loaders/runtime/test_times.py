@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.decoders.picture_queue import PictureQueue
 from fastimg.loaders.jpeg.decoding import crops
 from fastimg.loaders.runtime.times import Backlog, Spans, Waits
 
@@ -51,7 +52,8 @@ def test_reading_is_counted_separately(image_folder, monkeypatch):
 
 def test_decoding_is_the_rest_of_the_threads_time(image_folder, monkeypatch):
     epoch(image_folder)
-    monkeypatch.setattr(crops, "is_ready", lambda kind: False)  # JPEGs are decoded one by one, too
+    monkeypatch.setattr(crops, "is_ready", lambda kind: False)  # JPEGs are decoded one by one
+    monkeypatch.setattr(PictureQueue, "add_group", lambda self, encoded, places, *_: places)  # others, too
     monkeypatch.setattr(ImageDecoder, "_decode_to_queue", asleep(ImageDecoder._decode_to_queue))
     spent, _, count = epoch(image_folder)
     assert spent.busy - spent.read >= NAP * count
