@@ -6,7 +6,7 @@
     python benchmarks/sources.py --content sprites
 
 The same pixels are encoded in every format, and the same random crops of 224 pixels are cut from each: milliseconds of
-one thread's processor time for a crop, and images per second of the whole loader with two threads, with formats
+one thread's processor time for a crop of a file, and images per second of the whole loader with two threads, with formats
 interleaved, and the size of an image. For lossy formats the peak signal-to-noise ratio is stated. `recompressed` is
 what `convert --recompress lossless` makes of the PNGs. Screenshots and sprites are drawn here: text, boxes and lines,
 and small shapes; diagrams are screenshots of at most 64 colours.
@@ -35,6 +35,7 @@ from fastimg.convert.recompression.facts import psnr
 from fastimg.convert.recompression.lossless import losslessly
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
 from fastimg.loaders.decode import Pixels, decode, read_header
+from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -133,39 +134,50 @@ def sprite(seed: int, side: int = 64) -> Pixels:
     return np.asarray(image)
 
 
-def crop_costs(encoded: dict[str, list[bytes]], size: int, repeats: int) -> dict[str, measure.Spread]:
-    """Milliseconds of one thread's processor time for a crop, by format, interleaved."""
-    decoder = ImageDecoder(RandomResizedCrop(size=size))
-    scratch, row = Scratch(), {"inputs": np.zeros((size, size, 3), np.uint8)}
+def written(encoded: dict[str, list[bytes]], folder: Path) -> dict[str, list[str]]:
+    """Write files; their names by format."""
+    names = {}
+    for number, (name, images) in enumerate(encoded.items()):
+        names[name] = [f"{number:02d}-{i:05d}.{FORMATS[name][0]}" for i in range(len(images))]
+        for path, data in zip(names[name], images, strict=True):
+            (folder / path).write_bytes(data)
+    return names
 
-    def timed(images: list[bytes]) -> Callable[[], float]:
+
+def crop_costs(names: dict[str, list[str]], folder: Path, size: int, repeats: int) -> dict[str, measure.Spread]:
+    """Milliseconds of one thread's processor time for a crop of a file, with reading it, by format, interleaved."""
+    decoder = ImageDecoder(RandomResizedCrop(size=size))
+    scratch = Scratch()
+
+    def timed(files: list[str]) -> Callable[[], float]:
         epochs = iter(range(1 + repeats))
-        ids = np.arange(len(images), dtype=np.int64)
+        dataset = FilesDataset(folder, files)
+        ids = np.arange(len(files), dtype=np.int64)
+        rows = {"inputs": np.zeros((len(files), size, size, 3), np.uint8)}
 
         def run() -> float:
-            draws = decoder.draw(0, next(epochs), ids).tolist()
+            draws = decoder.draw(0, next(epochs), ids)
             began = time.thread_time()
-            for data, numbers in zip(images, draws, strict=True):
-                decoder.fill_row(memoryview(data), numbers, row, scratch)
-            return 1e3 * (time.thread_time() - began) / len(images)
+            failures = decoder.fill(SampleReader(dataset), ids.tolist(), draws, rows, scratch)
+            seconds = time.thread_time() - began
+            assert not failures
+            return 1e3 * seconds / len(files)
 
         return run
 
-    return measure.interleaved({name: timed(images) for name, images in encoded.items()}, repeats)
+    return measure.interleaved({name: timed(files) for name, files in names.items()}, repeats)
 
 
 def loader_rates(
-    encoded: dict[str, list[bytes]], size: int, repeats: int, workers: int, epoch: int, folder: Path
+    names: dict[str, list[str]], folder: Path, size: int, repeats: int, workers: int, epoch: int
 ) -> dict[str, measure.Spread]:
     """Images per second of the loader on files, which the page cache holds, by format, interleaved."""
     loaders = {}
-    for number, (name, images) in enumerate(encoded.items()):
-        paths = [f"{number:02d}-{i:05d}.{FORMATS[name][0]}" for i in range(len(images))]
-        for path, data in zip(paths, images, strict=True):
-            (folder / path).write_bytes(data)
-        repeated = list(itertools.islice(itertools.cycle(paths), epoch))
+    for name, files in names.items():
+        repeated = list(itertools.islice(itertools.cycle(files), epoch))
         config = LoaderConfig(batch_size=32, workers=workers, on_error="fail")
         loaders[name] = Loader(FilesDataset(folder, repeated), ImageDecoder(RandomResizedCrop(size=size)), config)
+        loaders[name].compile()
 
     def timed(loader: Loader) -> Callable[[], float]:
         def run() -> float:
@@ -205,9 +217,10 @@ def main() -> None:
         began = time.thread_time()
         encoded[name] = [encode(pixels) for pixels in originals]
         encoding[name] = 1e3 * (time.thread_time() - began) / len(originals)
-    costs = crop_costs(encoded, args.size, args.repeats)
     with tempfile.TemporaryDirectory(prefix="fastimg-sources-") as folder:
-        rates = loader_rates(encoded, args.size, args.repeats, args.workers, epoch, Path(folder))
+        names = written(encoded, Path(folder))
+        costs = crop_costs(names, Path(folder), args.size, args.repeats)
+        rates = loader_rates(names, Path(folder), args.size, args.repeats, args.workers, epoch)
     environment = measure.environment()
     rows = []
     for name, images in encoded.items():
