@@ -2,6 +2,7 @@
 
     python benchmarks/formats.py --data FOLDER                              # all of TASKS
     python benchmarks/formats.py --data FOLDER --tasks digits png --workers 2
+    python benchmarks/formats.py --data FOLDER --inflate                    # the pixels of PNGs alone, by library
 
 FOLDER has photographs, of which the images are made: `digits` are gray, of 28 pixels, and read whole; the others have
 a longer side of 256 pixels, of which crops become 160. torch's DataLoader is torchvision's ImageFolder with Pillow and
@@ -10,8 +11,11 @@ interleaved, and a ratio is the median over the rounds. Whole images are compare
 """
 
 import argparse
+import importlib
 import tempfile
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +35,9 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import Loader, RandomResizedCrop
 from fastimg.loaders.crop import CenterCrop
+from fastimg.loaders.pictures.checksums import adler32
+from fastimg.loaders.pictures.huffman import SIZE
+from fastimg.loaders.pictures.inflate import SLACK, inflate
 
 Epoch = Callable[[], int]  # reads an epoch; returns its samples
 
@@ -75,9 +82,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--inflate", action="store_true", help="only inflate the PNGs: our code, zlib, and others")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "formats.jsonl")
     args = parser.parse_args()
     here = measure.environment()
+    if args.inflate:
+        _inflate(args, here)
+        return
     rows = []
     for name in args.tasks:
         task = TASKS[name]
@@ -201,6 +212,59 @@ def _measure(files: Path, shards: Path, task: Task, workers: int, args: argparse
         for name in ("folder", "shards")
     }
     return rates | ratios
+
+
+def _inflate(args: argparse.Namespace, here: dict[str, Any]) -> None:
+    """Microseconds for an image's deflated pixels, Adler-32 included, of the task `png`; 300 different images."""
+    task = TASKS["png"]._replace(images=300)
+    with tempfile.TemporaryDirectory(prefix="fastimg-formats-") as scratch:
+        _write(Path(scratch), args.data, task)
+        streams = [_stream(file.read_bytes()) for file in sorted(Path(scratch).rglob("*.png"))]
+    rows = [zlib.decompress(stream) for stream in streams]
+    tables, room = np.zeros((2, SIZE), np.uint32), np.zeros(max(map(len, rows)) + SLACK, np.uint8)
+    places = [(np.frombuffer(stream, np.uint8), len(row)) for stream, row in zip(streams, rows, strict=True)]
+
+    def ours() -> None:
+        for stream, size in places:
+            taken, _, ended = inflate(stream.ctypes.data + 2, stream.size - 6, room.ctypes.data, size + 1, tables)
+            assert taken == size and ended
+            adler32(room.ctypes.data, size)
+
+    heads: dict[str, Callable[[], object]] = {"fastimg": ours, "zlib": lambda: list(map(zlib.decompress, streams))}
+    for module in ("isal.isal_zlib", "zlib_ng.zlib_ng"):
+        with suppress(ImportError):
+            library = importlib.import_module(module)
+            heads[module] = lambda library=library: list(map(library.decompress, streams))
+    with suppress(ImportError):
+        libdeflate = importlib.import_module("deflate")
+        sizes = list(map(len, rows))
+        heads["libdeflate"] = lambda: list(map(libdeflate.zlib_decompress, streams, sizes))
+    ours()
+    taken: dict[str, list[float]] = {name: [] for name in heads}
+    for _ in range(args.repeats):
+        for name, head in heads.items():
+            second = measure.wall_seconds(head, torch.device("cpu"))
+            taken[name].append(1e6 * second / len(streams))
+    table = []
+    for name, numbers in taken.items():
+        spread = Spread.of(numbers)
+        row = {"library": name, "microseconds": spread}
+        table.append(_texts(row))
+        about = {"images": len(streams), "bytes_per_image": round(sum(map(len, streams)) / len(streams))}
+        record = {"benchmark": "inflate", **measure.flat(row), **about, "n": args.repeats, "environment": here}
+        measure.append(args.out, record)
+    measure.show(Console(), f"microseconds an image, n = {args.repeats}", table)
+
+
+def _stream(png: bytes) -> bytes:
+    """What is in a PNG's chunks of pixels."""
+    found, at = b"", 8
+    while at < len(png):
+        size = int.from_bytes(png[at : at + 4], "big")
+        if png[at + 4 : at + 8] == b"IDAT":
+            found += png[at + 8 : at + 8 + size]
+        at += 12 + size
+    return found
 
 
 def _texts(row: dict[str, Any]) -> dict[str, Any]:

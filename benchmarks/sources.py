@@ -7,9 +7,9 @@
 
 The same pixels are encoded in every format, and the same random crops of 224 pixels are cut from each: milliseconds of
 one thread's processor time for a crop of a file, and images per second of the whole loader with two threads, with
-formats interleaved, and the size of an image. For lossy formats the peak signal-to-noise ratio is stated. `recompressed` is
-what `convert --recompress lossless` makes of the PNGs. Screenshots and sprites are drawn here: text, boxes and lines,
-and small shapes; diagrams are screenshots of at most 64 colours.
+formats interleaved, and the size of an image. For lossy formats the peak signal-to-noise ratio is stated.
+`recompressed` is what `convert --recompress lossless` makes of the PNGs. Screenshots and sprites are drawn here: text,
+boxes and lines, and small shapes; diagrams are screenshots of at most 64 colours.
 """
 
 import argparse

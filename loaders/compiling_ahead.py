@@ -1,8 +1,9 @@
 """Machine code that a loader's threads call: made before they start, and only where it saves more time than it takes.
 
 A thread compiles nothing (`runtime.compiling_nothing`). What is not ready it does without: JPEGs are decoded by
-libjpeg-turbo, pictures resized by torch, files read by Python's own functions, to the same bits. The exception is the
-decoder of tiled JPEGs where it scales them, as nothing else has its bits: it is made for any number of them.
+libjpeg-turbo, PNG files by Pillow, pictures resized by torch, files read by Python's own functions, to the same bits.
+The exception is the decoder of tiled JPEGs where it scales them, as nothing else has its bits: it is made for any
+number of them.
 """
 
 import logging

@@ -7,7 +7,9 @@ import tarfile
 
 import numpy as np
 import simplejpeg
-from mutations import beton_fields, idx_fields, jpeg_fields, mutated, near, tar_fields
+from mutations import beton_fields, idx_fields, jpeg_fields, mutated, near, png_fields, tar_fields
+from picture_files import KINDS as PNG_KINDS
+from picture_files import bmp, chunk, png, ppm
 from PIL import Image
 
 MAX_PIXELS = 1 << 18
@@ -109,6 +111,86 @@ class Jpegs:
 
     def close(self):
         return f"{self.tiled} tiled"
+
+
+def pictures():
+    """Small PNG, BMP and PPM files of every kind."""
+    rng = np.random.default_rng(0)
+    found = []
+    for colour, depth in PNG_KINDS:
+        for number, (width, height) in enumerate(((37, 29), (9, 40), (120, 3))):
+            before = (chunk(b"iCCP", b"name\0\0x"), chunk(b"tEXt", b"Title\0a"), chunk(b"gAMA", bytes(4)))[number:]
+            found.append(png(rng, width, height, colour, depth, before=before, parts=1 + number, smooth=number != 1))
+    for bits in (8, 24, 32):
+        found += [bmp(rng, 21, 17, bits), bmp(rng, 18, 30, bits, 124, down=True, colours=5)]
+    return [*found, ppm(rng, 21, 17), ppm(rng, 30, 8, gray=True)]
+
+
+class Pictures:
+    """Crops by compiled code equal those by Pillow, or both are refused."""
+
+    def __init__(self, folder):
+        from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
+
+        self.seeds = pictures()
+        self.taken = 0
+        crops = (CenterCrop(size=9, resize=9), RandomResizedCrop(size=8), CenterCrop(size=21, resize=(23, 21)))
+        self.decoders = [ImageDecoder(crop, MAX_PIXELS, channels=c) for crop in crops for c in (1, 3)]
+
+    def make(self, draw):
+        return mutated(draw.choice(self.seeds), self.seeds, draw, png_fields)
+
+    def check(self, data, draw):
+        from fastimg.loaders.decoders.picture_queue import PictureQueue
+        from fastimg.loaders.runtime.scratch import Scratch
+
+        for decoder in self.decoders[draw.randrange(2) :: 2]:
+            draws = np.array([[draw.random() for _ in range(decoder.crop.draws)]])
+            made = []
+            for use in (True, False):
+                rows = {"inputs": np.full((1, *decoder.fields[0].shape), 7, np.uint8)}
+                add_group = PictureQueue.add_group
+                if not use:
+                    PictureQueue.add_group = lambda self, encoded, places, *_: places
+                try:
+                    failures = decoder.fill(InMemory(data), [0], draws, rows, Scratch())
+                finally:
+                    PictureQueue.add_group = add_group
+                made.append((None if failures else rows["inputs"], [str(error) for _, error in failures]))
+            (ours, told), (theirs, said) = made
+            assert told == said
+            assert (ours is None) == (theirs is None)
+            assert ours is None or np.array_equal(ours, theirs)
+            self.taken += ours is not None
+
+    def close(self):
+        return f"{self.taken} crops"
+
+
+class InMemory:
+    """A reader of one sample, with the bytes that follow it in a buffer."""
+
+    blocks = dataset = None
+
+    def __init__(self, data):
+        self.data = data
+
+    def read_group(self, ids, scratch):
+        encoded = scratch.group(1)
+        sizes = np.array([len(self.data)])
+        encoded.reserve(sizes)
+        encoded.buffer(0)[: len(self.data)] = self.data
+        encoded.take(sizes, np.ones(1, bool))
+        return encoded
+
+    def read(self, index, scratch):
+        return memoryview(self.data)
+
+    def timed(self, read, *args):
+        return read(*args)
+
+    def stored_pixels(self, ids):
+        return None
 
 
 def tars():
@@ -326,4 +408,4 @@ class Betons:
         return f"{self.taken} taken"
 
 
-KINDS = {"jpeg": Jpegs, "tar": Tars, "idx": Indexes, "beton": Betons}
+KINDS = {"jpeg": Jpegs, "picture": Pictures, "tar": Tars, "idx": Indexes, "beton": Betons}

@@ -1,4 +1,7 @@
-"""Mutations of JPEGs, tars, indexes and .beton files: anywhere, or in the fields of their formats."""
+"""Mutations of JPEGs, pictures, tars, indexes and .beton files: anywhere, or in the fields of their formats."""
+
+import struct
+import zlib
 
 EXTREMES = (0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 
@@ -172,4 +175,79 @@ def beton_fields(data, draw):
     if at + width <= len(data):
         value = int.from_bytes(data[at : at + width], "little")
         data[at : at + width] = (near(value, draw) % (1 << 8 * width)).to_bytes(width, "little")
+    return data
+
+
+def png_fields(data, draw):
+    """Change a chunk of a PNG: its length, name, content or checksum; or what is deflated. Mostly the checksum fits."""
+    if data[:4] != b"\x89PNG":
+        return header_fields(data, draw)
+    at, chunks = 8, []
+    while at + 12 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        chunks.append([bytes(data[at + 4 : at + 8]), bytes(data[at + 8 : at + 8 + size])])
+        at += 12 + size
+    if not chunks:
+        return data
+    place = draw.randrange(len(chunks))
+    name, content = chunks[place]
+    length = None
+    match draw.randrange(8):
+        case 0:
+            length = near(len(content), draw) % 2**32
+        case 1:
+            chunks[place][0] = draw.choice(
+                (b"IDAT", b"PLTE", b"tRNS", b"IEND", b"eXIf", b"tEXt", b"iCCP", b"acTL", b"zzZz")
+            )
+        case 2 if len(content) > 1:
+            cut = draw.randrange(len(content))
+            chunks[place : place + 1] = [[name, content[:cut]], [name, content[cut:]]]
+        case 3:
+            chunks.insert(draw.randrange(len(chunks)), list(chunks[place]))
+        case 4:
+            del chunks[place]
+        case 5 | 6 if name == b"IDAT":
+            chunks[place][1] = deflated_anew(content, draw)
+        case _ if content:
+            changed = bytearray(content)
+            spot = draw.randrange(len(changed))
+            changed[spot] = draw.choice((0, 1, 2, 3, 4, 5, 8, 16, 127, 255, changed[spot] ^ 1 << draw.randrange(8)))
+            chunks[place][1] = bytes(changed)
+    out = bytearray(data[:8])
+    for number, (name, content) in enumerate(chunks):
+        total = zlib.crc32(name + content) ^ (draw.random() < 0.03)
+        size = length if length is not None and number == place else len(content)
+        out += struct.pack(">I", size) + name + content + struct.pack(">I", total)
+    return out
+
+
+def deflated_anew(stream, draw):
+    """Other bytes in a stream: fewer, more, other filters; or another way to deflate the same."""
+    try:
+        rows = bytearray(zlib.decompressobj().decompress(stream, 1 << 16))
+    except zlib.error:
+        return stream
+    if rows:
+        match draw.randrange(4):
+            case 0:
+                rows[draw.randrange(len(rows))] = draw.choice((0, 1, 2, 3, 4, 5, 255))
+            case 1:
+                del rows[draw.randrange(len(rows)) :]
+            case 2:
+                rows += bytes(draw.choice((1, 100, 70000)))
+    how = draw.choice((zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE))
+    packer = zlib.compressobj(draw.randrange(10), zlib.DEFLATED, draw.randrange(9, 16), draw.randrange(1, 10), how)
+    return packer.compress(bytes(rows)) + packer.flush()
+
+
+def header_fields(data, draw):
+    """Change a number in the first bytes of a BMP or PPM."""
+    at = draw.choice((2, 10, 14, 18, 22, 26, 28, 30, 34, 46, 50))
+    if data[:2] == b"BM" and len(data) > 54:
+        width = draw.choice((2, 4))
+        value = int.from_bytes(data[at : at + width], "little")
+        data[at : at + width] = (near(value, draw) % 2 ** (8 * width)).to_bytes(width, "little")
+    elif len(data) > 8:
+        spot = draw.randrange(min(16, len(data)))
+        data[spot : spot + 1] = draw.choice((b"", b" ", b"\n", b"#", b"9", b"0", b"-", b"P", b"255"))
     return data

@@ -1,6 +1,6 @@
 """Mutated files of every kind are read correctly or refused: only DataError, no crash, no hang, bounded memory.
 
-python tests/loaders/test_fuzz.py KIND FIRST LAST [SEED]        cases FIRST to LAST - 1 of jpeg, tar, idx or beton
+python tests/loaders/test_fuzz.py KIND FIRST LAST [SEED]        cases FIRST to LAST - 1 of a KIND of COUNTS
 
 Each case is determined by its kind, number and seed. Cases run in a separate process with a memory limit and an alarm
 for each case; the file of a failed case is kept.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-COUNTS = {"jpeg": 2000, "tar": 1000, "idx": 1000, "beton": 1000}
+COUNTS = {"jpeg": 2000, "picture": 3000, "tar": 1000, "idx": 1000, "beton": 1000}
 SECONDS = 20  # for one case; the slowest takes a few hundredths
 MEMORY = 256 << 20  # limit of a case's memory, in addition to the process's memory at its start
 

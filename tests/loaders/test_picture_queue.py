@@ -18,7 +18,7 @@ from fastimg.loaders.decoders.picture_queue import PictureQueue
 from fastimg.loaders.runtime import compiled
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .png_files import KINDS, SIGNATURE, chunk, filtered, png
+from .picture_files import KINDS, SIGNATURE, bmp, chunk, filtered, png, ppm
 
 ALL = CenterCrop(size=16, resize=16)
 
@@ -120,26 +120,6 @@ def test_photographs_by_pillow(folder):
     dataset = folder(files)
     for channels in (3, 1):
         assert assert_as_pillow(ImageDecoder(RandomResizedCrop(size=64), channels=channels), dataset) == ([], 0)
-
-
-def bmp(rng, width, height, bits=24, header=40, down=False, colours=0, gap=0, gray=False):
-    """A BMP with random pixels."""
-    pitch = (width * bits + 31) // 32 * 4
-    count = (colours or 256) if bits == 8 else 0
-    palette = rng.integers(0, 256, (count, 4), np.uint8)
-    if gray:
-        palette[:] = np.arange(count, dtype=np.uint8)[:, None]
-    begin = 14 + header + palette.size + gap
-    rows = rng.integers(0, count or 256, (height, pitch), np.uint8)
-    start = struct.pack("<2sIHHI", b"BM", begin + rows.size, 0, 0, begin)
-    about = struct.pack("<IiiHHIIiiII", header, width, -height if down else height, 1, bits, 0, 0, 0, 0, colours, 0)
-    return start + about + bytes(header - 40) + palette.tobytes() + bytes(gap) + rows.tobytes()
-
-
-def ppm(rng, width, height, gray=False, head=None):
-    """A PPM or PGM with random pixels."""
-    pixels = rng.integers(0, 256, (height, width, 1 if gray else 3), np.uint8).tobytes()
-    return (head or b"P%d\n%d %d\n255\n" % (5 if gray else 6, width, height)) + pixels
 
 
 def test_bmp_and_ppm(folder):

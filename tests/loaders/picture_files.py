@@ -1,4 +1,4 @@
-"""PNG files of every kind, with filters and chunks at choice (PNG, 3rd edition)."""
+"""PNG files of every kind, with filters and chunks at choice (PNG, 3rd edition); BMP and PPM."""
 
 import itertools
 import struct
@@ -71,3 +71,23 @@ def png(
     cuts = np.linspace(0, len(stream), parts + 1).astype(int)
     pixels = [chunk(b"IDAT", stream[a:b]) for a, b in itertools.pairwise(cuts)]
     return b"".join([SIGNATURE, chunk(b"IHDR", header), *before, *extra, *pixels, *behind, chunk(b"IEND", b"")])
+
+
+def bmp(rng, width, height, bits=24, header=40, down=False, colours=0, gap=0, gray=False):
+    """A BMP with random pixels."""
+    pitch = (width * bits + 31) // 32 * 4
+    count = (colours or 256) if bits == 8 else 0
+    palette = rng.integers(0, 256, (count, 4), np.uint8)
+    if gray:
+        palette[:] = np.arange(count, dtype=np.uint8)[:, None]
+    begin = 14 + header + palette.size + gap
+    rows = rng.integers(0, count or 256, (height, pitch), np.uint8)
+    start = struct.pack("<2sIHHI", b"BM", begin + rows.size, 0, 0, begin)
+    about = struct.pack("<IiiHHIIiiII", header, width, -height if down else height, 1, bits, 0, 0, 0, 0, colours, 0)
+    return start + about + bytes(header - 40) + palette.tobytes() + bytes(gap) + rows.tobytes()
+
+
+def ppm(rng, width, height, gray=False, head=None):
+    """A PPM or PGM with random pixels."""
+    pixels = rng.integers(0, 256, (height, width, 1 if gray else 3), np.uint8).tobytes()
+    return (head or b"P%d\n%d %d\n255\n" % (5 if gray else 6, width, height)) + pixels
