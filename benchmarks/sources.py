@@ -4,6 +4,7 @@
     python benchmarks/sources.py --content screenshots
     python benchmarks/sources.py --content diagrams
     python benchmarks/sources.py --content sprites
+    python benchmarks/sources.py --data FOLDER --groups        # PNGs as they are, and with their rows in groups
 
 The same pixels are encoded in every format, and the same random crops of 224 pixels are cut from each: milliseconds of
 one thread's processor time for a crop of a file, and images per second of the whole loader with two threads, with
@@ -37,6 +38,7 @@ from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, Ra
 from fastimg.loaders.decode import Pixels, decode, read_header
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.pictures.grouped_png import group_rows
 from fastimg.loaders.runtime.scratch import Scratch
 
 WORDS = ("open", "save", "edit", "view", "224", "3.14", "total", "error", "loading", "user", "cancel", "2026", "value")
@@ -144,16 +146,18 @@ def written(encoded: dict[str, list[bytes]], folder: Path) -> dict[str, list[str
     return names
 
 
-def crop_costs(names: dict[str, list[str]], folder: Path, size: int, repeats: int) -> dict[str, measure.Spread]:
+def crop_costs(
+    names: dict[str, list[str]], folder: Path, crop: RandomResizedCrop, repeats: int
+) -> dict[str, measure.Spread]:
     """Milliseconds of one thread's processor time for a crop of a file, with reading it, by format, interleaved."""
-    decoder = ImageDecoder(RandomResizedCrop(size=size))
+    decoder = ImageDecoder(crop)
     scratch = Scratch()
 
     def timed(files: list[str]) -> Callable[[], float]:
         epochs = iter(range(1 + repeats))
         dataset = FilesDataset(folder, files)
         ids = np.arange(len(files), dtype=np.int64)
-        rows = {"inputs": np.zeros((len(files), size, size, 3), np.uint8)}
+        rows = {"inputs": np.zeros((len(files), *decoder.fields[0].shape), np.uint8)}
 
         def run() -> float:
             draws = decoder.draw(0, next(epochs), ids)
@@ -190,6 +194,57 @@ def loader_rates(
     return measure.interleaved({name: timed(loader) for name, loader in loaders.items()}, repeats)
 
 
+def group_contents(data: Path) -> dict[str, list[bytes]]:
+    """PNGs by what they show: photographs, mosaics of eight, screenshots, and gray scans of 16 bits."""
+    photographs = [decode((data / name).read_bytes()) for name in list_images(data)[:16]]
+    mosaics = []
+    for pixels in photographs[:4]:
+        row = np.concatenate([pixels, pixels[:, ::-1]] * 2, axis=1)
+        mosaics.append(np.concatenate([row, row[::-1]]))
+    scans = []
+    for number, pixels in enumerate(photographs[:4]):
+        large = np.asarray(Image.fromarray(pixels[..., 1]).resize((1500, 1200), Image.Resampling.BICUBIC))
+        noise = np.random.default_rng(number).integers(0, 64, large.shape)
+        scans.append((large.astype(np.uint32) * 200 + noise).astype(np.uint16))
+    screenshots = [screenshot(seed) for seed in range(8)]
+    shown = {"photographs": photographs, "mosaics": mosaics, "screenshots": screenshots, "scans of 16 bits": scans}
+    return {name: [pillow(pixels, "PNG") for pixels in images] for name, images in shown.items()}
+
+
+def measure_groups(args: argparse.Namespace) -> None:
+    """What groups of rows give: milliseconds for a crop of PNGs with and without them, by content and crop."""
+    crops = {"random": RandomResizedCrop(size=160), "small": RandomResizedCrop(size=160, scale=(0.02, 0.1))}
+    rows = []
+    for name, images in group_contents(args.data).items():
+        began = time.thread_time()
+        made = [group_rows(data) for data in images]
+        encoding = 1e3 * (time.thread_time() - began) / len(images)
+        row: dict[str, object] = {
+            "content": name,
+            "images": len(images),
+            "bytes_per_image": round(sum(map(len, images)) / len(images)),
+            "bytes_over_before": round(sum(len(each.png) for each in made) / sum(map(len, images)), 4),
+            "rewritten": sum(each.kept is None for each in made),
+            "encode_milliseconds": round(encoding, 1),
+        }
+        with tempfile.TemporaryDirectory(prefix="fastimg-sources-") as folder:
+            files = {"before": images, "groups": [each.png for each in made]}
+            names = {}
+            for kind, encoded in files.items():
+                names[kind] = [f"{kind}-{i:03}.png" for i in range(len(encoded))]
+                for path, data in zip(names[kind], encoded, strict=True):
+                    (Path(folder) / path).write_bytes(data)
+            for label, crop in crops.items():
+                costs = crop_costs(names, Path(folder), crop, args.repeats)
+                for kind, cost in costs.items():
+                    row |= cost.fields(f"{label}_{kind}_milliseconds")
+        measure.append(
+            args.out, {"benchmark": "sources", "part": "groups", **row, "environment": measure.environment()}
+        )
+        rows.append({key: value for key, value in row.items() if not key.endswith(("_low", "_high"))})
+    measure.show(Console(width=200), "PNGs as they are, and in groups of rows", rows)
+
+
 def main() -> None:
     """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -199,8 +254,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--groups", action="store_true", help="instead: PNGs with their rows in groups")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "sources.jsonl")
     args = parser.parse_args()
+    if args.groups:
+        if args.data is None:
+            parser.error("--groups needs --data")
+        measure_groups(args)
+        return
     count, epoch = CONTENTS[args.content]
     count = args.images or count
     if args.content == "photographs":
@@ -219,7 +280,7 @@ def main() -> None:
         encoding[name] = 1e3 * (time.thread_time() - began) / len(originals)
     with tempfile.TemporaryDirectory(prefix="fastimg-sources-") as folder:
         names = written(encoded, Path(folder))
-        costs = crop_costs(names, Path(folder), args.size, args.repeats)
+        costs = crop_costs(names, Path(folder), RandomResizedCrop(size=args.size), args.repeats)
         rates = loader_rates(names, Path(folder), args.size, args.repeats, args.workers, epoch)
     environment = measure.environment()
     rows = []

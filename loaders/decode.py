@@ -29,7 +29,7 @@ from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE,
 from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.plain_header import Glance, plain_glance
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, may_splice, splice
-from fastimg.loaders.pictures.damaged_png import first_rows
+from fastimg.loaders.pictures.damaged_png import whole_rows
 from fastimg.loaders.runtime.compiled import may_call
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -116,7 +116,7 @@ def decode_box(
     """Upright pixels that hold `box` (x, y, width, height, upright), and where `box` lies in them.
 
     The pixels in it are those of the whole image. Of a tiled JPEG only the tiles that the box touches are decoded, and
-    of a PNG that is damaged further down the rows to the box's last one.
+    of a PNG that is damaged elsewhere the rows that the box needs.
     """
     if header.turbo and header.restarts and (box[2], box[3]) != header.size and may_splice():
         cut = _cut(data, header, box, scratch, channels)
@@ -125,10 +125,10 @@ def decode_box(
     try:
         return decode(data, header, scratch, channels), box
     except ImageError:
-        rows = _whole_rows(data, header, box, channels)
-        if rows is None:
+        found = _whole_rows(data, header, box, channels)
+        if found is None:
             raise
-        return rows, box
+        return found
 
 
 def decode_boxes(
@@ -159,16 +159,17 @@ def decode_boxes(
             yield cut, (box[0] - left, box[1] - top, box[2], box[3])
 
 
-def _whole_rows(data: bytes | memoryview, header: Header, box: Box, channels: int) -> Pixels | None:
-    """Of a damaged PNG, the rows down to the last one of `box`; None if these are damaged, too."""
-    bottom = box[1] + box[3]
-    if header.format != "png" or header.orientation != 1 or bottom >= header.height:
+def _whole_rows(data: bytes | memoryview, header: Header, box: Box, channels: int) -> tuple[Pixels, Box] | None:
+    """Of a damaged PNG, rows that hold `box`, and where it lies in them; None if these are damaged, too."""
+    x, y, width, height = box
+    if header.format != "png" or header.orientation != 1 or height == header.height:
         return None
-    rows = first_rows(data, bottom)
+    rows = whole_rows(data, y, y + height)
     if rows is None:
         return None
     with suppress(ImageError):
-        return _pillow(rows, replace(header, height=bottom), channels)
+        pixels = _pillow(rows.png, replace(header, height=y + height - rows.first), channels)
+        return pixels, (x, y - rows.first, width, height)
     return None
 
 

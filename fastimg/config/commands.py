@@ -112,7 +112,7 @@ class Convert:  # more than 12 fields: a flag each
     refused otherwise."""
     tile: str = "auto"
     """Rewrite JPEGs losslessly with tiles that can be decoded independently, which makes training crops cheaper: auto
-    (32 pixels wide), a width in pixels, or off."""
+    (32 pixels wide), a width in pixels, or off. PNGs get groups of 64 rows, unless off."""
     max_size: Annotated[int | None, arg(aliases=("--max-resolution",))] = None
     """Shrink images whose longer side exceeds this many pixels (antialiased), and store them as JPEGs."""
     quality: int | None = None

@@ -1,8 +1,9 @@
 """Prepares images for storage in a shard, on threads that run a bounded distance ahead of the writer.
 
 A JPEG is tiled without loss. Tiling walks all of its entropy-coded data, so a file that libjpeg could not decode is not
-rewritten (tests/loaders/jpeg/test_tiles_fuzz.py); everything that is not tiled is decoded once as a check. Images are
-re-encoded or recompressed only on request, or, for a .beton, to apply an EXIF orientation.
+rewritten (tests/loaders/jpeg/test_tiles_fuzz.py); everything that is not tiled is decoded once as a check. A PNG gets
+its rows in groups, without loss, too, and what is written is read again. Images are re-encoded or recompressed only on
+request, or, for a .beton, to apply an EXIF orientation.
 """
 
 import hashlib
@@ -33,6 +34,7 @@ from fastimg.loaders.folders.formats import image_extensions
 from fastimg.loaders.jpeg.rewriting.markers import Reason
 from fastimg.loaders.jpeg.rewriting.orient import upright_jpeg
 from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.pictures.grouped_png import Kept, group_rows
 from fastimg.loaders.runtime.in_order import in_order
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -178,6 +180,15 @@ class Prepare:
             if pixels is not None or tiled.kept in _WALKED:
                 return Prepared(data, extension, size, outcome, *original[2:])
         decode(data, header, self._scratch())
+        if treatment.tile_px is not None and header.format == "png" and treatment.container == "tar":
+            grouped = group_rows(data)
+            if grouped.kept == Kept.GROUPED:
+                outcome = _outcome(TILED, "png, already")
+            elif grouped.kept is None:
+                outcome = _outcome(TILED, "png, in groups of rows")
+            elif grouped.kept != Kept.SMALL:
+                outcome = _outcome(KEPT, f"png, {grouped.kept}")
+            data = grouped.png
         return Prepared(data, extension, size, outcome, *original[2:])
 
     def _recompressed(self, original: Original, data: bytes, header: Header) -> Prepared:

@@ -210,7 +210,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     ]
     if report.content == "images":
         rows += [
-            ("tiled", f"{plural(report.tiled, 'JPEG')}, without loss{reasons[TILED]}"),
+            ("tiled", f"{plural(report.tiled, 'image')}, without loss{reasons[TILED]}"),
             ("re-encoded", f"{report.reencoded:,}{reasons[REENCODED]}"),
         ]
     if report.recompression is not None:

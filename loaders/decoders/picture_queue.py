@@ -150,8 +150,8 @@ def _decode(
         deflated = picture.format == DEFLATED
         rows = 0
         if deflated:
-            bottom = job.y + job.height  # further than what is shown: the whole box is decoded, or refused, everywhere
-            rows = size_of_rows(picture, bottom)
+            top, bottom = job.y, job.y + job.height  # all of the box, so that everywhere the same crops are refused
+            rows = size_of_rows(picture, top, bottom)
         stored = as_stored(picture, channels)
         pixels = rows if stored else rows + (bottom - top) * wide * channels
         needed = pixels

@@ -9,6 +9,7 @@ from typing import Any
 from fastimg.loaders.runtime.compiled import compiled, int64
 
 from .checksums import crc32
+from .damaged_png import GROUPS
 from .record import DEFLATED, GRAY, GRAY_ALPHA, PALETTE, RGB, RGB_ALPHA
 
 _MOST = 1 << 21  # bytes of chunks before the pixels
@@ -21,6 +22,7 @@ def _name(letters: bytes) -> int:
 _IHDR, _PLTE, _IDAT, _IEND, _TRNS = (_name(name) for name in (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS"))
 _GAMA, _CHRM, _SRGB, _PHYS, _ICCP = (_name(name) for name in (b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"iCCP"))
 _TEXT, _TIME, _BKGD, _SBIT, _HIST = (_name(name) for name in (b"tEXt", b"tIME", b"bKGD", b"sBIT", b"hIST"))
+_GROUPS = _name(GROUPS)
 _START = (0x89504E47, 0x0D0A1A0A)
 
 
@@ -52,7 +54,7 @@ def parse_png(data: Any, pngs: Any) -> bool:
     png.step = max(1, samples * png.depth // 8)
     png.length = (png.width * samples * png.depth + 7) // 8
     png.palette, png.colours, png.profile, png.profile_bytes = 0, 0, 0, 0
-    png.parts, png.nbytes = 0, 0
+    png.parts, png.nbytes, png.group = 0, 0, 0
     at = 33
     while True:
         if at + 12 > size or at > _MOST:
@@ -84,6 +86,8 @@ def parse_png(data: Any, pngs: Any) -> bool:
         if at + 12 > size:
             return False
         length, name = word(data, at), word(data, at + 4)
+    if png.group and png.parts != (png.height + png.group - 1) // png.group:
+        png.group = 0
     return bool(length == 0 and png.nbytes > 6)
 
 
@@ -133,6 +137,9 @@ def _is_usual(data: Any, at: int, length: int, name: int, png: Any) -> bool:
     if name == _TEXT:
         first = data[at + 8] if length else 0
         return (65 <= first <= 90 and first != 82 and first != 88) or first == 100  # A to Z but R and X; d as in date
+    if name == _GROUPS and not png.group and length == 4:
+        png.group = word(data, at + 8)
+        return bool(png.group > 0)
     if name == _GAMA:
         return length == 4
     if name == _CHRM:

@@ -6,7 +6,7 @@ from fastimg.loaders.jpeg.decoding.memory import byte_at, copy_bytes
 from fastimg.loaders.runtime.compiled import compiled, int64
 
 from .checksums import adler32, crc32
-from .filters import undo_filters
+from .filters import SUB, undo_filters
 from .inflate import DAMAGED as DAMAGED
 from .inflate import SLACK, inflate
 
@@ -17,14 +17,20 @@ _CHECKSUM = 4  # bytes behind a stream
 
 
 @compiled
-def size_of_rows(png: Any, bottom: int) -> int:
-    """The bytes of scratch that rows [0, bottom) take; 0 if the file cannot hold them."""
-    nbytes = (png.length + 1) * bottom
+def size_of_rows(png: Any, top: int, bottom: int) -> int:
+    """The bytes of scratch that decoding rows [top, bottom) takes; 0 if the file cannot hold them."""
+    nbytes = (png.length + 1) * (bottom - _first_row(png, top))
     if nbytes > png.nbytes * _RATIO:
         return 0
     if png.profile_bytes * _RATIO > _PROFILE:
         nbytes = max(nbytes, _PROFILE + 1)
-    return int(nbytes + SLACK + (png.nbytes + _PAD if png.parts > 1 else 0))
+    return int(nbytes + SLACK + (png.nbytes + _PAD if png.parts > 1 and not png.group else 0))
+
+
+@compiled
+def _first_row(png: Any, top: int) -> int:
+    """The first row that has to be decoded for one."""
+    return int(top // png.group * png.group if png.group else 0)
 
 
 @compiled
@@ -40,12 +46,20 @@ def decode_rows(data: int, png: Any, top: int, bottom: int, tables: Any, scratch
         taken, _, _ = inflate(data + png.profile + 2, png.profile_bytes - 2, to, _PROFILE, tables)
         if taken >= _PROFILE:
             return DAMAGED
+    if png.group:
+        first = _first_row(png, top)
+        if not _inflate_groups(data, png, first, bottom, to, tables):
+            return DAMAGED
+        if first and int64(byte_at(to)) > SUB:
+            return DAMAGED
+        if not undo_filters(to, bottom - first, png.length, png.step, top - first):
+            return DAMAGED
+        return int(to + 1 - first * (png.length + 1))
     if png.parts > 1:
         _join(data, png, to)
         source = to
         to += png.nbytes + _PAD
-    first, second = int64(byte_at(source)), int64(byte_at(source + 1))
-    if first & 15 != 8 or first > 0x78 or second & 32 or (first << 8 | second) % 31:
+    if not _begins_stream(source):
         return DAMAGED
     nbytes = (png.length + 1) * bottom
     whole = bottom == png.height
@@ -62,6 +76,42 @@ def decode_rows(data: int, png: Any, top: int, bottom: int, tables: Any, scratch
     if not undo_filters(to, bottom, png.length, png.step, top):
         return DAMAGED
     return int(to + 1)
+
+
+@compiled
+def _begins_stream(at: int) -> bool:
+    first, second = int64(byte_at(at)), int64(byte_at(at + 1))
+    return bool(first & 15 == 8 and first <= 0x78 and not second & 32 and (first << 8 | second) % 31 == 0)
+
+
+@compiled
+def _inflate_groups(data: int, png: Any, first: int, bottom: int, to: int, tables: Any) -> bool:
+    """Inflate rows [first, bottom), which begin with a group, to an address. False if they are damaged."""
+    at, begin = data + png.body, to
+    for group in range(png.parts):
+        length, row = _number(at), group * png.group
+        if row >= bottom:
+            break
+        if row >= first:
+            if crc32(at + 4, length + 4) != _number(at + 8 + length):
+                return False
+            source, nbytes = at + 8, length
+            if group == 0:
+                if length < 2 or not _begins_stream(source):
+                    return False
+                source, nbytes = source + 2, nbytes - 2
+            rows = min(png.group, png.height - row)
+            wanted = (png.length + 1) * min(rows, bottom - row)
+            last = group == png.parts - 1
+            whole = last and row + rows == bottom
+            taken, used, ended = inflate(source, nbytes - _CHECKSUM * last, to, wanted + whole, tables)
+            if taken < wanted or (taken > wanted and row + rows <= bottom) or ended != whole:
+                return False
+            to += wanted
+            if whole and first == 0 and not _is_sum(source + used, adler32(begin, to - begin)):
+                return False
+        at += 12 + length
+    return True
 
 
 @compiled

@@ -29,6 +29,7 @@ PICTURE = np.dtype(
         ("body", np.int64),  # where the first chunk of pixels begins
         ("parts", np.int64),  # chunks of pixels
         ("nbytes", np.int64),  # of pixels, deflated
+        ("group", np.int64),  # rows of a group that each of these chunks is, but perhaps the last; 0 for none
     ]
 )
 

@@ -115,12 +115,15 @@ class Jpegs:
 
 def pictures():
     """Small PNG, BMP and PPM files of every kind."""
+    from fastimg.loaders.pictures.grouped_png import group_rows
+
     rng = np.random.default_rng(0)
     found = []
     for colour, depth in PNG_KINDS:
         for number, (width, height) in enumerate(((37, 29), (9, 40), (120, 3))):
             before = (chunk(b"iCCP", b"name\0\0x"), chunk(b"tEXt", b"Title\0a"), chunk(b"gAMA", bytes(4)))[number:]
             found.append(png(rng, width, height, colour, depth, before=before, parts=1 + number, smooth=number != 1))
+    found += [group_rows(each, 16, 10).png for each in found[::2]]
     for bits in (8, 24, 32):
         found += [bmp(rng, 21, 17, bits), bmp(rng, 18, 30, bits, 124, down=True, colours=5)]
     return [*found, ppm(rng, 21, 17), ppm(rng, 30, 8, gray=True)]

@@ -197,7 +197,7 @@ def png_fields(data, draw):
             length = near(len(content), draw) % 2**32
         case 1:
             chunks[place][0] = draw.choice(
-                (b"IDAT", b"PLTE", b"tRNS", b"IEND", b"eXIf", b"tEXt", b"iCCP", b"acTL", b"zzZz")
+                (b"IDAT", b"PLTE", b"tRNS", b"IEND", b"eXIf", b"tEXt", b"iCCP", b"acTL", b"fgRP")
             )
         case 2 if len(content) > 1:
             cut = draw.randrange(len(content))

@@ -121,3 +121,44 @@ def test_what_is_recompressed_is_read_by_both(value: str, tmp_path: Path) -> Non
         np.testing.assert_array_equal(opencv[:, :, ::-1], expected)
     assert stored == ({"png", "webp"} if value == "lossless" else {"jpg"}) and len(samples) == len(kinds)
     dataset.close()
+
+
+def test_pngs_in_groups_of_rows_are_read_by_all(tmp_path: Path) -> None:
+    y, x = np.mgrid[:300, :200]
+    waves = np.stack([120 + 80 * np.sin(x / 11), y % 256, (x + y) % 256], axis=2).clip(0, 255).astype(np.uint8)
+    photo = Image.fromarray(waves)
+    (tmp_path / "images/a").mkdir(parents=True)
+    kinds = {"many": photo, "few": photo.quantize(40), "gray": photo.convert("L"), "alpha": photo.convert("RGBA")}
+    for name, image in kinds.items():
+        image.save(tmp_path / f"images/a/{name}.png")
+    convert(Convert(src=tmp_path / "images", dst=tmp_path / "D", no_shuffle=True), Console(quiet=True))
+    tar = tmp_path / "D/train-00000.tar"
+
+    @pipeline_def(batch_size=len(kinds), num_threads=1, device_id=None)
+    def images() -> Any:
+        data = fn.readers.webdataset(paths=[str(tar)], index_paths=[str(tar.with_suffix(".idx"))], ext=["png"])
+        return fn.decoders.image(data, device="cpu")
+
+    pipe = images()
+    pipe.build()
+    (read,) = pipe.run()
+    samples = list(webdataset.WebDataset(str(tar), shardshuffle=False).decode("rgb8"))
+    dataset, scratch = open_dataset(tmp_path / "D"), Scratch()
+    for i, sample in enumerate(samples):
+        data = bytes(dataset.read(i, scratch))
+        assert b"fgRP" in data
+        expected = original_png(tmp_path / "images/a", dataset.sample_name(i))
+        np.testing.assert_array_equal(decode(data), expected)
+        np.testing.assert_array_equal(np.array(read[i]), expected)
+        np.testing.assert_array_equal(sample["png"], expected)
+        opencv = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        np.testing.assert_array_equal(opencv[:, :, ::-1], expected)
+    assert len(samples) == len(kinds)
+    dataset.close()
+
+
+def original_png(folder: Path, name: str) -> npt.NDArray[np.uint8]:
+    """The pixels of the file that a sample was, by its name."""
+    (file,) = (each for each in folder.iterdir() if each.stem in name)
+    with Image.open(file) as image:
+        return np.asarray(image.convert("RGB"))

@@ -46,7 +46,7 @@ def test_report(console):
         "600 img/s",
         "5.0 MB in, 6.0 MB out",
         "14 images: 14 the",
-        "1,100 JPEGs",
+        "1,100 images",
         "100 as they were: 90 png, 10 bmp",
     ):
         assert text in shown
