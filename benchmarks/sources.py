@@ -238,9 +238,8 @@ def measure_groups(args: argparse.Namespace) -> None:
                 costs = crop_costs(names, Path(folder), crop, args.repeats)
                 for kind, cost in costs.items():
                     row |= cost.fields(f"{label}_{kind}_milliseconds")
-        measure.append(
-            args.out, {"benchmark": "sources", "part": "groups", **row, "environment": measure.environment()}
-        )
+        about = {"n": args.repeats, "environment": measure.environment()}
+        measure.append(args.out, {"benchmark": "sources", "part": "groups", **row, **about})
         rows.append({key: value for key, value in row.items() if not key.endswith(("_low", "_high"))})
     measure.show(Console(width=200), "PNGs as they are, and in groups of rows", rows)
 

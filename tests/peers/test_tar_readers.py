@@ -11,6 +11,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import pytest
 import webdataset
 from nvidia.dali import fn, pipeline_def
