@@ -1,4 +1,4 @@
-"""Rows of a PNG that is damaged elsewhere: what compiled code decodes of it, without compiled code."""
+"""WholeRows of a PNG that is damaged elsewhere: what compiled code decodes of it, without compiled code."""
 
 import struct
 import zlib
@@ -11,14 +11,14 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _KEPT = (b"PLTE", b"tRNS")
 
 
-class Rows(NamedTuple):
+class WholeRows(NamedTuple):
     """A PNG of some rows of another one, and the first of these."""
 
     png: bytes
     first: int
 
 
-def whole_rows(data: bytes | memoryview, top: int, bottom: int) -> Rows | None:
+def whole_rows(data: bytes | memoryview, top: int, bottom: int) -> WholeRows | None:
     """A PNG with rows [top, bottom) of this one, whose header is known to be right; None if they are damaged, too.
 
     They are whole if all chunks that they take have the right checksums: those down to the last row, or of a PNG in
@@ -51,7 +51,7 @@ def whole_rows(data: bytes | memoryview, top: int, bottom: int) -> Rows | None:
     header = struct.pack(">IIBBBBB", width, bottom - first, depth, kind, 0, 0, 0)
     kept = [chunk(name, before[name]) for name in _KEPT if name in before]
     pixels = chunk(b"IDAT", zlib.compress(rows, 0))
-    return Rows(b"".join((SIGNATURE, chunk(b"IHDR", header), *kept, pixels, chunk(b"IEND", b""))), first)
+    return WholeRows(b"".join((SIGNATURE, chunk(b"IHDR", header), *kept, pixels, chunk(b"IEND", b""))), first)
 
 
 def _parts(view: memoryview) -> tuple[dict[bytes, bytes] | None, list[memoryview | None]]:
