@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import random
 import tarfile
 
 import numpy as np
@@ -139,6 +140,9 @@ class Pictures:
         self.taken = 0
         crops = (CenterCrop(size=9, resize=9), RandomResizedCrop(size=8), CenterCrop(size=21, resize=(23, 21)))
         self.decoders = [ImageDecoder(crop, MAX_PIXELS, channels=c) for crop in crops for c in (1, 3)]
+        for number, seed in enumerate(self.seeds):  # whatever they need is compiled before memory is limited
+            self.check(seed, random.Random(number))
+        self.taken = 0
 
     def make(self, draw):
         return mutated(draw.choice(self.seeds), self.seeds, draw, png_fields)
