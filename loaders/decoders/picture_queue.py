@@ -32,7 +32,7 @@ from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch
 from .resize_queue import JOB, resize_rows
 from .shown import copy_shown, find_shown
 
-_MOST = 1 << 27  # bytes of scratch that an image may take; larger ones are left to Pillow
+_MOST = 1 << 26  # bytes of scratch that an image may take; larger ones are left to Pillow
 _WAITS, _DONE, _OTHER = 0, 1, 2
 
 
