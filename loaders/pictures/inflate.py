@@ -110,10 +110,7 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
                 taken = int64(entry) & 255
                 buffer >>= uint64(taken)
                 count -= taken
-                index = (entry >> uint64(16)) + (
-                    buffer & ((uint64(1) << (entry >> uint64(8) & uint64(15))) - uint64(1))
-                )
-                entry = uint64(literals[index])
+                entry = uint64(literals[_index(entry, buffer)])
                 if not entry & uint64(SPECIAL):
                     out, buffer, count = _emit(entry, out, buffer, count)
                     if count < 0:
@@ -139,10 +136,7 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
                 taken = int64(entry) & 255
                 buffer >>= uint64(taken)
                 count -= taken
-                index = (entry >> uint64(16)) + (
-                    buffer & ((uint64(1) << (entry >> uint64(8) & uint64(15))) - uint64(1))
-                )
-                entry = uint64(distances[index])
+                entry = uint64(distances[_index(entry, buffer)])
                 if entry & uint64(SUBTABLE):
                     return failed
             taken = int64(entry) & 255
@@ -166,6 +160,12 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
 def _ones(bits: Any) -> Any:
     """A number whose low bits are set."""
     return (uint64(1) << bits) - uint64(1)
+
+
+@inlined
+def _index(entry: Any, buffer: Any) -> Any:
+    """Where the next bits are in the subtable of an entry."""
+    return (entry >> uint64(16)) + (buffer & _ones(entry >> uint64(8) & uint64(15)))
 
 
 @inlined
