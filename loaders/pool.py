@@ -250,7 +250,8 @@ class Pool:
                     with compiling_nothing(but_tiled=chunk.job.decoder.scales_tiled):
                         failure = self._try_rows(number, chunk, scratch)
                     self._settle(number, chunk, failure)
-                del chunk  # or a waiting thread would keep the last iteration alive
+                    del failure  # or a waiting thread would keep the consumer's frames alive, which its traceback gets
+                del chunk  # or the last iteration
         except BaseException as error:  # noqa: BLE001 - not caused by a sample: raised in the consumer
             self._die(number, error)
 

@@ -121,8 +121,9 @@ def test_base_exceptions_reach_the_consumer_too(build, numbers, faulty, read):
     loader.close()
 
 
-def test_a_failed_loader_is_not_kept_alive_by_its_error(build, numbers, faulty, read, threads):
-    loader = build(numbers(50), faulty(KeyError("oops"), 31))
+@pytest.mark.parametrize(("samples", "workers"), [(50, 2), (4, 1)])  # 4: the thread that failed has nothing to do next
+def test_a_failed_loader_is_not_kept_alive_by_its_error(samples, workers, build, numbers, faulty, read, threads):
+    loader = build(numbers(samples), faulty(KeyError("oops"), min(31, samples - 1)), workers=workers)
     with contextlib.suppress(WorkerError):
         read(loader)
     gone = weakref.ref(loader)
