@@ -145,17 +145,17 @@ def test_pngs_in_groups_of_rows_are_read_by_all(tmp_path: Path) -> None:
     pipe.build()
     (read,) = pipe.run()
     samples = list(webdataset.WebDataset(str(tar), shardshuffle=False).decode("rgb8"))
-    dataset, scratch = open_dataset(tmp_path / "D"), Scratch()
+    dataset, scratch, grouped = open_dataset(tmp_path / "D"), Scratch(), 0
     for i, sample in enumerate(samples):
         data = bytes(dataset.read(i, scratch))
-        assert b"fgRP" in data
+        grouped += b"fgRP" in data  # but the palette's, perhaps: groups must not cost more than 3 %
         expected = original_png(tmp_path / "images/a", dataset.sample_name(i))
         np.testing.assert_array_equal(decode(data), expected)
         np.testing.assert_array_equal(np.array(read[i]), expected)
         np.testing.assert_array_equal(sample["png"], expected)
         opencv = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         np.testing.assert_array_equal(opencv[:, :, ::-1], expected)
-    assert len(samples) == len(kinds)
+    assert len(samples) == len(kinds) and grouped >= 3
     dataset.close()
 
 
