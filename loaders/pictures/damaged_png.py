@@ -8,6 +8,7 @@ CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 GROUPS = b"fgRP"  # the chunk that says how many rows a group has: see `grouped_png`
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
+_HEADER = 2  # bytes of a stream of zlib before what is deflated
 _KEPT = (b"PLTE", b"tRNS")
 
 
@@ -35,14 +36,13 @@ def whole_rows(data: bytes | memoryview, top: int, bottom: int) -> WholeRows | N
     group = before.pop(GROUPS, None)
     count = 0 if group is None or len(group) != 4 else int.from_bytes(group)
     if not count or len(parts) != -(-height // count):
-        first, rows = 0, _inflated(parts, bottom * length, zlib.decompressobj())
+        first, rows = 0, _inflated(parts, bottom * length, _HEADER)
     else:
         first = top // count * count
         rows = b""
         for number in range(top // count, -(-bottom // count)):
             wanted = (min(bottom, (number + 1) * count) - number * count) * length
-            inflating = zlib.decompressobj(-zlib.MAX_WBITS) if number else zlib.decompressobj()
-            found = _inflated(parts[number : number + 1], wanted, inflating)
+            found = _inflated(parts[number : number + 1], wanted, 0 if number else _HEADER)
             if rows is None or found is None:
                 return None
             rows += found
@@ -76,14 +76,19 @@ def _parts(view: memoryview) -> tuple[dict[bytes, bytes] | None, list[memoryview
     return before, parts
 
 
-def _inflated(parts: list[memoryview | None], wanted: int, inflating: "zlib._Decompress") -> bytes | None:
-    """The first bytes of a stream that is cut into chunks; None if these are damaged."""
+def _inflated(parts: list[memoryview | None], wanted: int, skipped: int) -> bytes | None:
+    """The first bytes of a stream that is cut into chunks, without its header; None if these are damaged.
+
+    The checksum of all rows is not looked at, as it is behind them.
+    """
+    inflating = zlib.decompressobj(-zlib.MAX_WBITS)
     rows = bytearray()
     try:
         for part in parts:
             if len(rows) >= wanted or part is None:
                 break
-            rows += inflating.decompress(part, wanted - len(rows))
+            rows += inflating.decompress(part[skipped:], wanted - len(rows))
+            skipped = max(skipped - len(part), 0)
     except zlib.error:
         return None
     return bytes(rows) if len(rows) == wanted else None

@@ -370,6 +370,17 @@ def test_damage_below_the_crop_is_not_looked_for(folder):
     assert failed == {1} and left < 6 * 8
 
 
+def test_a_stream_that_ends_with_the_crop_has_no_checksum_of_all_rows(folder):
+    rng = np.random.default_rng(10)
+    whole = png(rng, 9, 40, 0, 16, [0] * 40)
+    raw = zlib.decompress(stream_of(whole))
+    ends = [with_stream(whole, zlib.compress(raw[: 19 * rows])[:-1] + b"!") for rows in range(1, 40)]
+    dataset = folder([with_stream(whole, zlib.compress(raw)[:-1] + b"!"), *ends])
+    for epoch in range(4):
+        failures, _ = assert_as_pillow(ImageDecoder(RandomResizedCrop(size=8)), dataset, epoch)
+        assert 0 < len(failures) < 40
+
+
 def test_damage_is_named_without_machine_code_in_the_same_crops(folder, build, monkeypatch):
     rng = np.random.default_rng(6)
     damaged = bytearray(png(rng, 200, 200, smooth=True, parts=9))
