@@ -198,12 +198,7 @@ def _measure(files: Path, shards: Path, task: Task, workers: int, args: argparse
         "shards": partial(our_epoch, loaders[1]),
         "torch": their_epoch,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in epochs}
-    for turn in range(2 + args.repeats):
-        for name, epoch in epochs.items():
-            second = measure.wall_seconds(epoch, torch.device("cpu"))
-            if turn >= 2:
-                seconds[name].append(second)
+    seconds = measure.seconds_in_turn(epochs, args.repeats)
     for loader in loaders:
         loader.close()
     rates = {f"{name}_rate": Spread.of([task.images / one for one in taken]) for name, taken in seconds.items()}

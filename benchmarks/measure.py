@@ -1,9 +1,11 @@
 """Names from `fastimg.system.measurement`, the checkout's root, and the folder for benchmark results."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fastimg.system.measurement import (
     Spread,
@@ -28,6 +30,7 @@ __all__ = [
     "flat",
     "interleaved",
     "seconds",
+    "seconds_in_turn",
     "show",
     "synchronise",
     "wall_seconds",
@@ -47,6 +50,17 @@ def drop_pages(folder: Path) -> None:
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
+
+
+def seconds_in_turn(heads: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds on the CPU that each function takes, called in turn; two rounds before those that count warm up."""
+    taken: dict[str, list[float]] = {head: [] for head in heads}
+    for turn in range(2 + repeats):
+        for head, call in heads.items():
+            second = wall_seconds(call, torch.device("cpu"))
+            if turn >= 2:
+                taken[head].append(second)
+    return taken
 
 
 def append_sections(path: Path, benchmark: str, found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:

@@ -134,12 +134,7 @@ def _measure(path: Path, side: int, size: int, order: str, workers: int, args: a
     for epoch in heads.values():
         assert epoch() == images
 
-    seconds: dict[str, list[float]] = {head: [] for head in heads}
-    for turn in range(2 + args.repeats):
-        for head, epoch in heads.items():
-            second = measure.wall_seconds(epoch, torch.device("cpu"))
-            if turn >= 2:
-                seconds[head].append(second)
+    seconds = measure.seconds_in_turn(heads, args.repeats)
     ours.close()
     rates = {f"{head}_rate": Spread.of([images / second for second in seconds[head]]) for head in heads}
     ratios = [b / a for a, b in zip(seconds["fastimg"], seconds["ffcv"], strict=True)]

@@ -15,10 +15,12 @@ from fastimg.loaders.crop import CropRule, Window, reaches_out
 from fastimg.loaders.jpeg.decoding.columns import size_of_columns, size_of_passes
 from fastimg.loaders.jpeg.decoding.filters import resize_columns
 from fastimg.loaders.jpeg.decoding.memory import bytes_at
-from fastimg.loaders.jpeg.decoding.region import WINDOW, new_region, region_of_pixels
+from fastimg.loaders.jpeg.decoding.region import WINDOW, new_region
 from fastimg.loaders.jpeg.decoding.vectors import transpose
 from fastimg.loaders.runtime.compiled import compiled, may_call
 from fastimg.loaders.runtime.scratch import MOST, Scratch, address_of
+
+from .shown import region_of_job
 
 _MOST = 1 << 22  # bytes: of pixels that are kept until they are resized, and of a box that is resized here
 
@@ -98,15 +100,7 @@ def resize_rows(jobs: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) 
         if job.done:
             continue
         window = out[job.row]
-        region_of_pixels(
-            (job.picture_width, job.picture_height),
-            (job.x, job.y, job.width, job.height),
-            (job.resized_width, job.resized_height),
-            (job.at_x, job.at_y),
-            window,
-            bicubic,
-            regions,
-        )
+        region_of_job(job.picture_width, job.picture_height, job, window, bicubic, regions)
         columns = size_of_columns(regions)
         needed = columns + size_of_passes(regions, window.shape[1])
         if scratch.size < needed:

@@ -9,6 +9,20 @@ from fastimg.loaders.runtime.compiled import compiled, inlined, int64
 
 
 @compiled
+def region_of_job(width: int, height: int, job: Any, out: Any, bicubic: bool, regions: Any) -> None:
+    """Fill `regions[0]` for the window `out` [H, W, C] of a job, in a picture of this size: see `region_of_pixels`."""
+    region_of_pixels(
+        (width, height),
+        (job.x, job.y, job.width, job.height),
+        (job.resized_width, job.resized_height),
+        (job.at_x, job.at_y),
+        out,
+        bicubic,
+        regions,
+    )
+
+
+@compiled
 def find_shown(width: int, height: int, jobs: Any, out: Any, bicubic: bool, regions: Any) -> tuple[int, int, bool]:
     """The rows of a picture [top, bottom) that the window of `jobs[0]`, `out` [H, W, C], depends on.
 
@@ -26,15 +40,7 @@ def find_shown(width: int, height: int, jobs: Any, out: Any, bicubic: bool, regi
         return (job.y, job.y + job.height, True) if _is_mirrored_once(job, wide, tall) else (0, 0, True)
     if not inside:
         return 0, 0, False
-    region_of_pixels(
-        (width, height),
-        (job.x, job.y, job.width, job.height),
-        (job.resized_width, job.resized_height),
-        (job.at_x, job.at_y),
-        out,
-        bicubic,
-        regions,
-    )
+    region_of_job(width, height, job, out, bicubic, regions)
     return region.y, region.y + region.height, False
 
 

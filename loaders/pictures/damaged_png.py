@@ -1,4 +1,4 @@
-"""WholeRows of a PNG that is damaged elsewhere: what compiled code decodes of it, without compiled code."""
+"""Rows of a PNG that is damaged elsewhere: what compiled code decodes of it, without compiled code."""
 
 import struct
 import zlib
@@ -43,7 +43,7 @@ def whole_rows(data: bytes | memoryview, top: int, bottom: int) -> WholeRows | N
         for number in range(top // count, -(-bottom // count)):
             wanted = (min(bottom, (number + 1) * count) - number * count) * length
             found = _inflated(parts[number : number + 1], wanted, 0 if number else _HEADER)
-            if rows is None or found is None:
+            if found is None:
                 return None
             rows += found
     if rows is None or (first and rows[0] > 1):  # a filter that needs the row above

@@ -124,9 +124,7 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
                 count -= taken
                 ended = True
                 break
-            skipped = entry >> uint64(8) & uint64(15)
-            extra = uint64(taken) - skipped
-            length = int64((entry >> uint64(16)) + (buffer >> skipped & _ones(extra)))
+            length = _value(entry, buffer)
             buffer >>= uint64(taken)
             count -= taken
             entry = uint64(distances[buffer & far_mask])
@@ -140,9 +138,7 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
                 if entry & uint64(SUBTABLE):
                     return failed
             taken = int64(entry) & 255
-            skipped = entry >> uint64(8) & uint64(15)
-            extra = uint64(taken) - skipped
-            distance = int64((entry >> uint64(16)) + (buffer >> skipped & _ones(extra)))
+            distance = _value(entry, buffer)
             buffer >>= uint64(taken)
             count -= taken
             if count < 0 or distance > int64(out) - int64(begin):
@@ -160,6 +156,13 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
 def _ones(bits: Any) -> Any:
     """A number whose low bits are set."""
     return (uint64(1) << bits) - uint64(1)
+
+
+@inlined
+def _value(entry: Any, buffer: Any) -> Any:
+    """The length or distance of an entry, with the extra bits behind its code."""
+    code = entry >> uint64(8) & uint64(15)
+    return int64((entry >> uint64(16)) + (buffer >> code & _ones((entry & uint64(255)) - code)))
 
 
 @inlined
