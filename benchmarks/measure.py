@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastimg.system.measurement import (
     Spread,
     append,
@@ -54,6 +52,8 @@ def drop_pages(folder: Path) -> None:
 
 def seconds_in_turn(heads: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Seconds on the CPU that each function takes, called in turn; two rounds before those that count warm up."""
+    import torch  # takes seconds, and not every benchmark needs it
+
     taken: dict[str, list[float]] = {head: [] for head in heads}
     for turn in range(2 + repeats):
         for head, call in heads.items():
