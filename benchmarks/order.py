@@ -116,10 +116,10 @@ def orders(repeats: int) -> list[Record]:
 class Asking(Loader):
     """The native loader, with read-ahead requested by the consumer instead of the loader's threads."""
 
-    def _dispatch(self, pool: Any, job: Any, plan: Any, step: int) -> None:
-        for ids in plan.prefetch_ids(step):
+    def _dispatch(self, pool: Any, job: Any, plan: Any, step: int, slot: Any) -> None:
+        for ids in plan.prefetch_ids(step, plan.rows(step)):
             self.dataset.will_need(ids)
-        super()._dispatch(pool, job, replace(plan, blocks=Nothing()), step)
+        super()._dispatch(pool, job, replace(plan, blocks=Nothing()), step, slot)
 
 
 class Nothing:

@@ -14,6 +14,7 @@ import torch
 
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.derived.block_index import BlockIndex
+from fastimg.loaders.containers.stored_pixels import StoredPixels
 from fastimg.loaders.runtime.scratch import Encoded, Scratch
 from fastimg.loaders.runtime.stopping import Cancelled
 
@@ -78,13 +79,13 @@ class SampleReader:
                 encoded.begin(len(ids))
         return encoded
 
-    def stored_pixels(self, ids: Sequence[int]) -> npt.NDArray[np.void] | None:
-        """Where the pixels of the samples `ids` [k] lie: PIXELS [k] of `stored_pixels`; None if all are encoded.
+    def stored_pixels(self, ids: Sequence[int]) -> StoredPixels | None:
+        """Where the pixels of the samples `ids` [k] lie; None if all are encoded.
 
         Raises DataError if the data has changed.
         """
         find = getattr(self.dataset, "stored_pixels", None)
-        found: npt.NDArray[np.void] | None = None if find is None else find(ids)
+        found: StoredPixels | None = None if find is None else find(ids)
         return found
 
     def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -13,6 +13,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Never, Self
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -216,6 +217,8 @@ class Loader(Epochs):
             slot.view(layout)
         ring.view(layout)
         held = HeldBatches()
+        views = job.decoder.view_fields
+        named = _NAMED.union(views.values())
         try:
             for step in range(min(len(slots), plan.steps)):
                 self._dispatch(pool, job, plan, step, slots[step])
@@ -228,16 +231,14 @@ class Loader(Epochs):
                 self._collect(slot)
                 self.passed(plan, step)
                 self._handed_out += self.config.batch_size
-                views = job.decoder.view_fields
-                elsewhere = _NAMED.union(views.values())
                 batch = Batch(
                     inputs=job.decoder.present(tensors["inputs"], slot.arrays),
                     targets=tensors["targets"],
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],
-                    samples=int(slot.arrays["weight"].sum()),
+                    samples=int(np.count_nonzero(slot.arrays["weight"])),
                     ready=ring.ready,
-                    fields={name: tensor for name, tensor in tensors.items() if name not in elsewhere},
+                    fields={name: tensor for name, tensor in tensors.items() if name not in named},
                     repeats=host(plan.repeats(step)),
                     by_view={name: tensors[field].permute(1, 0, 4, 2, 3) for name, field in views.items()},
                 )
@@ -436,16 +437,17 @@ class Loader(Epochs):
         return SlotLayout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
 
     def _dispatch(self, pool: Pool, job: Job, plan: EpochPlan, step: int, slot: Slot) -> None:
-        ids, weight, decoded = plan.rows(step)
+        ids, weight, decoded = rows = plan.rows(step)
         slot.arrays["ids"][:] = ids
         slot.arrays["targets"][:] = self.dataset.labels[ids]
         slot.arrays["weight"][:] = weight
         slot.failed.clear()
         slot.rerouted.clear()
-        for field in job.decoder.fields:
-            slot.arrays[field.name][decoded:] = field.blank
+        if decoded < len(ids):
+            for name, blank in job.blanks.items():
+                slot.arrays[name][decoded:] = blank
         draws = job.decoder.draw(self.config.seed, plan.crop_epoch, keyed(ids, plan.repeats(step)))[:decoded]
-        pool.fill(slot, job, draws, plan.prefetch_ids(step))
+        pool.fill(slot, job, draws, plan.prefetch_ids(step, rows))
 
 
 def _made_again(kind: type[Loader], given: dict[str, Any], state: dict[str, Any], size: Size | None) -> Loader:

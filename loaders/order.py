@@ -9,6 +9,7 @@ use at any time. With a page cache of one and a half windows, almost everything 
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -213,17 +214,17 @@ class Slices:
     equal: bool = False
     even: bool = False
 
-    @property
+    @cached_property
     def global_batch(self) -> int:
         """Number of samples of a full step over all ranks."""
         return self.batch_size * self.world_size
 
-    @property
+    @cached_property
     def stop(self) -> int:
         """The position after the last that is read, unless a step is left out."""
         return self.n - (self.n - self.start) % self.world_size if self.drop_last == "uneven" else self.n
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Number of batches that are left."""
         left = self.stop - self.start
@@ -248,6 +249,8 @@ class Slices:
         if not self.even and self.drop_last != "uneven":
             first = begin + self.rank * self.batch_size
             positions = np.arange(first, first + self.batch_size, dtype=np.int64)
+            if first + self.batch_size <= end:
+                return positions, np.ones(self.batch_size, np.float32)
             return positions % self.n, (positions < end).astype(np.float32)
         turns = self._turns(self.rank, begin, end)
         real = len(turns)

@@ -201,7 +201,7 @@ class DaliLoader(LoaderAdapter):
     def _read(self, plan: EpochPlan, step: int) -> _Read:
         """Read a batch, and decode the images that DALI must not get. Runs in the reader's thread."""
         rows = plan.rows(step)
-        for ids in plan.prefetch_ids(step):
+        for ids in plan.prefetch_ids(step, rows):
             self.dataset.will_need(ids)
         keys = keyed(rows.ids, plan.repeats(step))
         read = _Read(rows, self._images.draw(self.config.seed, plan.crop_epoch, keys).tolist())

@@ -157,9 +157,9 @@ class _Requests:
         plan = self.plan
         assert plan is not None
         for step in range(plan.steps):
-            for ids in plan.prefetch_ids(step):
-                self._dataset.will_need(ids)
-            ids, _, decoded = plan.rows(step)
+            ids, _, decoded = rows = plan.rows(step)
+            for wanted in plan.prefetch_ids(step, rows):
+                self._dataset.will_need(wanted)
             yield _Request(plan.crop_epoch, self.size, ids, keyed(ids, plan.repeats(step)), decoded)
 
     def __len__(self) -> int:

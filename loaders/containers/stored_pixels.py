@@ -1,6 +1,9 @@
 """Where pixels lie that need no decoding, for compiled code."""
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 
 PIXELS = np.dtype(
     [
@@ -13,3 +16,10 @@ PIXELS = np.dtype(
         ("channels", np.int64),  # of uint8, those of a pixel side by side
     ]
 )
+
+
+class StoredPixels(NamedTuple):
+    """Where the pixels of some samples lie."""
+
+    table: npt.NDArray[np.void]  # PIXELS [n]
+    places: npt.NDArray[np.int64]  # [k], of each sample in the table

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fastimg.loaders.batch import Field, FieldSelection
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.fields import StoredField, no_field
+from fastimg.loaders.containers.stored_pixels import StoredPixels
 from fastimg.loaders.crop import Interpolation, Size, Window, fill_of, shape_of
 from fastimg.loaders.decode import decode_mask, read_header
 from fastimg.loaders.decoder import Decoder, Failure, P, Row, Rows, SampleReader, T, attempt
@@ -191,10 +192,11 @@ class _Sizes(SampleReader):
                 encoded.drop(place)
         return encoded
 
-    def stored_pixels(self, ids: Sequence[int]) -> npt.NDArray[np.void] | None:
+    def stored_pixels(self, ids: Sequence[int]) -> StoredPixels | None:
         found = super().stored_pixels(ids)
         if found is not None:
-            self.of.update(zip(ids, zip(found["width"].tolist(), found["height"].tolist(), strict=True), strict=True))
+            sizes = found.table[["width", "height"]][found.places].tolist()
+            self.of.update(zip(ids, sizes, strict=True))
         return found
 
     def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.crop import CropRule
 from fastimg.loaders.decoder import SampleReader
-from fastimg.loaders.jpeg.decoding.memory import copy_bytes
+from fastimg.loaders.jpeg.decoding.memory import copy_bytes, fetch_line
 from fastimg.loaders.jpeg.decoding.region import new_region
 from fastimg.loaders.jpeg.windows import compiled_rule, is_small, place_window
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, may_call
@@ -28,6 +28,7 @@ from .shown import copy_shown, find_shown
 _ROOM = 1 << 22  # bytes of what is read to be cut; images that need more are left to others
 _ENOUGH = 1 << 20  # bytes that are read before they are resized: the CPU's cache holds them
 _MOST = 64  # images
+_LINES = 16  # of 64 bytes, that are fetched of the next image while one is copied
 
 
 class PixelCuts:
@@ -65,7 +66,7 @@ class PixelCuts:
         begin = 0
         while begin < len(ids):
             begin, count = reader.timed(
-                _read, pixels, numbers, rule, max_pixels, bicubic, begin, room, self._jobs, self._region, filled, out
+                _read, *pixels, numbers, rule, max_pixels, bicubic, begin, room, self._jobs, self._region, filled, out
             )
             jobs = self._jobs[:count]
             if not count:
@@ -85,7 +86,8 @@ def has_compiled_windows(crop: CropRule) -> bool:
 
 @compiled
 def _read(
-    pixels: Any,
+    table: Any,
+    places: Any,
     draws: Any,
     rule: Any,
     max_pixels: int,
@@ -97,9 +99,10 @@ def _read(
     filled: Any,
     out: Any,
 ) -> tuple[int, int]:
-    """Read what the crops of PIXELS [k] show, from the sample `begin` on: into rows of `out`, or for jobs to resize.
+    """Read what the crops of samples [k] show, from the sample `begin` on: into rows of `out`, or for jobs to resize.
 
-    Returns the sample to go on with, and the number of jobs, whose rows count as `filled`, too.
+    They lie where `table`, of PIXELS, says at their `places` [k]. Returns the sample to go on with, and the number of
+    jobs, whose rows count as `filled`, too.
     """
     tall, wide, channels = out.shape[1], out.shape[2], out.shape[3]
     row = tall * wide * channels  # bytes
@@ -107,12 +110,18 @@ def _read(
     memory = int64(room.ctypes.data)
     first, run = 0, 0  # samples that lie side by side: the first, how many, and where they begin
     file, start = -1, 0
-    while number < pixels.shape[0] and count < jobs.shape[0] and used < _ENOUGH:
-        i, job, stored = number, jobs[count], pixels[number]
+    placed, width, height = -1, 0, 0  # the job whose window was placed last, and the size of its image
+    while number < places.size and count < jobs.shape[0] and used < _ENOUGH:
+        i, job, stored = number, jobs[count], table[places[number]]
         number += 1
+        if number < places.size and table[places[number]].address:
+            for line in range(_LINES):
+                fetch_line(table[places[number]].address + 64 * line)
         if stored.width == 0 or stored.channels != channels or stored.width * stored.height > max_pixels:
             continue
-        place_window(stored.width, stored.height, draws[i], rule, jobs[count : count + 1])
+        if draws.shape[1] or count != placed or stored.width != width or stored.height != height:
+            place_window(stored.width, stored.height, draws[i], rule, jobs[count : count + 1])
+            placed, width, height = count, stored.width, stored.height
         if not is_small(jobs[count : count + 1], max_pixels):
             continue
         if _fills_rows(job, stored.pitch, tall, wide, channels):

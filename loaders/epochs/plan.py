@@ -49,7 +49,7 @@ class EpochPlan:
         positions, weight = self.slices.positions(step)
         places = self.order[positions]
         ids = places if self.indices is None else self.indices[places]
-        real = int(weight.sum())
+        real = int(np.count_nonzero(weight))
         if self.slices.even:
             real = max(real, 1)  # of padding alone, where ranks outnumber what is left, one is shown
         return Rows(ids, weight, real if self.padding == "zeros" else len(ids))
@@ -58,11 +58,13 @@ class EpochPlan:
         """How often each sample of batch `step` came before in this epoch [B]; None where none comes again."""
         return None if self.again is None else self.again[self.slices.positions(step)[0]]
 
-    def prefetch_ids(self, step: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Samples to fetch while batch `step` is being filled, most urgent first. Called for each step in turn."""
+    def prefetch_ids(self, step: int, rows: Rows) -> Iterator[npt.NDArray[np.int64]]:
+        """Samples to fetch while batch `step` is being filled, most urgent first. Called for each step in turn.
+
+        `rows` are those of this batch.
+        """
         if self.blocks is None:
-            ids, _, decoded = self.rows(step)
-            yield ids[:decoded]
+            yield rows.ids[: rows.decoded]
             return
         for places in self.blocks.before(step):
             yield places if self.indices is None else self.indices[places]

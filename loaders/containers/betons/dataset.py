@@ -16,7 +16,7 @@ from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.identities import StatedContent
 from fastimg.loaders.containers.readahead import pieces
-from fastimg.loaders.containers.stored_pixels import PIXELS
+from fastimg.loaders.containers.stored_pixels import PIXELS, StoredPixels
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileState, FileWatch
 from fastimg.loaders.errors import DataError, ShardError
@@ -135,24 +135,23 @@ class BetonDataset(WithFields):
         """Whether most images are stored as pixels."""
         return 2 * int(self._raw.sum()) > len(self)
 
-    def stored_pixels(self, ids: Sequence[int]) -> npt.NDArray[np.void] | None:
-        """Where the pixels of raw images lie: PIXELS [k], of width 0 for others; None if there are none.
+    def stored_pixels(self, ids: Sequence[int]) -> StoredPixels | None:
+        """Where the pixels of raw images lie, of width 0 for others; None if there are none.
 
         Raises ShardError if the file has changed.
         """
         if not self._has_raw:
             return None
         self._watch.read_group([0] * len(ids))
-        chosen = np.asarray(ids)
+        chosen = np.asarray(ids, np.int64)
         if self._keeps_pixels:
             with _reading_whole:
                 self._cut += len(ids)
                 if self._in_memory is None and self._cut > len(self):
                     self._in_memory = self._read_whole()
             if self._in_memory is not None:
-                found: npt.NDArray[np.void] = self._in_memory[1][chosen]
-                return found
-        return self._pixels_of(chosen)
+                return StoredPixels(self._in_memory[1], chosen)
+        return StoredPixels(self._pixels_of(chosen), np.arange(len(chosen)))
 
     @cached_property
     def _keeps_pixels(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .vectors import I8, I16, I64, WIDE, cgutils, intrinsic, vector
+from .vectors import I8, I16, I32, I64, WIDE, cgutils, intrinsic, vector
 
 
 def _array_at(readonly: bool) -> Any:
@@ -49,6 +49,7 @@ def _load(kind: ir.IntType, swapped: bool = False) -> Any:
 
 # The number at an address, as uint64.
 byte_at = _load(I8)
+half_at = _load(I32)
 word_at = _load(I64)
 bits_at = _load(I64, swapped=True)  # 64 bits, the first one highest; on little-endian machines, like all of numba's
 
@@ -104,6 +105,21 @@ def copy_bytes(_: Any, source: Any, to: Any, size: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def fetch_line(_: Any, address: Any) -> Any:
+    """Have the processor fetch the 64 bytes around an address, which are needed soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.IntType(32)
+        known = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), kind, kind, kind])
+        fetch = cgutils.get_or_insert_function(builder.module, known, "llvm.prefetch.p0i8")
+        place = builder.inttoptr(arguments[0], I8.as_pointer())
+        builder.call(fetch, [place, kind(0), kind(3), kind(1)])
+        return context.get_dummy_value()
+
+    return types.none(types.intp), generate
 
 
 @intrinsic
