@@ -23,7 +23,7 @@ from fastimg.loaders.pictures.bmp import parse_bmp
 from fastimg.loaders.pictures.huffman import SIZE
 from fastimg.loaders.pictures.pixels import as_stored, fill_row
 from fastimg.loaders.pictures.png import parse_png
-from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, size_of_rows
+from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, decode_two, size_of_rows
 from fastimg.loaders.pictures.ppm import parse_ppm
 from fastimg.loaders.pictures.record import DEFLATED, PICTURE
 from fastimg.loaders.runtime.compiled import compiled, held, int64, may_call
@@ -44,7 +44,7 @@ class PictureQueue:
         self._jobs = np.zeros(MOST, JOB)
         self._status = np.zeros(MOST, np.int64)
         self._region = new_region()
-        self._tables = np.zeros((2, SIZE), np.uint32)
+        self._tables = np.zeros((4, SIZE), np.uint32)
         self._group: Encoded | None = None
 
     def clear(self) -> None:
@@ -136,52 +136,100 @@ def _parse(data: Any, pictures: Any) -> bool:
 def _decode(
     pictures: Any, jobs: Any, status: Any, regions: Any, tables: Any, bicubic: bool, scratch: Any, out: Any
 ) -> int:
-    """Decode what waits. Returns 0 when all is done, otherwise the bytes of scratch that the next one needs."""
-    channels = out.shape[3]
+    """Decode what waits. Returns 0 when all is done, otherwise the bytes of scratch that the next ones need.
+
+    PNGs are inflated in twos.
+    """
     for i in range(jobs.shape[0]):
         if status[i] != _WAITS:
             continue
-        job, picture, window = jobs[i], pictures[i], out[i]
-        top, bottom, kept = find_shown(picture.width, picture.height, jobs[i : i + 1], window, bicubic, regions)
-        if bottom == 0:
+        rows, rest = _size(i, pictures, jobs, regions, bicubic, out)
+        if rest < 0 or rows + rest > _MOST:
             status[i] = _OTHER
             continue
-        left, wide = (job.x, job.width) if kept else (regions[0].x, regions[0].width)  # the columns that are shown
-        deflated = picture.format == DEFLATED
-        rows = 0
-        if deflated:
-            top, bottom = job.y, job.y + job.height  # all of the box, so that everywhere the same crops are refused
-            rows = size_of_rows(picture, top, bottom)
-        stored = as_stored(picture, channels)
-        pixels = rows if stored else rows + (bottom - top) * wide * channels
-        needed = pixels
-        if not kept:
-            needed += size_of_columns(regions) + size_of_passes(regions, window.shape[1])
-        if (deflated and rows == 0) or needed > _MOST:
-            status[i] = _OTHER
-            continue
-        if scratch.size < needed:
-            return int(needed)
-        status[i] = _OTHER
-        if deflated:
-            first, job.pitch = decode_rows(job.address, picture, top, bottom, tables, scratch), picture.length + 1
-            if first == DAMAGED:
-                continue
+        picture, job = pictures[i], jobs[i]
+        following, behind = _following(pictures, status, i), 0
+        if following >= 0:
+            behind, more = _size(following, pictures, jobs, regions, bicubic, out)
+            rest = max(rest, more)
+            if more < 0 or rows + behind + rest > _MOST:
+                following, behind = -1, 0
+        if scratch.size < rows + behind + rest:
+            return int(rows + behind + rest)
+        room = scratch[rows + behind :]
+        if following >= 0:
+            other, png = jobs[following], pictures[following]
+            below, below_2, second = job.y + job.height, other.y + other.height, scratch[rows:]
+            first, first_2 = decode_two(
+                job.address, picture, job.y, below, scratch, other.address, png, other.y, below_2, second, tables
+            )
+            status[following] = _fill(following, pictures, jobs, regions, bicubic, first_2, room, out)
+        elif picture.format == DEFLATED:
+            first = decode_rows(job.address, picture, job.y, job.y + job.height, tables, scratch)
         else:
-            first, job.pitch = job.address + picture.first, picture.pitch
-        if not stored:
-            begin, pitch, palette = int64(scratch.ctypes.data) + rows, wide * channels, job.address + picture.palette
-            whole = True
-            for y in range(top, bottom):
-                to = begin + (y - top) * pitch
-                whole = whole and fill_row(picture, first + y * job.pitch, palette, left, wide, channels, to)
-            if not whole:
-                continue
-            first, job.pitch = begin - top * pitch - left * channels, pitch
-        if kept:
-            copy_shown(first + job.y * job.pitch + job.x * channels, job.pitch, job, window)
-        else:
-            job.address, job.nbytes = first, (bottom - 1) * job.pitch + picture.width * channels
-            resize_rows(jobs[i : i + 1], regions, bicubic, scratch[pixels:], out)
-        status[i] = _DONE
+            first = job.address + picture.first
+        status[i] = _fill(i, pictures, jobs, regions, bicubic, first, room, out)
     return 0
+
+
+@compiled
+def _following(pictures: Any, status: Any, i: int) -> int:
+    """The next picture that waits and can be inflated with picture `i`; -1 if there is none."""
+    if pictures[i].format != DEFLATED or pictures[i].group:
+        return -1
+    for j in range(i + 1, status.size):
+        if status[j] == _WAITS and pictures[j].format == DEFLATED and not pictures[j].group:
+            return j
+    return -1
+
+
+@compiled
+def _size(i: int, pictures: Any, jobs: Any, regions: Any, bicubic: bool, out: Any) -> tuple[int, int]:
+    """The bytes of scratch that the rows of picture `i` take, and those that all further steps take.
+
+    The latter are negative for what is left to others.
+    """
+    picture, job, window = pictures[i], jobs[i], out[i]
+    top, bottom, kept = find_shown(picture.width, picture.height, jobs[i : i + 1], window, bicubic, regions)
+    if bottom == 0:
+        return 0, -1
+    rows = 0
+    if picture.format == DEFLATED:
+        top, bottom = job.y, job.y + job.height  # all of the box, so that everywhere the same crops are refused
+        rows = size_of_rows(picture, top, bottom)
+        if rows == 0:
+            return 0, -1
+    rest = 0
+    if not as_stored(picture, window.shape[2]):
+        rest += (bottom - top) * (job.width if kept else regions[0].width) * window.shape[2]
+    if not kept:
+        rest += size_of_columns(regions) + size_of_passes(regions, window.shape[1])
+    return rows, rest
+
+
+@compiled
+def _fill(i: int, pictures: Any, jobs: Any, regions: Any, bicubic: bool, first: int, room: Any, out: Any) -> int:
+    """Fill row `i` of a batch from a picture whose first row is at the address `first`. Returns its status."""
+    if first == DAMAGED:
+        return _OTHER
+    picture, job, window = pictures[i], jobs[i], out[i]
+    channels = window.shape[2]
+    top, bottom, kept = find_shown(picture.width, picture.height, jobs[i : i + 1], window, bicubic, regions)
+    job.pitch = picture.pitch
+    if picture.format == DEFLATED:
+        top, bottom, job.pitch = job.y, job.y + job.height, picture.length + 1
+    used = 0
+    if not as_stored(picture, channels):
+        left, wide = (job.x, job.width) if kept else (regions[0].x, regions[0].width)  # the columns that are shown
+        begin, pitch, palette = int64(room.ctypes.data), wide * channels, job.address + picture.palette
+        used = (bottom - top) * pitch
+        for y in range(top, bottom):
+            if not fill_row(picture, first + y * job.pitch, palette, left, wide, channels, begin + (y - top) * pitch):
+                return _OTHER
+        first, job.pitch = begin - top * pitch - left * channels, pitch
+    if kept:
+        copy_shown(first + job.y * job.pitch + job.x * channels, job.pitch, job, window)
+    else:
+        job.address, job.nbytes = first, (bottom - 1) * job.pitch + picture.width * channels
+        resize_rows(jobs[i : i + 1], regions, bicubic, room[used:], out)
+    return _DONE

@@ -1,6 +1,6 @@
 """The filters of a PNG's rows, undone in place (PNG, 3rd edition, 9.2).
 
-Rows are undone four at a time, each a pixel behind the one above it, whose result it takes from a register:
+Rows are undone eight or four at a time, each a pixel behind the one above it, whose result it takes from a register:
 
     row 0      x
     row 1    x - 1
@@ -21,16 +21,15 @@ from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 NONE, SUB, UP, AVERAGE, PAETH = range(5)
 
-_ROWS = 4  # undone at once
+_EIGHT, _FOUR = 8, 4  # rows that are undone at once
 _LANES = 4  # of a row: the bytes of a pixel, and what follows them
-_ALL = _ROWS * _LANES
-_PIXELS = ir.VectorType(I8, _ALL)
-_WORDS = ir.VectorType(I32, _ROWS)
+_MOST = _EIGHT * _LANES
 
 
 def _call(builder: Any, name: str, a: Any, b: Any) -> Any:
-    kind = ir.FunctionType(_PIXELS, [_PIXELS, _PIXELS])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{_ALL}i8"), [a, b])
+    pixels = a.type
+    kind = ir.FunctionType(pixels, [pixels, pixels])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{pixels.count}i8"), [a, b])
 
 
 def _load_word(builder: Any, place: Any) -> Any:
@@ -50,47 +49,50 @@ def _paeth(b: Any, left: Any, above: Any, corner: Any) -> Any:
 
 
 def _average(b: Any, left: Any, above: Any) -> Any:
-    wide = ir.VectorType(I16, _ALL)
+    count = left.type.count
+    wide = ir.VectorType(I16, count)
     total = b.add(b.zext(left, wide), b.zext(above, wide))
-    return b.trunc(b.lshr(total, vector(I16, 1, _ALL)), _PIXELS)
+    return b.trunc(b.lshr(total, vector(I16, 1, count)), left.type)
 
 
-@intrinsic
-def _undo_pixels(_: Any, address: Any, above: Any, pitch: Any, step: Any, count: Any, masks: Any) -> Any:
-    """Undo `count` pixels of each of four rows, from `address` on in the first, a pixel earlier in each one below.
+def _undo_pixels(rows: int) -> Any:
+    """A function that undoes pixels of so many rows: its arguments are (address, above, pitch, step, count, masks).
 
-    `above` is the address of the pixel above the first one. Their neighbours at the left are undone already. `masks` is
-    the address of uint8 [5, 16], for each lane: where neighbours at the left, above, and at the corner count, where
+    It undoes `count` pixels of each row, from `address` on in the first, a pixel earlier in each one below. `above` is
+    the address of the pixel above the first one. Their neighbours at the left are undone already. `masks` is the
+    address of uint8 [5, 4 * rows], for each lane: where neighbours at the left, above, and at the corner count, where
     their average does instead, and the bytes of a pixel. Bytes behind a pixel are written as they are.
     """
+    lanes = rows * _LANES
+    pixels_type, words_type = ir.VectorType(I8, lanes), ir.VectorType(I32, rows)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         b = builder
         address, above, pitch, step, count, masks = arguments
         by_left, by_above, by_corner, averaged, used = (
-            b.load(b.inttoptr(b.add(masks, ir.Constant(I64, _ALL * i)), _PIXELS.as_pointer()), align=1)
+            b.load(b.inttoptr(b.add(masks, ir.Constant(I64, lanes * i)), pixels_type.as_pointer()), align=1)
             for i in range(5)
         )
-        averaged = b.icmp_signed("!=", averaged, vector(I8, 0, _ALL))
+        averaged = b.icmp_signed("!=", averaged, vector(I8, 0, lanes))
         behind = b.sub(pitch, step)  # from a pixel to that of the next row
 
         def places(begin: Any) -> list[Any]:
             found = [begin]
-            for _ in range(_ROWS - 1):
+            for _ in range(rows - 1):
                 found.append(b.add(found[-1], behind))
             return found
 
         def pixels(begin: Any) -> Any:
-            words = ir.Constant(_WORDS, ir.Undefined)
+            words = ir.Constant(words_type, ir.Undefined)
             for row, place in enumerate(places(begin)):
                 words = b.insert_element(words, _load_word(b, place), ir.Constant(I32, row))
-            return b.bitcast(words, _PIXELS)
+            return b.bitcast(words, pixels_type)
 
-        def lowered(place: Any, rows: Any) -> Any:
-            """The pixel at an address, and below it the rows but the last."""
-            first = b.insert_element(ir.Constant(_WORDS, ir.Undefined), _load_word(b, place), ir.Constant(I32, 0))
-            words = shuffle(b, first, b.bitcast(rows, _WORDS), [0, *range(_ROWS, 2 * _ROWS - 1)])
-            return b.bitcast(words, _PIXELS)
+        def lowered(place: Any, above: Any) -> Any:
+            """The pixel at an address, and below it these of all rows but the last."""
+            first = b.insert_element(ir.Constant(words_type, ir.Undefined), _load_word(b, place), ir.Constant(I32, 0))
+            words = shuffle(b, first, b.bitcast(above, words_type), [0, *range(rows, 2 * rows - 1)])
+            return b.bitcast(words, pixels_type)
 
         left = pixels(b.sub(address, step))
         corner = lowered(b.sub(above, step), pixels(b.sub(b.sub(address, step), step)))
@@ -99,13 +101,13 @@ def _undo_pixels(_: Any, address: Any, above: Any, pitch: Any, step: Any, count:
         b.cbranch(b.icmp_signed(">", count, ir.Constant(I64, 0)), loop, after)
         b.position_at_end(loop)
         at, i = b.phi(I64), b.phi(I64)
-        lefts, corners, pixel = b.phi(_PIXELS), b.phi(_PIXELS), b.phi(_PIXELS)
+        lefts, corners, pixel = b.phi(pixels_type), b.phi(pixels_type), b.phi(pixels_type)
         next_pixel = pixels(b.add(b.add(address, at), step))  # loaded before bytes beside it are stored
         aboves = lowered(b.add(above, at), lefts)
         guess = _paeth(b, b.and_(lefts, by_left), b.and_(aboves, by_above), b.and_(corners, by_corner))
         guess = b.select(averaged, _average(b, lefts, aboves), guess)
         undone = b.add(pixel, b.and_(guess, used))
-        words = b.bitcast(undone, _WORDS)
+        words = b.bitcast(undone, words_type)
         for row, place in enumerate(places(b.add(address, at))):
             word = b.extract_element(words, ir.Constant(I32, row))
             b.store(word, b.inttoptr(place, I32.as_pointer()), align=1)
@@ -123,7 +125,13 @@ def _undo_pixels(_: Any, address: Any, above: Any, pitch: Any, step: Any, count:
         b.position_at_end(after)
         return context.get_dummy_value()
 
-    return types.none(*[types.int64] * 6), generate
+    def undo(_: Any, address: Any, above: Any, pitch: Any, step: Any, count: Any, masks: Any) -> Any:
+        return types.none(*[types.int64] * 6), generate
+
+    return intrinsic(undo)
+
+
+_undo_eight, _undo_four = _undo_pixels(_EIGHT), _undo_pixels(_FOUR)
 
 
 @compiled
@@ -140,24 +148,28 @@ def undo_filters(address: int, height: int, length: int, step: int, first: int) 
     y = first
     while y > 0 and byte_at(address + y * pitch) > uint64(SUB):
         y -= 1
-    masks = np.zeros(5 * _ALL, np.uint8)
+    masks = np.zeros(5 * _MOST, np.uint8)
     width = length // step
     if y == 0:
         _undo_part(address + 1, 0, length, pitch, step, int64(byte_at(address)), False)
         y = 1
     while y < height:
         row = address + y * pitch + 1
-        if step <= _LANES and width >= 4 * _ROWS and y + _ROWS <= height and _are_serial(row - 1, pitch):
-            for i in range(_ROWS):
+        rows = _EIGHT if width >= 4 * _EIGHT and y + _EIGHT <= height else _FOUR
+        if step <= _LANES and width >= 4 * rows and y + rows <= height and _are_serial(row - 1, pitch, rows):
+            for i in range(rows):
                 kind = int64(byte_at(row + i * pitch - 1))
-                _set_masks(masks, i, kind, step)
-                _undo_part(row + i * pitch, 0, (_ROWS - i) * step, pitch, step, kind, True)
-            begin = row + _ROWS * step
-            _undo_pixels(begin, begin - pitch, pitch, step, width - _ROWS, int64(masks.ctypes.data))
-            for i in range(1, _ROWS):
+                _set_masks(masks, i, rows, kind, step)
+                _undo_part(row + i * pitch, 0, (rows - i) * step, pitch, step, kind, True)
+            begin, known = row + rows * step, int64(masks.ctypes.data)
+            if rows == _EIGHT:
+                _undo_eight(begin, begin - pitch, pitch, step, width - rows, known)
+            else:
+                _undo_four(begin, begin - pitch, pitch, step, width - rows, known)
+            for i in range(1, rows):
                 kind = int64(byte_at(row + i * pitch - 1))
                 _undo_part(row + i * pitch, length - i * step, length, pitch, step, kind, True)
-            y += _ROWS
+            y += rows
         else:
             _undo_part(row, 0, length, pitch, step, int64(byte_at(row - 1)), True)
             y += 1
@@ -165,24 +177,25 @@ def undo_filters(address: int, height: int, length: int, step: int, first: int) 
 
 
 @compiled
-def _are_serial(row: int, pitch: int) -> bool:
-    """Whether one of four rows has a filter that takes pixels one after the other."""
+def _are_serial(row: int, pitch: int, rows: int) -> bool:
+    """Whether one of some rows has a filter that takes pixels one after the other."""
     serial = False
-    for i in range(_ROWS):
+    for i in range(rows):
         kind = int64(byte_at(row + i * pitch))
         serial = serial or kind in (SUB, AVERAGE, PAETH)
     return serial
 
 
 @compiled
-def _set_masks(masks: Any, row: int, kind: int, step: int) -> None:
+def _set_masks(masks: Any, row: int, rows: int, kind: int, step: int) -> None:
+    lanes = _LANES * rows
     for i in range(_LANES):
         lane = _LANES * row + i
         masks[lane] = 0xFF * (kind == SUB or kind >= AVERAGE)
-        masks[_ALL + lane] = 0xFF * (kind >= UP)
-        masks[2 * _ALL + lane] = 0xFF * (kind == PAETH)
-        masks[3 * _ALL + lane] = 0xFF * (kind == AVERAGE)
-        masks[4 * _ALL + lane] = 0xFF * (i < step)
+        masks[lanes + lane] = 0xFF * (kind >= UP)
+        masks[2 * lanes + lane] = 0xFF * (kind == PAETH)
+        masks[3 * lanes + lane] = 0xFF * (kind == AVERAGE)
+        masks[4 * lanes + lane] = 0xFF * (i < step)
 
 
 @compiled

@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from fastimg.loaders.jpeg.decoding.memory import byte_at, copy_bytes, store_byte, store_pair, store_word, word_at
+from fastimg.loaders.jpeg.decoding.memory import (
+    byte_at,
+    copy_bytes,
+    half_at,
+    store_byte,
+    store_pair,
+    store_word,
+    word_at,
+)
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 from .huffman import DISTANCE_BITS, END, LITERAL_BITS, SPECIAL, SUBTABLE, WORK, build
 
 SLACK = 320  # bytes behind what is wanted that may be written: a match and some literals
 DAMAGED = -1
+_GOING, _ENDED, _FAILED = 0, 1, 2  # how a block goes
 
 _ORDER = np.array([16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15], np.int64)
 _LARGE = 1 << 13  # bytes that are still wanted, for which tables are made larger
@@ -26,130 +35,225 @@ def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tupl
     `tables` uint32 [2, SIZE] is scratch. Returns the bytes that are written, DAMAGED if the stream is, the bytes of the
     stream that are read, and whether it has ended.
     """
-    position, end = uint64(source), uint64(source + nbytes)
-    last = uint64(max(source + nbytes - 8, 0))  # up to which 8 bytes can be read
-    out, begin, limit = uint64(to), uint64(to), uint64(to + wanted)
-    buffer, count = uint64(0), 0
-    literals, distances = tables[0], tables[1]
     lengths, work = np.zeros(320, np.uint8), np.empty(WORK, np.int64)
-    final = False
-    failed = (DAMAGED, 0, False)
-    while out < limit and not final:
-        buffer, count, position = _refill(buffer, count, position, last, end)
-        if count < 3:
+    state = uint64(to), uint64(0), 0, uint64(source), uint64(0), uint64(0), _ENDED, False
+    return _finish(state, source, nbytes, to, wanted, tables[0], tables[1], lengths, work)
+
+
+@compiled
+def inflate_two(
+    source: int, nbytes: int, to: int, wanted: int, source_2: int, nbytes_2: int, to_2: int, wanted_2: int, tables: Any
+) -> tuple[tuple[int, int, bool], tuple[int, int, bool]]:
+    """`inflate` of two streams, in turn: while one waits for an entry of its table, the other goes on.
+
+    `tables` uint32 [4, SIZE] is scratch.
+    """
+    lengths, work = np.zeros(320, np.uint8), np.empty(WORK, np.int64)
+    begin, end, limit = uint64(to), uint64(source + nbytes), uint64(to + wanted)
+    begin_2, end_2, limit_2 = uint64(to_2), uint64(source_2 + nbytes_2), uint64(to_2 + wanted_2)
+    last, last_2 = _last_word(source, nbytes), _last_word(source_2, nbytes_2)
+    table, far = uint64(tables[0].ctypes.data), uint64(tables[1].ctypes.data)
+    table_2, far_2 = uint64(tables[2].ctypes.data), uint64(tables[3].ctypes.data)
+    out, buffer, count, position = begin, uint64(0), 0, uint64(source)
+    out_2, buffer_2, count_2, position_2 = begin_2, uint64(0), 0, uint64(source_2)
+    mask, far_mask, status, final = uint64(0), uint64(0), _ENDED, False
+    mask_2, far_mask_2, status_2, final_2 = uint64(0), uint64(0), _ENDED, False
+    while out < limit and out_2 < limit_2:
+        if status == _ENDED and not final:
+            out, buffer, count, position, mask, far_mask, status, final = _begin_block(
+                out, buffer, count, position, last, end, limit, tables[0], tables[1], lengths, work
+            )
+        if status_2 == _ENDED and not final_2:
+            out_2, buffer_2, count_2, position_2, mask_2, far_mask_2, status_2, final_2 = _begin_block(
+                out_2, buffer_2, count_2, position_2, last_2, end_2, limit_2, tables[2], tables[3], lengths, work
+            )
+        while status == _GOING and status_2 == _GOING and out < limit and out_2 < limit_2:
+            out, buffer, count, position, status = _step(
+                out, buffer, count, position, begin, last, end, table, far, mask, far_mask
+            )
+            out_2, buffer_2, count_2, position_2, status_2 = _step(
+                out_2, buffer_2, count_2, position_2, begin_2, last_2, end_2, table_2, far_2, mask_2, far_mask_2
+            )
+        if status == _FAILED or status_2 == _FAILED or (status == _ENDED and final) or (status_2 == _ENDED and final_2):
+            break
+    state = out, buffer, count, position, mask, far_mask, status, final
+    state_2 = out_2, buffer_2, count_2, position_2, mask_2, far_mask_2, status_2, final_2
+    return (
+        _finish(state, source, nbytes, to, wanted, tables[0], tables[1], lengths, work),
+        _finish(state_2, source_2, nbytes_2, to_2, wanted_2, tables[2], tables[3], lengths, work),
+    )
+
+
+@inlined
+def _last_word(source: int, nbytes: int) -> Any:
+    """The last address of a stream at which 8 bytes can be read."""
+    return uint64(max(source + nbytes - 8, 0))
+
+
+@compiled
+def _finish(
+    state: Any,
+    source: int,
+    nbytes: int,
+    to: int,
+    wanted: int,
+    literals: Any,
+    distances: Any,
+    lengths: Any,
+    work: Any,
+) -> tuple[int, int, bool]:
+    """Inflate what is left of a stream: see `inflate`."""
+    out, buffer, count, position, mask, far_mask, status, final = state
+    begin, end, limit, last = uint64(to), uint64(source + nbytes), uint64(to + wanted), _last_word(source, nbytes)
+    table, far_table = uint64(literals.ctypes.data), uint64(distances.ctypes.data)
+    while status != _FAILED:
+        while out < limit and status == _GOING:
+            out, buffer, count, position, status = _step(
+                out, buffer, count, position, begin, last, end, table, far_table, mask, far_mask
+            )
+        if status != _ENDED or final or out >= limit:
+            break
+        out, buffer, count, position, mask, far_mask, status, final = _begin_block(
+            out, buffer, count, position, last, end, limit, literals, distances, lengths, work
+        )
+    if status == _FAILED or count < 0:
+        return DAMAGED, 0, False
+    return int64(out) - to, int64(position) - (count >> 3) - source, final and status == _ENDED
+
+
+@compiled
+def _begin_block(
+    out: Any,
+    buffer: Any,
+    count: int,
+    position: Any,
+    last: Any,
+    end: Any,
+    limit: Any,
+    literals: Any,
+    distances: Any,
+    lengths: Any,
+    work: Any,
+) -> tuple[Any, Any, int, Any, Any, Any, int, bool]:
+    """Begin a block: its tables are made, or its bytes copied if they are not compressed.
+
+    Returns the new state, the masks of the indexes of both tables, how it goes, and whether it is the stream's last.
+    """
+    none = uint64(0)
+    failed = out, buffer, count, position, none, none, _FAILED, False
+    buffer, count, position = _refill(buffer, count, position, last, end)
+    if count < 3:
+        return failed
+    final = bool(buffer & uint64(1))
+    kind = int64(buffer >> uint64(1)) & 3
+    buffer >>= uint64(3)
+    count -= 3
+    if kind == 0:
+        at = int64(position) - (count >> 3)  # of the next whole byte
+        if at + 4 > int64(end):
             return failed
-        final = bool(buffer & uint64(1))
-        kind = int64(buffer >> uint64(1)) & 3
-        buffer >>= uint64(3)
-        count -= 3
-        if kind == 0:
-            at = int64(position) - (count >> 3)  # of the next whole byte
-            if at + 4 > int64(end):
-                return failed
-            size = int64(byte_at(at)) | int64(byte_at(at + 1)) << 8
-            if size ^ 0xFFFF != (int64(byte_at(at + 2)) | int64(byte_at(at + 3)) << 8):
-                return failed
-            at += 4
-            taken = min(size, int64(limit) - int64(out))
-            if at + taken > int64(end):
-                return failed
-            copy_bytes(at, int64(out), taken)
-            out += uint64(taken)
-            position, buffer, count = uint64(at + taken), uint64(0), 0
-            final = final and taken == size
-            continue
-        large = int64(limit) - int64(out) > _LARGE
-        if kind == 1:
-            _fixed(lengths)
-            number, far = 288, 32
-        elif kind == 2:
-            number, far, buffer, count, position = _read_lengths(buffer, count, position, last, end, lengths, distances)
-            if number == 0 or lengths[256] == 0:
-                return failed
-        else:
+        size = int64(byte_at(at)) | int64(byte_at(at + 1)) << 8
+        if size ^ 0xFFFF != (int64(byte_at(at + 2)) | int64(byte_at(at + 3)) << 8):
             return failed
-        far_bits = build(lengths[number:], far, DISTANCE_BITS, False, False, work, distances)
-        bits = build(lengths, number, LITERAL_BITS if large else 10, True, large, work, literals)
-        if bits == 0 or far_bits == 0:
+        at += 4
+        taken = min(size, int64(limit) - int64(out))
+        if at + taken > int64(end):
             return failed
-        mask, far_mask = uint64((1 << bits) - 1), uint64((1 << far_bits) - 1)
-        ended = False
-        while out < limit:
-            if position <= last:
-                buffer |= word_at(position) << uint64(count)
-                position += uint64((63 - count) >> 3)
-                count |= 56
-            else:
-                buffer, count, position = _refill(buffer, count, position, last, end)
-            entry = uint64(literals[buffer & mask])
+        copy_bytes(at, int64(out), taken)
+        return out + uint64(taken), none, 0, uint64(at + taken), none, none, _ENDED, final and taken == size
+    if kind == 1:
+        _fixed(lengths)
+        number, far = 288, 32
+    elif kind == 2:
+        number, far, buffer, count, position = _read_lengths(buffer, count, position, last, end, lengths, distances)
+        if number == 0 or lengths[256] == 0:
+            return failed
+    else:
+        return failed
+    large = int64(limit) - int64(out) > _LARGE
+    far_bits = build(lengths[number:], far, DISTANCE_BITS, False, False, work, distances)
+    bits = build(lengths, number, LITERAL_BITS if large else 10, True, large, work, literals)
+    if bits == 0 or far_bits == 0:
+        return failed
+    return (
+        out,
+        buffer,
+        count,
+        position,
+        uint64((1 << bits) - 1),
+        uint64((1 << far_bits) - 1),
+        _GOING,
+        final,
+    )
+
+
+@inlined
+def _step(
+    out: Any,
+    buffer: Any,
+    count: int,
+    position: Any,
+    begin: Any,
+    last: Any,
+    end: Any,
+    literals: Any,
+    distances: Any,
+    mask: Any,
+    far_mask: Any,
+) -> tuple[Any, Any, int, Any, int]:
+    """Decode some literals of a block, and the match behind them or its end. Returns the new state, and how it goes."""
+    buffer, count, position = _refill(buffer, count, position, last, end)
+    entry = half_at(literals + (buffer & mask) * uint64(4))
+    if not entry & uint64(SPECIAL):
+        out, buffer, count = _emit(entry, out, buffer, count)
+        entry = half_at(literals + (buffer & mask) * uint64(4))
+        if not entry & uint64(SPECIAL):
+            out, buffer, count = _emit(entry, out, buffer, count)
+            entry = half_at(literals + (buffer & mask) * uint64(4))
             if not entry & uint64(SPECIAL):
                 out, buffer, count = _emit(entry, out, buffer, count)
-                entry = uint64(literals[buffer & mask])
+                entry = half_at(literals + (buffer & mask) * uint64(4))
                 if not entry & uint64(SPECIAL):
                     out, buffer, count = _emit(entry, out, buffer, count)
-                    entry = uint64(literals[buffer & mask])
-                    if not entry & uint64(SPECIAL):
-                        out, buffer, count = _emit(entry, out, buffer, count)
-                        entry = uint64(literals[buffer & mask])
-                        if not entry & uint64(SPECIAL):
-                            out, buffer, count = _emit(entry, out, buffer, count)
-                            if count < 0:
-                                return failed
-                            continue
-                if count < 0:
-                    return failed
-                if position <= last:
-                    buffer |= word_at(position) << uint64(count)
-                    position += uint64((63 - count) >> 3)
-                    count |= 56
-                else:
-                    buffer, count, position = _refill(buffer, count, position, last, end)
-            if entry & uint64(SUBTABLE):
-                if entry & uint64(END):
-                    return failed
-                taken = int64(entry) & 255
-                buffer >>= uint64(taken)
-                count -= taken
-                entry = uint64(literals[_index(entry, buffer)])
-                if not entry & uint64(SPECIAL):
-                    out, buffer, count = _emit(entry, out, buffer, count)
-                    if count < 0:
-                        return failed
-                    continue
-            taken = int64(entry) & 255
-            if entry & uint64(END):
-                if entry & uint64(SUBTABLE):
-                    return failed
-                buffer >>= uint64(taken)
-                count -= taken
-                ended = True
-                break
-            length = _value(entry, buffer)
-            buffer >>= uint64(taken)
-            count -= taken
-            entry = uint64(distances[buffer & far_mask])
-            if entry & uint64(SUBTABLE):
-                if entry & uint64(END):
-                    return failed
-                taken = int64(entry) & 255
-                buffer >>= uint64(taken)
-                count -= taken
-                entry = uint64(distances[_index(entry, buffer)])
-                if entry & uint64(SUBTABLE):
-                    return failed
-            taken = int64(entry) & 255
-            distance = _value(entry, buffer)
-            buffer >>= uint64(taken)
-            count -= taken
-            if count < 0 or distance > int64(out) - int64(begin):
-                return failed
-            _copy(out, distance, length)
-            out += uint64(length)
-        if not ended:
-            final = False
+                    return out, buffer, count, position, _GOING if count >= 0 else _FAILED
         if count < 0:
-            return failed
-    return int64(out) - int64(begin), int64(position) - (count >> 3) - source, final
+            return out, buffer, count, position, _FAILED
+        buffer, count, position = _refill(buffer, count, position, last, end)
+    if entry & uint64(SUBTABLE):
+        if entry & uint64(END):
+            return out, buffer, count, position, _FAILED
+        taken = int64(entry) & 255
+        buffer >>= uint64(taken)
+        count -= taken
+        entry = half_at(literals + _index(entry, buffer) * uint64(4))
+        if not entry & uint64(SPECIAL):
+            out, buffer, count = _emit(entry, out, buffer, count)
+            return out, buffer, count, position, _GOING if count >= 0 else _FAILED
+    taken = int64(entry) & 255
+    if entry & uint64(END):
+        failed = entry & uint64(SUBTABLE) or count < taken
+        return out, buffer >> uint64(taken), count - taken, position, _FAILED if failed else _ENDED
+    length = _value(entry, buffer)
+    buffer >>= uint64(taken)
+    count -= taken
+    entry = half_at(distances + (buffer & far_mask) * uint64(4))
+    if entry & uint64(SUBTABLE):
+        if entry & uint64(END):
+            return out, buffer, count, position, _FAILED
+        taken = int64(entry) & 255
+        buffer >>= uint64(taken)
+        count -= taken
+        entry = half_at(distances + _index(entry, buffer) * uint64(4))
+        if entry & uint64(SUBTABLE):
+            return out, buffer, count, position, _FAILED
+    taken = int64(entry) & 255
+    distance = _value(entry, buffer)
+    buffer >>= uint64(taken)
+    count -= taken
+    if count < 0 or distance > int64(out) - int64(begin):
+        return out, buffer, count, position, _FAILED
+    _copy(out, distance, length)
+    return out + uint64(length), buffer, count, position, _GOING
 
 
 @inlined
