@@ -108,7 +108,7 @@ class ImageDecoder(Decoder):
     def cuts_pixels(self, dataset: Dataset) -> bool:
         """See `Decoder`."""
         stores = bool(getattr(dataset, "stores_pixels", False)) and type(self).fill_row is ImageDecoder.fill_row
-        return stores and self._queues and self.channels == 3 and has_compiled_windows(self.crop)
+        return stores and self._queues and has_compiled_windows(self.crop)
 
     @property
     def takes_turns(self) -> bool:

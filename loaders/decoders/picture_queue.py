@@ -21,7 +21,7 @@ from fastimg.loaders.jpeg.decoding.region import new_region
 from fastimg.loaders.jpeg.windows import compiled_rule, is_small, place_window
 from fastimg.loaders.pictures.bmp import parse_bmp
 from fastimg.loaders.pictures.huffman import SIZE
-from fastimg.loaders.pictures.pixels import as_stored, fill_row
+from fastimg.loaders.pictures.pixels import as_stored, fill_rows
 from fastimg.loaders.pictures.png import parse_png
 from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, decode_two, size_of_rows
 from fastimg.loaders.pictures.ppm import parse_ppm
@@ -223,9 +223,8 @@ def _fill(i: int, pictures: Any, jobs: Any, regions: Any, bicubic: bool, first: 
         left, wide = (job.x, job.width) if kept else (regions[0].x, regions[0].width)  # the columns that are shown
         begin, pitch, palette = int64(room.ctypes.data), wide * channels, job.address + picture.palette
         used = (bottom - top) * pitch
-        for y in range(top, bottom):
-            if not fill_row(picture, first + y * job.pitch, palette, left, wide, channels, begin + (y - top) * pitch):
-                return _OTHER
+        if not fill_rows(picture, first, job.pitch, palette, (top, bottom), (left, wide), channels, begin):
+            return _OTHER
         first, job.pitch = begin - top * pitch - left * channels, pitch
     if kept:
         copy_shown(first + job.y * job.pitch + job.x * channels, job.pitch, job, window)

@@ -1,10 +1,11 @@
 """Stored pixels -> the rows of a batch, all that a thread is given in few compiled calls, without the GIL.
 
     PIXELS -> jpeg.windows: the window of the crop -> the rows of the image that it shows, read
+        -> pictures.pixels: gray, where the batch is
         -> the batch: what keeps its size | resize_queue: the window of the resized picture
 
-What keeps its width and its size is read into the batch itself, samples that lie side by side at once. The result
-equals cutting out the box, resizing it and cutting out the window, bit for bit.
+What keeps its width, its size and its channels is read into the batch itself, samples that lie side by side at once.
+The result equals cutting out the box, resizing it and cutting out the window, bit for bit.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.jpeg.decoding.memory import copy_bytes, fetch_line
 from fastimg.loaders.jpeg.decoding.region import new_region
 from fastimg.loaders.jpeg.windows import compiled_rule, is_small, place_window
+from fastimg.loaders.pictures.pixels import fill_rows
+from fastimg.loaders.pictures.record import RGB, new_picture
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, may_call
 from fastimg.loaders.runtime.file_reads import read_up_to
 from fastimg.loaders.runtime.scratch import Scratch
@@ -37,6 +40,8 @@ class PixelCuts:
     def __init__(self) -> None:
         self._jobs = np.zeros(_MOST, JOB)
         self._region = new_region()
+        self._picture = new_picture()
+        self._picture["depth"], self._picture["colour"], self._picture["step"] = 8, RGB, 3
 
     def cut(
         self,
@@ -63,11 +68,10 @@ class PixelCuts:
         room = np.frombuffer(scratch.pixels(_ROOM), np.uint8)
         filled = np.zeros(len(ids), np.bool_)
         bicubic = crop.interpolation == "bicubic"
+        state = self._picture, self._jobs, self._region, filled
         begin = 0
         while begin < len(ids):
-            begin, count = reader.timed(
-                _read, *pixels, numbers, rule, max_pixels, bicubic, begin, room, self._jobs, self._region, filled, out
-            )
+            begin, count = reader.timed(_read, *pixels, numbers, rule, max_pixels, bicubic, begin, room, *state, out)
             jobs = self._jobs[:count]
             if not count:
                 continue
@@ -94,6 +98,7 @@ def _read(
     bicubic: bool,
     begin: int,
     room: Any,
+    pictures: Any,
     jobs: Any,
     regions: Any,
     filled: Any,
@@ -101,8 +106,8 @@ def _read(
 ) -> tuple[int, int]:
     """Read what the crops of samples [k] show, from the sample `begin` on: into rows of `out`, or for jobs to resize.
 
-    They lie where `table`, of PIXELS, says at their `places` [k]. Returns the sample to go on with, and the number of
-    jobs, whose rows count as `filled`, too.
+    They lie where `table`, of PIXELS, says at their `places` [k], and `pictures[0]` says what pixels of three channels
+    are. Returns the sample to go on with, and the number of jobs, whose rows count as `filled`, too.
     """
     tall, wide, channels = out.shape[1], out.shape[2], out.shape[3]
     row = tall * wide * channels  # bytes
@@ -117,14 +122,15 @@ def _read(
         if number < places.size and table[places[number]].address:
             for line in range(_LINES):
                 fetch_line(table[places[number]].address + 64 * line)
-        if stored.width == 0 or stored.channels != channels or stored.width * stored.height > max_pixels:
+        if stored.width == 0 or stored.channels not in (3, channels) or stored.width * stored.height > max_pixels:
             continue
         if draws.shape[1] or count != placed or stored.width != width or stored.height != height:
             place_window(stored.width, stored.height, draws[i], rule, jobs[count : count + 1])
             placed, width, height = count, stored.width, stored.height
         if not is_small(jobs[count : count + 1], max_pixels):
             continue
-        if _fills_rows(job, stored.pitch, tall, wide, channels):
+        same = stored.channels == channels
+        if same and _fills_rows(job, stored.pitch, tall, wide, channels):
             skipped = (job.y + job.at_y) * stored.pitch
             if stored.address:
                 copy_bytes(stored.address + skipped, int64(out[i].ctypes.data), row)
@@ -141,25 +147,32 @@ def _read(
         top, bottom, kept = find_shown(stored.width, stored.height, jobs[count : count + 1], out[i], bicubic, regions)
         if bottom == 0:
             continue
-        nbytes = (bottom - top - 1) * stored.pitch + stored.width * channels
+        left, shown = (job.x, job.width) if kept else (regions[0].x, regions[0].width)  # the columns that are shown
+        made = 0 if same else (bottom - top) * shown * channels  # bytes of other channels
+        nbytes = (bottom - top - 1) * stored.pitch + stored.width * stored.channels
         address, begin_of = stored.address, stored.offset + top * stored.pitch
-        if not address:
-            if used + nbytes > room.size:
-                if used == 0:
-                    continue
-                number = i
-                break
-            if read_up_to(stored.file, memory + used, nbytes, begin_of) != nbytes:
+        if used + made + (0 if address else nbytes) > room.size:
+            if used == 0:
                 continue
-            address = memory + used - top * stored.pitch  # where the image's first row would be
+            number = i
+            break
+        if not address:
+            if read_up_to(stored.file, memory + used + made, nbytes, begin_of) != nbytes:
+                continue
+            address = memory + used + made - top * stored.pitch  # where the image's first row would be
+        pitch = stored.pitch
+        if not same:
+            fill_rows(pictures[0], address, pitch, 0, (top, bottom), (left, shown), channels, memory + used)
+            pitch = shown * channels
+            address = memory + used - top * pitch - left * channels
         filled[i] = True
         if kept:
-            copy_shown(address + job.y * stored.pitch + job.x * channels, stored.pitch, job, out[i])
+            copy_shown(address + job.y * pitch + job.x * channels, pitch, job, out[i])
             continue
-        job.address, job.nbytes, job.pitch = address, top * stored.pitch + nbytes, stored.pitch
+        job.address, job.nbytes, job.pitch = address, (bottom - 1) * pitch + stored.width * channels, pitch
         job.row, job.done = i, 0
         job.picture_width, job.picture_height = stored.width, stored.height
-        used += nbytes
+        used += nbytes if same else made
         count += 1
     if run:
         _read_run(file, start, first, run, filled, out)

@@ -15,6 +15,22 @@ def as_stored(picture: Any, channels: int) -> bool:
 
 
 @compiled
+def fill_rows(
+    picture: Any, first: int, pitch: int, palette: int, rows: Any, columns: Any, channels: int, to: int
+) -> bool:
+    """Write the pixels of `rows` (top, bottom) and `columns` (begin, count) to an address, as `fill_row` does.
+
+    `first` is the address of the first row's samples, and `pitch` the bytes to the next. False if `fill_row` is.
+    """
+    top, bottom = rows
+    begin, count = columns
+    for y in range(top, bottom):
+        if not fill_row(picture, first + y * pitch, palette, begin, count, channels, to + (y - top) * count * channels):
+            return False
+    return True
+
+
+@compiled
 def fill_row(picture: Any, row: int, palette: int, begin: int, count: int, channels: int, to: int) -> bool:
     """Write `count` pixels of a row, from pixel `begin` on, as `channels` bytes each, to an address.
 

@@ -94,8 +94,8 @@ CROPS = (
 def test_rows_are_those_of_before(crop, mixed):
     ids = np.random.default_rng(5).permutation(len(mixed)).tolist()
     for epoch in range(3):
-        assert_as_before(ImageDecoder(crop), mixed, ids, epoch)
-    assert_as_before(ImageDecoder(crop, channels=1), mixed, ids)
+        for channels in (3, 1):
+            assert_as_before(ImageDecoder(crop, channels=channels), mixed, ids, epoch)
     assert_as_before(ImageDecoder(crop, depth=16), mixed, ids[:20])
 
 
@@ -103,12 +103,14 @@ def test_many_that_keep_their_size(alike):
     for crop in (CenterCrop(size=(12, 10), resize=(12, 10)), CenterCrop(size=(8, 10), resize=(12, 10))):
         for ids in (list(range(90)), [3, 4, 5, 9, 10, 2, 2, 3], [7], list(range(89, -1, -1))):
             assert assert_as_before(ImageDecoder(crop), alike, ids) == []
+            assert assert_as_before(ImageDecoder(crop, channels=1), alike, ids) == []
 
 
+@pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("crop", [CenterCrop(size=(12, 10), resize=(12, 10)), RandomResizedCrop(size=9)])
-def test_stored_pixels_need_nothing_else(crop, alike, monkeypatch):
+def test_stored_pixels_need_nothing_else(crop, channels, alike, monkeypatch):
     monkeypatch.setattr(ImageDecoder, "_fill_group", lambda *_: pytest.fail("decoded"))
-    decoder = ImageDecoder(crop)
+    decoder = ImageDecoder(crop, channels=channels)
     assert decoder.cuts_pixels(alike)
     filled(decoder, alike, list(range(90)))
 
@@ -124,7 +126,11 @@ def test_large_crops_are_left_to_others(tmp_path):
     dataset = written(
         tmp_path / "large.beton", [picture(rng, 1200, 1300), picture(rng, 20, 30), picture(rng, 900, 900)]
     )
-    assert_as_before(ImageDecoder(RandomResizedCrop(size=16, scale=(0.9, 1))), dataset, [0, 1, 2, 1])
+    for channels in (3, 1):
+        crop = RandomResizedCrop(size=16, scale=(0.9, 1))
+        assert_as_before(ImageDecoder(crop, channels=channels), dataset, [0, 1, 2, 1])
+        for size in (1200, 1270):  # in gray, what is read and what is made of it need room together
+            assert_as_before(ImageDecoder(CenterCrop(size=16, resize=size), channels=channels), dataset, [1, 0, 2])
 
 
 def test_fields_know_the_sizes(mixed):
@@ -159,6 +165,7 @@ def test_a_small_file_is_kept_in_memory_from_the_second_epoch_on(most, kept, mix
         before = mixed._in_memory
         assert_as_before(ImageDecoder(crop), mixed, ids)
         assert_as_before(ImageDecoder(crop), mixed, ids[::-1])
+        assert_as_before(ImageDecoder(crop, channels=1), mixed, ids)
         assert (mixed._in_memory is not None) == kept
         assert before is None or mixed._in_memory is before
 
