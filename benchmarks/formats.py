@@ -70,6 +70,7 @@ TASKS = {
     "webp-lossless": Task("webp", 256, 160, 1_000, options={"lossless": True}),
     "bmp": Task("bmp", 256, 160, 2_000),
     "ppm": Task("ppm", 256, 160, 2_000),
+    "tiff": Task("tif", 256, 160, 2_000),
     "jpeg": Task("jpg", 256, 160, 2_000, options={"quality": 90}),
 }
 

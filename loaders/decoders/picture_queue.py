@@ -1,6 +1,6 @@
-"""PNG, BMP and PPM files -> the rows of a batch, several in one compiled call, without the GIL.
+"""PNG, BMP, PPM and TIFF files -> the rows of a batch, several in one compiled call, without the GIL.
 
-    pictures.png, bmp, ppm: the header -> jpeg.windows: the window of the crop -> the rows of the image that it shows
+    pictures.png, bmp, ppm, tiff: the header -> jpeg.windows: the window of the crop -> the rows that it shows
         -> of PNG, pictures.png_rows: these are inflated, with all above them, and their filters undone
         -> pictures.pixels: RGB or gray
         -> the batch: what keeps its size | resize_queue: the window of the resized picture
@@ -26,6 +26,7 @@ from fastimg.loaders.pictures.png import parse_png
 from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, decode_two, size_of_rows
 from fastimg.loaders.pictures.ppm import parse_ppm
 from fastimg.loaders.pictures.record import DEFLATED, PICTURE
+from fastimg.loaders.pictures.tiff import parse_tiff
 from fastimg.loaders.runtime.compiled import compiled, held, int64, may_call
 from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch
 
@@ -129,7 +130,9 @@ def _plan(
 
 @compiled
 def _parse(data: Any, pictures: Any) -> bool:
-    return bool(parse_png(data, pictures) or parse_bmp(data, pictures) or parse_ppm(data, pictures))
+    if parse_png(data, pictures) or parse_bmp(data, pictures):
+        return True
+    return bool(parse_ppm(data, pictures) or parse_tiff(data, pictures))
 
 
 @compiled

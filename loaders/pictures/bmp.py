@@ -41,7 +41,7 @@ def parse_bmp(data: Any, pictures: Any) -> bool:
     picture.format, picture.width, picture.height = STORED, width, height
     picture.depth, picture.colour, picture.step = 8, RGB | BGR, bits // 8
     picture.first, picture.pitch = begin, pitch
-    picture.palette, picture.colours, picture.colour_step = 0, 0, 4
+    picture.palette, picture.colours, picture.colour_step, picture.colour_apart = 0, 0, 4, 1
     if upward:
         picture.first, picture.pitch = begin + (height - 1) * pitch, -pitch
     if bits == 8:

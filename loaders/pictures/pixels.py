@@ -41,10 +41,11 @@ def fill_row(picture: Any, row: int, palette: int, begin: int, count: int, chann
     blue_first = bool(picture.colour & BGR)
     kind = picture.colour & ~BGR
     if picture.depth < 8 or kind == PALETTE:
-        colours = view_at(palette, picture.colour_step * picture.colours)
+        apart = picture.colour_apart
+        colours = view_at(palette, picture.colour_step * (picture.colours - 1) + 2 * apart + 1)
         per_byte, mask = 8 // picture.depth, (1 << picture.depth) - 1
         scale = 255 // mask
-        red, blue = (2, 0) if blue_first else (0, 2)
+        red, blue = (2 * apart, 0) if blue_first else (0, 2 * apart)
         for i in range(count):
             place = begin + i
             shift = 8 - picture.depth * (place % per_byte + 1)
@@ -56,7 +57,7 @@ def fill_row(picture: Any, row: int, palette: int, begin: int, count: int, chann
             if level >= picture.colours:
                 return False
             at = picture.colour_step * level
-            _put(out, i, channels, colours[at + red], colours[at + 1], colours[at + blue])
+            _put(out, i, channels, colours[at + red], colours[at + apart], colours[at + blue])
         return True
     row += begin * picture.step
     if as_stored(picture, channels):

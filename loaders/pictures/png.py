@@ -119,7 +119,7 @@ def _is_usual(data: Any, at: int, length: int, name: int, png: Any) -> bool:
     if name == _PLTE:
         if png.colours or length == 0 or length % 3 or length > 768:
             return False
-        png.palette, png.colours, png.colour_step = at + 8, length // 3, 3
+        png.palette, png.colours, png.colour_step, png.colour_apart = at + 8, length // 3, 3, 1
         return True
     if name == _TRNS:
         if png.colour == PALETTE:

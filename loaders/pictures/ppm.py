@@ -42,5 +42,5 @@ def parse_ppm(data: Any, pictures: Any) -> bool:
     picture.colour, picture.step = (RGB, 3) if data[1] == 0x36 else (GRAY, 1)
     picture.format, picture.width, picture.height, picture.depth = STORED, width, height, 8
     picture.first, picture.pitch = at, width * picture.step
-    picture.palette, picture.colours, picture.colour_step = 0, 0, 3
+    picture.palette, picture.colours = 0, 0
     return bool(at + height * picture.pitch <= data.size)

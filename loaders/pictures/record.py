@@ -20,6 +20,7 @@ PICTURE = np.dtype(
         ("palette", np.int64),  # where its colours begin
         ("colours", np.int64),
         ("colour_step", np.int64),  # bytes from a colour to the next
+        ("colour_apart", np.int64),  # bytes from a colour's red to its green, and from that to its blue
         # Of what is stored as it is: where the first row begins, and the bytes to the next, which may come before it.
         ("first", np.int64),
         ("pitch", np.int64),

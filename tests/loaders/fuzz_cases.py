@@ -10,7 +10,7 @@ import numpy as np
 import simplejpeg
 from mutations import beton_fields, idx_fields, jpeg_fields, mutated, near, png_fields, tar_fields
 from picture_files import KINDS as PNG_KINDS
-from picture_files import bmp, chunk, png, ppm
+from picture_files import bmp, chunk, png, ppm, tiff
 from PIL import Image
 
 MAX_PIXELS = 1 << 18
@@ -115,7 +115,7 @@ class Jpegs:
 
 
 def pictures():
-    """Small PNG, BMP and PPM files of every kind."""
+    """Small PNG, BMP, PPM and TIFF files of every kind."""
     from fastimg.loaders.pictures.grouped_png import group_rows
 
     rng = np.random.default_rng(0)
@@ -127,6 +127,8 @@ def pictures():
     found += [group_rows(each, 16, 10).png for each in found[::2]]
     for bits in (8, 24, 32):
         found += [bmp(rng, 21, 17, bits), bmp(rng, 18, 30, bits, 124, down=True, colours=5)]
+    for number, kind in enumerate(("L", "LA", "P", "RGB", "RGBA", "RGBX")):
+        found += [tiff(rng, 21, 17, kind, number % 2 == 0, rows) for rows in (None, 4)]
     return [*found, ppm(rng, 21, 17), ppm(rng, 30, 8, gray=True)]
 
 

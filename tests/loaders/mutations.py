@@ -241,7 +241,9 @@ def deflated_anew(stream, draw):
 
 
 def header_fields(data, draw):
-    """Change a number in the first bytes of a BMP or PPM."""
+    """Change a number in the first bytes of a BMP or PPM, or a tag of a TIFF."""
+    if data[:4] in (b"II*\0", b"MM\0*") and len(data) > 40:
+        return tiff_fields(data, draw)
     at = draw.choice((2, 10, 14, 18, 22, 26, 28, 30, 34, 46, 50))
     if data[:2] == b"BM" and len(data) > 54:
         width = draw.choice((2, 4))
@@ -250,4 +252,35 @@ def header_fields(data, draw):
     elif len(data) > 8:
         spot = draw.randrange(min(16, len(data)))
         data[spot : spot + 1] = draw.choice((b"", b" ", b"\n", b"#", b"9", b"0", b"-", b"P", b"255"))
+    return data
+
+
+def tiff_fields(data, draw):
+    """Change a tag, its type, its number of values, the values, or where they are; or the order of tags."""
+    order = "little" if data[:1] == b"I" else "big"
+    begin = int.from_bytes(data[4:8], order) + 2
+    count = int.from_bytes(data[begin - 2 : begin], order)
+    if not 0 < count < 50 or begin + 12 * count > len(data):
+        return data
+    entry = begin + 12 * draw.randrange(count)
+    tags = (*range(254, 286), 296, 305, 317, 320, 322, 338, 339, 700)
+    match draw.randrange(6):
+        case 0:
+            data[entry : entry + 2] = draw.choice(tags).to_bytes(2, order)
+        case 1:
+            data[entry + 2 : entry + 4] = draw.randrange(14).to_bytes(2, order)
+        case 2:
+            other = begin + 12 * draw.randrange(count)
+            data[entry : entry + 12], data[other : other + 12] = data[other : other + 12], data[entry : entry + 12]
+        case 3:  # a value out of line
+            at = int.from_bytes(data[entry + 8 : entry + 12], order)
+            width = draw.choice((2, 4))
+            at += width * draw.randrange(4)
+            value = int.from_bytes(data[at : at + width], order)
+            if at + width <= len(data):
+                data[at : at + width] = (near(value, draw) % 2 ** (8 * width)).to_bytes(width, order)
+        case _:
+            at, width = draw.choice(((entry + 4, 4), (entry + 8, 2), (entry + 8, 4), (begin - 2, 2), (4, 4)))
+            value = int.from_bytes(data[at : at + width], order)
+            data[at : at + width] = (near(value, draw) % 2 ** (8 * width)).to_bytes(width, order)
     return data

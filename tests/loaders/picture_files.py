@@ -91,3 +91,54 @@ def ppm(rng, width, height, gray=False, head=None):
     """A PPM or PGM with random pixels."""
     pixels = rng.integers(0, 256, (height, width, 1 if gray else 3), np.uint8).tobytes()
     return (head or b"P%d\n%d %d\n255\n" % (5 if gray else 6, width, height)) + pixels
+
+
+def tiff(rng, width, height, kind="RGB", high_first=False, rows=None, gap=0, long=True, tags=None):
+    """A TIFF with random pixels in strips of `rows`, `gap` bytes apart.
+
+    `kind` is L, LA, P, RGB, RGBA or RGBX. `tags` are further ones, (type, values) by number; None leaves one out.
+    """
+    samples = {"L": 1, "LA": 2, "P": 1, "RGB": 3, "RGBA": 4, "RGBX": 4}[kind]
+    photometric = {"L": 1, "P": 3, "R": 2}[kind.replace("LA", "L")[0]]
+    rows = rows or height
+    pixels = rng.integers(0, 256, (height, width * samples), np.uint8)
+    strips = [pixels[y : y + rows].tobytes() for y in range(0, height, rows)]
+    order = ">" if high_first else "<"
+    number = 4 if long else 3
+    entries = {
+        256: (number, [width]),
+        257: (number, [height]),
+        258: (3, [8] * samples),
+        259: (3, [1]),
+        262: (3, [photometric]),
+        273: (number, [0] * len(strips)),
+        277: (3, [samples]),
+        278: (number, [rows]),
+        279: (4, [len(strip) for strip in strips]),
+        282: (5, [(72, 1)]),
+        305: (2, b"fastimg\0"),
+    }
+    if kind == "P":
+        entries[320] = 3, rng.integers(0, 65536, 768).tolist()
+    if samples in (2, 4):
+        entries[338] = 3, [0 if kind == "RGBX" else 2]
+    entries = {tag: entry for tag, entry in sorted((entries | (tags or {})).items()) if entry is not None}
+    behind = 8 + 2 + 12 * len(entries) + 4
+
+    def stored(type_, values):
+        if type_ == 5:
+            return b"".join(struct.pack(f"{order}II", *value) for value in values)
+        return bytes(values) if type_ in (1, 2, 7) else struct.pack(f"{order}{len(values)}{'HI'[type_ == 4]}", *values)
+
+    at = behind + sum(len(stored(*entry)) for entry in entries.values() if len(stored(*entry)) > 4)
+    begins = [at + gap + sum(map(len, strips[:i])) + gap * i for i in range(len(strips))]
+    if 273 in entries and not (tags and 273 in tags):
+        entries[273] = number, begins
+    head, values = struct.pack(f"{order}H", len(entries)), b""
+    for tag, (type_, given) in entries.items():
+        data = stored(type_, given)
+        place = data.ljust(4, b"\0") if len(data) <= 4 else struct.pack(f"{order}I", behind + len(values))
+        values += data if len(data) > 4 else b""
+        head += struct.pack(f"{order}HHI", tag, type_, len(given)) + place
+    start = (b"MM\0*" if high_first else b"II*\0") + struct.pack(f"{order}I", 8)
+    return start + head + bytes(4) + values + b"".join(bytes(gap) + strip for strip in strips)

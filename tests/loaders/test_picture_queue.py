@@ -18,7 +18,7 @@ from fastimg.loaders.decoders.picture_queue import PictureQueue
 from fastimg.loaders.runtime import compiled
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .picture_files import KINDS, SIGNATURE, bmp, chunk, filtered, png, ppm
+from .picture_files import KINDS, SIGNATURE, bmp, chunk, filtered, png, ppm, tiff
 
 ALL = CenterCrop(size=16, resize=16)
 
@@ -183,6 +183,76 @@ def test_odd_bmp_and_ppm_are_as_pillow_has_them(folder):
     for crop in (ALL, RandomResizedCrop(size=8)):
         failures, others = assert_as_pillow(ImageDecoder(crop), dataset)
         assert len(failures) > 30 and len(files) - others >= 5
+
+
+def test_tiff(folder):
+    rng = np.random.default_rng(10)
+    sizes = [*((w, h) for w in (1, 2, 5, 32) for h in (1, 4, 9)), *rng.integers(1, 70, (12, 2)).tolist()]
+    kinds = ("L", "LA", "P", "RGB", "RGBA", "RGBX")
+    files = []
+    for number, (w, h) in enumerate(sizes):
+        for kind in kinds:
+            files += [tiff(rng, w, h, kind, high_first=number % 2 == 0, rows=rows) for rows in (None, 1, 4)]
+            files.append(tiff(rng, w, h, kind, number % 2 == 1, long=False, tags={278: None, 339: (3, [1] * 3)}))
+    files.append(tiff(rng, 20, 30, rows=30, tags={278: (4, [(1 << 32) - 1])}))
+    dataset = folder(files)
+    crops = (RandomResizedCrop(size=9), RandomResizedCrop(size=(8, 30), interpolation="bicubic"), ALL)
+    for channels in (3, 1):
+        for crop in (*crops, CenterCrop(size=32, resize=32)):
+            assert assert_as_pillow(ImageDecoder(crop, channels=channels), dataset) == ([], 0)
+        assert assert_as_pillow(ImageDecoder(RandomCrop(size=16, padding=4), channels=channels), dataset)[0] == []
+
+
+def test_tiffs_of_pillow_are_taken(folder):
+    rng = np.random.default_rng(11)
+    files = []
+    for mode in ("RGB", "L", "P", "RGBA", "LA"):
+        for size in ((40, 30), (300, 400)):
+            buffer = io.BytesIO()
+            pixels = Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).convert(mode)
+            pixels.save(buffer, "TIFF", dpi=(72, 72), description="of one page", icc_profile=b"profile")
+            files.append(buffer.getvalue())
+    dataset = folder(files)
+    for channels in (3, 1):
+        decoder = ImageDecoder(RandomResizedCrop(size=16), channels=channels)
+        assert assert_as_pillow(decoder, dataset) == ([], 0)
+
+
+def test_odd_tiffs_are_as_pillow_has_them(folder):
+    rng = np.random.default_rng(12)
+    short, long = 3, 4
+    numbers = (0, 1, 2, 3, 4, 7, 8, 16, 255, 65535)
+    strips = ([9, 909], [909, 9], [9, 9], [9, 9, 9])
+    sizes = ((1 << 31, 1), (1, 1 << 31), ((1 << 32) - 1, (1 << 32) - 1), (1 << 16, 99))
+    one = (254, 256, 257, 258, 259, 262, 266, 274, 277, 278, 284, 296, 338, 339)
+    files = [tiff(rng, 20, 30, tags={tag: (short, [value])}) for tag in one for value in numbers]
+    files += [tiff(rng, 20, 30, kind, tags={tag: None}) for kind in ("P", "RGBA") for tag in (*one, 273, 279, 320)]
+    files += [tiff(rng, 20, 30, tags={tag: (kind, [1])}) for tag in (*one, 273) for kind in (1, long, 7)]
+    files += [tiff(rng, 20, 30, tags={tag: (short, [8, 8, 8])}) for tag in one]
+    files += [
+        *(tiff(rng, 20, 30, rows=7, gap=gap) for gap in (1, 2, 100)),
+        *(tiff(rng, 20, 30, rows=rows, tags={278: (short, [7])}) for rows in (6, 8, 15)),
+        *(tiff(rng, 20, 30, tags={273: (long, [at])}) for at in (0, 7, 200, 5000, (1 << 32) - 1)),
+        *(tiff(rng, 20, 30, tags={278: (short, [15]), 273: (long, at)}) for at in strips),
+        *(tiff(rng, 20, 30, tags={256: (long, [w]), 257: (long, [h])}) for w, h in sizes),
+        tiff(rng, 20, 30, tags={700: (1, b'<x tiff:Orientation="3"/>')}),
+        tiff(rng, 20, 30, tags={322: (short, [16]), 323: (short, [16]), 324: (long, [8] * 4)}),
+        tiff(rng, 20, 30, tags={34665: (long, [8])}),
+        tiff(rng, 20, 30, tags={282: (short, [1]), 283: (2, b"x\0"), 296: (short, [3])}),
+        tiff(rng, 20, 30, "P", tags={320: (short, [7] * 767)}),
+        tiff(rng, 20, 30, "P", tags={320: (short, [7] * 3)}),
+    ]
+    whole = tiff(rng, 20, 30, "RGBA", rows=8)
+    entries = struct.unpack_from("<H", whole, 8)[0]
+    files += [whole[:size] for size in (*range(0, 220, 3), len(whole) - 1, len(whole) - 80)]
+    files += [whole + b"more", whole[: 10 + 12 * entries] + b"\x08\0\0\0" + whole[14 + 12 * entries :]]
+    swapped = whole[:10] + whole[22:34] + whole[10:22] + whole[34:]
+    files += [swapped, whole[:8] + b"\xff\xff" + whole[10:], whole[:4] + b"\xff\xff\xff\x7f" + whole[8:]]
+    files += [b"IM" + whole[2:], b"II+\0" + whole[4:], b"MM\0+" + whole[4:]]
+    dataset = folder(files)
+    for crop in (ALL, RandomResizedCrop(size=8)):
+        failures, others = assert_as_pillow(ImageDecoder(crop), dataset)
+        assert len(failures) > 100 and len(files) - others >= 20
 
 
 def rest(data, at=33):
