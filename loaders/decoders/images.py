@@ -153,6 +153,10 @@ class ImageDecoder(Decoder):
             damaged = queue.run(self.crop, scaling_of(self.dct_scaling), scratch, out[None])
             if not damaged:
                 return
+        pictures = scratch.own(PictureQueue)
+        taken = self._queues and pictures.add(data, self.crop, draws, self.max_pixels)
+        if taken and not pictures.run(self.crop, scratch, out[None]):
+            return
         self._decode(data, draws, out, scratch)
 
     def _fill_group(

@@ -27,8 +27,8 @@ from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, decode_two, 
 from fastimg.loaders.pictures.ppm import parse_ppm
 from fastimg.loaders.pictures.record import DEFLATED, PICTURE
 from fastimg.loaders.pictures.tiff import parse_tiff
-from fastimg.loaders.runtime.compiled import compiled, held, int64, may_call
-from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch
+from fastimg.loaders.runtime.compiled import compiled, held, int64, is_ready, may_call
+from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch, address_of
 
 from .resize_queue import JOB, resize_rows
 from .shown import copy_shown, find_shown
@@ -46,11 +46,28 @@ class PictureQueue:
         self._status = np.zeros(MOST, np.int64)
         self._region = new_region()
         self._tables = np.zeros((4, SIZE), np.uint32)
-        self._group: Encoded | None = None
+        self._count = 0
+        self._files: Encoded | Sequence[bytes | memoryview] = ()
 
     def clear(self) -> None:
         """Forget what is queued."""
-        self._group = None
+        self._count, self._files = 0, ()
+
+    def add(self, data: bytes | memoryview, crop: CropRule, draws: Sequence[float], max_pixels: int) -> bool:
+        """Queue the crop of a file, which must not change until `run`, for the only row; False if it is not decoded.
+
+        Also where machine code is not ready: for a single file nothing is compiled.
+        """
+        self.clear()
+        known = compiled_rule(crop, padded=True)
+        if known is None or not (is_ready(_plan) and is_ready(_decode)):
+            return False
+        content = np.frombuffer(data, np.uint8)
+        spans = np.array([[address_of(content), content.size]])
+        if self._plan_jobs(spans, np.array([draws], np.float64), known, max_pixels, 1):
+            return False
+        self._count, self._files = 1, [data]
+        return True
 
     def add_group(
         self,
@@ -71,18 +88,17 @@ class PictureQueue:
             return places
         wanted = sum(1 << place for place in places)
         numbers = np.ascontiguousarray(draws, np.float64)
-        left = _plan(self._pictures, self._jobs, self._status, encoded.spans, numbers, known, max_pixels, wanted)
+        left = self._plan_jobs(encoded.spans, numbers, known, max_pixels, wanted)
         if left == wanted:
             return places
-        self._group = encoded
+        self._count, self._files = len(encoded.spans), encoded
         return [place for place in places if left >> place & 1]
 
     def run(self, crop: CropRule, scratch: Scratch, out: npt.NDArray[np.uint8]) -> list[tuple[int, bytes | memoryview]]:
         """Decode the queue into rows of `out` [k, H, W, C]; return (row, data) of those that could not be decoded."""
-        if self._group is None:
+        if not self._count:
             return []
-        count = len(self._group.spans)
-        jobs, status = self._jobs[:count], self._status[:count]
+        jobs, status = self._jobs[: self._count], self._status[: self._count]
         bicubic = crop.interpolation == "bicubic"
         known = self._pictures, jobs, status, self._region, self._tables, bicubic
         try:
@@ -93,11 +109,22 @@ class PictureQueue:
         undecoded: list[tuple[int, bytes | memoryview]] = []
         if (status == _OTHER).any():
             for place in np.flatnonzero(status == _OTHER).tolist():
-                data = self._group[place]
+                data = self._files[place]
                 assert data is not None
                 undecoded.append((place, data))
         self.clear()
         return undecoded
+
+    def _plan_jobs(
+        self,
+        spans: npt.NDArray[np.int64],
+        draws: npt.NDArray[np.float64],
+        rule: npt.NDArray[np.float64],
+        max_pixels: int,
+        wanted: int,
+    ) -> int:
+        """See `_plan`."""
+        return _plan(self._pictures, self._jobs, self._status, spans, draws, rule, max_pixels, wanted)
 
 
 @held

@@ -255,6 +255,46 @@ def test_odd_tiffs_are_as_pillow_has_them(folder):
         assert len(failures) > 100 and len(files) - others >= 20
 
 
+class OneByOne(ImageDecoder):
+    """A subclass with rows of its own."""
+
+    def fill_row(self, data, draws, row, scratch):
+        super().fill_row(data, draws, row, scratch)
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """The machine code that a group of files needs."""
+    place = tmp_path_factory.mktemp("ready") / "a"
+    place.mkdir()
+    (place / "0.png").write_bytes(png(np.random.default_rng(0), 5, 5))
+    for crop in (ALL, RandomResizedCrop(size=8, interpolation="bicubic")):
+        filled(ImageDecoder(crop), open_dataset(place.parent))
+
+
+def test_single_files_are_those_of_groups(folder, ready):
+    rng = np.random.default_rng(13)
+    files = [png(rng, 30, 20, colour, depth) for colour, depth in KINDS]
+    files += [bmp(rng, 20, 30), ppm(rng, 21, 9), tiff(rng, 21, 9, rows=4)]
+    files += [files[0][:-30], files[-1][:-30], b"no image", b""]
+    dataset = folder(files)
+    for crop in (ALL, RandomResizedCrop(size=8, interpolation="bicubic"), RandomCrop(size=16, padding=4)):
+        for channels in (3, 1):
+            rows, failures, _ = filled(ImageDecoder(crop, channels=channels), dataset)
+            single, told, others = filled(OneByOne(crop, channels=channels), dataset)
+            assert told == failures and len(failures) >= 3
+            kept = np.setdiff1d(np.arange(len(dataset)), [place for place, _ in failures])
+            assert torch.equal(torch.from_numpy(single[kept]), torch.from_numpy(rows[kept]))
+            assert others <= 4 or crop.draws == 2  # what is resized and mirrored is left to Pillow
+
+
+def test_a_single_file_compiles_nothing(folder, monkeypatch):
+    monkeypatch.setattr("fastimg.loaders.decoders.picture_queue.is_ready", lambda function: False)
+    rows, _, others = filled(OneByOne(ALL), dataset := folder([png(np.random.default_rng(1), 16, 16)]))
+    assert others == 1
+    assert torch.equal(torch.from_numpy(rows), torch.from_numpy(filled(ImageDecoder(ALL), dataset)[0]))
+
+
 def rest(data, at=33):
     """The chunks from a place on."""
     while at < len(data):
