@@ -5,6 +5,7 @@ combines it with a dataset: the same ids, labels and names, but the content is a
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,9 +22,11 @@ from .datasets import Dataset
 from .fields import WithFields
 from .targets import TargetColumn
 from .tars.headers import BLOCK, stated_size
-from .watch import FileWatch, Handles, fill
+from .watch import EVERY, FileWatch, Handles, fill
 
 MAX_IN_MEMORY = 1 << 28  # bytes of arrays of one dataset: 256 MiB
+
+_SIZE = slice(124, 135)  # of a tar's header: the digits of a member's size
 
 # Where an array is stored: number of its shard, offset and size of its member. Shard -1: there is no array.
 PLACE = np.dtype([("shard", "<i4"), ("size", "<u4"), ("offset", "<u8")])
@@ -117,24 +120,48 @@ class ArrayDataset(WithFields):
 
     def _read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
         """Like `read_rows`, from the shards."""
-        unread: list[int] = []
-        before = memoryview(bytearray(BLOCK + len(head)))
-        flat = memoryview(out.reshape(-1).view(np.uint8).data)
-        nbytes = len(flat) // max(1, len(ids))
+        nbytes = out.dtype.itemsize * math.prod(out.shape[1:])
+        flat = out.reshape(-1).view(np.uint8).reshape(len(ids), nbytes)
         size = len(head) + nbytes
         stated = b"%011o" % size
-        for row, (shard, stored, offset) in enumerate(self._places[ids].tolist()):
+        places = self._places[ids]
+        if not self.in_memory:  # those are read once, for which nothing is compiled
+            filled = self._fill_rows(places, stated, head, flat)
+            if filled is not None:
+                return np.flatnonzero(~filled).tolist()
+        unread: list[int] = []
+        before = memoryview(bytearray(BLOCK + len(head)))
+        for row, (shard, stored, offset) in enumerate(places.tolist()):
             if shard >= 0 and stored == size:
-                into = [before, flat[row * nbytes : (row + 1) * nbytes]]
                 try:
-                    got = os.preadv(self._handles.file(shard), into, offset - BLOCK)
+                    got = os.preadv(self._handles.file(shard), [before, flat[row].data], offset - BLOCK)
                 except OSError:
                     got = 0
                 self._watch.read(shard)
-                if got == BLOCK + size and before[124:135] == stated and before[BLOCK:] == head:
+                if got == BLOCK + size and before[_SIZE] == stated and before[BLOCK:] == head:
                     continue
             unread.append(row)
         return unread
+
+    def _fill_rows(
+        self, places: npt.NDArray[np.void], stated: bytes, head: bytes, out: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.bool_] | None:
+        """Which rows of `out` [k, n] are filled, in one compiled call for all; None where machine code is not ready."""
+        from fastimg.loaders.runtime.file_reads import fill_rows  # numba, which opening a dataset does not need
+
+        before = np.zeros(BLOCK + len(head), np.uint8)
+        before[_SIZE], before[BLOCK:] = np.frombuffer(stated, np.uint8), np.frombuffer(head, np.uint8)
+        known = np.array([(_SIZE.start, _SIZE.stop), (BLOCK, len(before))])
+        chosen = (places["shard"] >= 0) & (places["size"] == len(head) + out.shape[1])
+        files = np.full(len(places), -1)
+        numbers = places["shard"][chosen].tolist()
+        opened = {number: self._handles.file(number) for number in set(numbers)}
+        files[chosen] = [opened[number] for number in numbers]
+        filled = fill_rows(files, places["offset"].astype(np.int64) - BLOCK, before, known, out)
+        if filled is not None:
+            for begin in range(0, len(numbers), EVERY):
+                self._watch.read_group(numbers[begin : begin + EVERY])
+        return filled
 
     @property
     def present(self) -> int:

@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 
-from .compiled import compiled, may_call
+from .compiled import compiled, int64, may_call
 from .scratch import Encoded, address_of
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
@@ -67,6 +67,26 @@ def fill_parts(
     if not may_call(_fill):
         return filled
     _fill(np.array(descriptors, np.int64), encoded.rooms, sizes, offsets, filled)
+    return filled
+
+
+def fill_rows(
+    descriptors: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    before: npt.NDArray[np.uint8],
+    known: npt.NDArray[np.int64],
+    out: npt.NDArray[np.uint8],
+) -> npt.NDArray[np.bool_] | None:
+    """Fill rows of `out` [k, n] from open files, each behind bytes that equal `before` [m] in the ranges `known`.
+
+    These are [r, 2]: begin and end. Of the descriptor -1 none is read.
+
+    Returns which are filled [k]; None where machine code is not ready.
+    """
+    if not may_call(_fill_rows):
+        return None
+    filled = np.zeros(len(out), np.bool_)
+    _fill_rows(descriptors, offsets, before, known, np.empty_like(before), np.empty((2, 2), np.int64), out, filled)
     return filled
 
 
@@ -123,6 +143,24 @@ def _fill(descriptors: Any, rooms: Any, sizes: Any, offsets: Any, filled: Any) -
 
 
 @compiled
+def _fill_rows(
+    descriptors: Any, offsets: Any, before: Any, known: Any, room: Any, parts: Any, out: Any, filled: Any
+) -> None:
+    parts[0, 0], parts[0, 1] = room.ctypes.data, room.size
+    parts[1, 1] = out.shape[1]
+    begin = int64(out.ctypes.data)
+    for i in range(out.shape[0]):
+        parts[1, 0] = begin + i * out.shape[1]
+        if descriptors[i] < 0 or offsets[i] < 0:
+            continue
+        same = _preadv(descriptors[i], parts.ctypes.data, 2, offsets[i]) == room.size + out.shape[1]
+        for r in range(known.shape[0]):
+            for j in range(known[r, 0], known[r, 1]):
+                same = same and room[j] == before[j]
+        filled[i] = same
+
+
+@compiled
 def read_up_to(descriptor: int, to: int, size: int, offset: int) -> int:
     """How many bytes were read from `offset` on to an address, fewer than `size` at the file's end; or _FAILED."""
     read = 0
@@ -167,6 +205,19 @@ def _pread(_: Any, descriptor: Any, to: Any, size: Any, offset: Any) -> Any:
         descriptor, to, size, offset = arguments
         descriptor = builder.trunc(descriptor, I32)
         return builder.call(function, [descriptor, builder.inttoptr(to, POINTER), size, offset])
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _preadv(_: Any, descriptor: Any, parts: Any, count: Any, offset: Any) -> Any:
+    """Into memory at `count` pairs of an address and a number of bytes, which begin at `parts`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = _external("preadv", I64, I32, POINTER, I32, I64)(builder)
+        descriptor, parts, count, offset = arguments
+        descriptor, count = builder.trunc(descriptor, I32), builder.trunc(count, I32)
+        return builder.call(function, [descriptor, builder.inttoptr(parts, POINTER), count, offset])
 
     return types.int64(types.int64, types.int64, types.int64, types.int64), generate
 

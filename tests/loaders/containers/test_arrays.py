@@ -1,5 +1,6 @@
 """Arrays as samples: read from shards, padded to a common length, and batched by length."""
 
+import os
 import threading
 from itertools import chain, pairwise
 
@@ -14,6 +15,7 @@ from fastimg.loaders.containers import arrays as arrays_module
 from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, Views
 from fastimg.loaders.containers.npy import npy_bytes
 from fastimg.loaders.containers.tars.shards import ShardWriter, index_path, parse_index
+from fastimg.loaders.containers.watch import FileWatch, Handles
 from fastimg.loaders.decoders.arrays import MULTIPLE, PAD, ArrayDecoder, TokenDecoder, longest, put_tokens
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.order import by_length, epoch_order
@@ -166,6 +168,46 @@ def test_a_changed_store_is_detected(store, kind):
     with pytest.raises(ShardError, match=r"start again|start anew|bring it back"):
         for _ in range(20):
             dataset.read(2, Scratch())
+    dataset.close()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.int8, np.float64])
+@pytest.mark.parametrize("shape", [(768,), (), (3, 5), (2, 0)])
+def test_compiled_reads_are_those_of_python(store, shape, kind, monkeypatch):
+    monkeypatch.setattr(arrays_module, "MAX_IN_MEMORY", -1)
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(0, 50, shape).astype(kind) for _ in range(40)]
+    arrays[3], arrays[4], arrays[5] = None, np.zeros((7, 9), kind), np.zeros(shape, np.uint16)
+    dataset = store(arrays)
+    shards, places = dataset.files(), dataset._places.tolist()
+
+    def change(index, offset, content):
+        shard, _, at = places[index]
+        with shards[shard].open("r+b") as file:
+            file.seek(at + offset)
+            file.write(content)
+
+    change(10, 124 - 512, b"7")  # the size in the tar's header
+    change(11, 1, b"n")  # the .npy header
+    change(12, 124 - 512 - 20, b"7777777")  # what nobody looks at
+    shard, size, at = places[24]
+    os.truncate(shards[shard], at + size - 1)
+    dataset._watch = FileWatch(shards)
+    dataset._handles = Handles(shards, dataset._watch, "start again")
+    dataset._places["shard"][30], dataset._places["offset"][31] = -1, 1 << 40
+    decoder = ArrayDecoder(shape, np.dtype(kind))
+    for ids in (range(40), [], [39, 3, 3, 12, 10], rng.permutation(40).tolist()):
+        out = np.full((2, len(ids), *shape), 77, kind)
+        unread = [dataset.read_rows(ids, decoder.head, out[0])]
+        with monkeypatch.context() as patch:
+            patch.setattr(dataset, "_fill_rows", lambda *_: None)
+            unread.append(dataset.read_rows(ids, decoder.head, out[1]))
+        assert unread[0] == unread[1]
+        read = np.setdiff1d(np.arange(len(ids)), unread[0])
+        assert out[0][read].tobytes() == out[1][read].tobytes()
+        assert all(np.array_equal(out[0][row], arrays[ids[row]]) for row in read)
+    unread = dataset.read_rows(range(40), decoder.head, np.empty((40, *shape), kind))
+    assert {3, 4, 5, 10, 11, 24, 30, 31} <= set(unread) and len(unread) <= 9
     dataset.close()
 
 
