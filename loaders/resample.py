@@ -83,7 +83,8 @@ def resample_deep(
     resized = pixels[y : y + height, x : x + width]
     if window.size != (width, height):
         wide = np.float64 if out.dtype.itemsize > 2 and out.dtype != np.float32 else np.float32
-        source = torch.from_numpy(resized.astype(wide, order="C")).permute(2, 0, 1).unsqueeze(0)
+        kept = resized.astype(wide, order="K")  # planes stay planes: interleaving them saves nothing
+        source = torch.from_numpy(kept).permute(2, 0, 1).unsqueeze(0)
         levels = _KERNELS[interpolation](source, [window.size[1], window.size[0]], False, None, None)
         values = levels[0].permute(1, 2, 0).numpy()
         if out.dtype.kind in "iu":
@@ -93,6 +94,9 @@ def resample_deep(
     left, top = window.at
     if fill is not None:
         paste(resized, window, fill, out)
+        return
+    if not reaches_out(window, out.shape[1], out.shape[0]):
+        out[...] = resized[top : top + out.shape[0], left : left + out.shape[1]]
         return
     rows = mirrored(top, out.shape[0], len(resized))
     columns = mirrored(left, out.shape[1], resized.shape[1])

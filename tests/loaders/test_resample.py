@@ -109,6 +109,24 @@ def test_lines_of_turned_images(interpolation, orientation):
             np.testing.assert_array_equal(deep, plain)
 
 
+@pytest.mark.parametrize("interpolation", MODES)
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+def test_planes_are_resized_as_interleaved_pixels_are(interpolation, kind):
+    rng = np.random.default_rng(0)
+    for channels in (1, 3, 4, 13):
+        for height, width in ((1, 1), (1, 30), (30, 1), (40, 30)):
+            planes = rng.integers(0, 256, (channels, height, width)).astype(kind).transpose(1, 2, 0)
+            for box in ((0, 0, width, height), (width // 3, height // 2, width - width // 3, height - height // 2)):
+                for size, at in (((9, 7), (0, 0)), ((31, 42), (4, 9)), (box[2:], (0, 0)), ((9, 7), (-3, 1))):
+                    tall, wide = min(7, size[1]), min(9, size[0])
+                    window = Window(box, size, at if size[0] > 8 else (0, 0))
+                    rows = [np.zeros((tall, wide, channels), kind) for _ in range(3)]
+                    turned = planes.transpose(1, 0, 2).copy().transpose(1, 0, 2)
+                    for pixels, out in zip((planes, planes.copy(), turned), rows, strict=True):
+                        resample_deep(pixels, window, interpolation, out)
+                        np.testing.assert_array_equal(out, rows[0])
+
+
 def encoded(height, width, kind, orientation):
     exif, buffer = Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
