@@ -16,8 +16,10 @@ _ENTRY = 12  # bytes of a tag, its type, its number of values, and the values or
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _ORIENTATION, _SAMPLES, _STRIP_ROWS, _STRIP_BYTES, _PLANES = 273, 274, 277, 278, 279, 284
-_FILL_ORDER, _COLOURS, _EXTRA, _FORMAT = 266, 320, 338, 339
-# What changes no pixel: the kind of picture, resolution and its unit, the page, texts, an ICC profile.
+_FILL_ORDER, _PREDICTOR, _COLOURS, _EXTRA, _FORMAT = 266, 317, 320, 338, 339
+# What changes no pixel: the kind of picture, resolution and its unit, the page, what white and the primary colours are,
+# texts, an ICC profile.
+_WHITE, _PRIMARIES = 318, 319
 _KIND, _X_RESOLUTION, _Y_RESOLUTION, _UNIT, _PAGE, _PROFILE = 254, 282, 283, 296, 297, 34675
 _GRAY, _RGB, _PALETTE = 1, 2, 3  # values of _PHOTOMETRIC; of gray, 0 is black
 _NONE = -1  # no further channel; 0 is one of which nothing is known, 2 one that is not multiplied into the others
@@ -60,6 +62,8 @@ def _changes_nothing(tag: int, kind: int, count: int) -> bool:
         return kind == _TEXT
     if tag in (_X_RESOLUTION, _Y_RESOLUTION):
         return kind == _RATIONAL and count == 1
+    if tag in (_WHITE, _PRIMARIES):
+        return kind == _RATIONAL
     if tag in (_KIND, _UNIT):
         return kind in (_SHORT, _LONG) and count == 1
     return (tag == _PAGE and kind == _SHORT) or (tag == _PROFILE and kind == _UNDEFINED)
@@ -91,7 +95,7 @@ def _is_usual(data: Any, entry: int, before: int, high_first: bool) -> bool:
         return _are_all(data, at, count, 8, high_first)
     if tag == _FORMAT:
         return _are_all(data, at, count, 1, high_first)
-    if tag in (_COMPRESSION, _ORIENTATION, _PLANES, _FILL_ORDER):
+    if tag in (_COMPRESSION, _ORIENTATION, _PLANES, _FILL_ORDER, _PREDICTOR):
         return bool(count == 1 and _number(data, at, _BYTES[kind], high_first) == 1)
     if tag in (_WIDTH, _HEIGHT, _PHOTOMETRIC, _SAMPLES, _STRIP_ROWS, _EXTRA):
         return bool(count == 1)

@@ -195,6 +195,7 @@ def test_tiff(folder):
             files += [tiff(rng, w, h, kind, high_first=number % 2 == 0, rows=rows) for rows in (None, 1, 4)]
             files.append(tiff(rng, w, h, kind, number % 2 == 1, long=False, tags={278: None, 339: (3, [1] * 3)}))
     files.append(tiff(rng, 20, 30, rows=30, tags={278: (4, [(1 << 32) - 1])}))
+    files.append(tiff(rng, 20, 30, tags={317: (3, [1]), 318: (5, [(1, 3)] * 2), 319: (5, [(1, 3)] * 6)}))
     dataset = folder(files)
     crops = (RandomResizedCrop(size=9), RandomResizedCrop(size=(8, 30), interpolation="bicubic"), ALL)
     for channels in (3, 1):
@@ -224,7 +225,7 @@ def test_odd_tiffs_are_as_pillow_has_them(folder):
     numbers = (0, 1, 2, 3, 4, 7, 8, 16, 255, 65535)
     strips = ([9, 909], [909, 9], [9, 9], [9, 9, 9])
     sizes = ((1 << 31, 1), (1, 1 << 31), ((1 << 32) - 1, (1 << 32) - 1), (1 << 16, 99))
-    one = (254, 256, 257, 258, 259, 262, 266, 274, 277, 278, 284, 296, 338, 339)
+    one = (254, 256, 257, 258, 259, 262, 266, 274, 277, 278, 284, 296, 317, 338, 339)
     files = [tiff(rng, 20, 30, tags={tag: (short, [value])}) for tag in one for value in numbers]
     files += [tiff(rng, 20, 30, kind, tags={tag: None}) for kind in ("P", "RGBA") for tag in (*one, 273, 279, 320)]
     files += [tiff(rng, 20, 30, tags={tag: (kind, [1])}) for tag in (*one, 273) for kind in (1, long, 7)]
