@@ -53,18 +53,30 @@ class PictureQueue:
         """Forget what is queued."""
         self._count, self._files = 0, ()
 
-    def add(self, data: bytes | memoryview, crop: CropRule, draws: Sequence[float], max_pixels: int) -> bool:
+    def add(
+        self,
+        data: bytes | memoryview,
+        crop: CropRule,
+        draws: Sequence[float],
+        max_pixels: int,
+        patient: bool = False,
+        inflating: bool = True,
+    ) -> bool:
         """Queue the crop of a file, which must not change until `run`, for the only row; False if it is not decoded.
 
-        Also where machine code is not ready: for a single file nothing is compiled.
+        Not to be `patient` is to leave it to Pillow where machine code is not ready, and not to be `inflating` to leave
+        PNGs to it.
         """
         self.clear()
         known = compiled_rule(crop, padded=True)
-        if known is None or not (is_ready(_plan) and is_ready(_decode)):
+        ready = may_call if patient else is_ready
+        if known is None or data[:2] == b"\xff\xd8" or not (ready(_plan) and ready(_decode)):
             return False
         content = np.frombuffer(data, np.uint8)
         spans = np.array([[address_of(content), content.size]])
         if self._plan_jobs(spans, np.array([draws], np.float64), known, max_pixels, 1):
+            return False
+        if self._pictures[0]["format"] == DEFLATED and not inflating:
             return False
         self._count, self._files = 1, [data]
         return True

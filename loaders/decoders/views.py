@@ -34,6 +34,7 @@ from fastimg.loaders.resample import resample, resample_deep
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .images import ImageDecoder, check_scaling, pixel_limit
+from .picture_queue import PictureQueue
 
 
 @dataclass(frozen=True)
@@ -204,10 +205,27 @@ class ViewDecoder(Decoder):
         """Queue a sample's crops, or decode them; `taken` is what `UnionQueue.add` would return, where it is known."""
         if taken is None:
             taken = queue.add(data, draws, self.max_pixels, place, patient) if self.compiled else "other"
-        if taken == "other":
-            self._decode(data, draws, [out[place] for out in outs], scratch)
+        crops = [out[place] for out in outs]
+        if taken == "other" and not self._cut_stored(data, draws, patient, crops, scratch):
+            self._decode(data, draws, crops, scratch)
         elif taken == "alone":
-            self._decode_alone(data, draws, [out[place] for out in outs], scratch)
+            self._decode_alone(data, draws, crops, scratch)
+
+    def _cut_stored(
+        self,
+        data: memoryview,
+        draws: Sequence[Sequence[float]],
+        patient: bool,
+        outs: Sequence[Pixels],
+        scratch: Scratch,
+    ) -> bool:
+        """Fill the crops of a file whose pixels are stored as they are, each by itself; False for others."""
+        queue = scratch.own(PictureQueue)
+        return self.compiled and all(
+            queue.add(data, crop, numbers, self.max_pixels, patient, inflating=False)
+            and not queue.run(crop, scratch, out[None])
+            for crop, numbers, out in zip(self.crops, draws, outs, strict=True)
+        )
 
     def _decode(
         self, data: bytes | memoryview, draws: Sequence[Sequence[float]], outs: Sequence[Pixels], scratch: Scratch

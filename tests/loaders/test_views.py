@@ -24,10 +24,15 @@ from fastimg.loaders import (
     View,
     ViewDecoder,
 )
+from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.crop import shape_of
+from fastimg.loaders.decoder import SampleReader
+from fastimg.loaders.decoders.picture_queue import PictureQueue
 from fastimg.loaders.jpeg.decoding import union
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
+
+from .picture_files import bmp, png, ppm, tiff
 
 KINDS = ("tiled", "plain", "png", "turned", "turned and untiled", "restarts", "progressive")
 
@@ -98,6 +103,39 @@ def test_each_view_has_the_bits_of_its_crop_alone(kind, data):
     draws = decoder.draw(seed, 0, np.array([seed]))[0].tolist()
     for found, expected in zip(filled(decoder, encoded, draws), alone(decoder, encoded, draws), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_pixels_that_are_stored_are_cut_for_each_view(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    sizes = [(64, 48), (5, 90), (1, 1), (200, 30)]
+    files = [make(rng, *size) for size in sizes for make in (bmp, ppm, tiff)]
+    files += [files[0][:-100], files[1][:-100], png(rng, 30, 20)]
+    (tmp_path / "a").mkdir()
+    for number, data in enumerate(files):
+        (tmp_path / "a" / f"{number:02}.bmp").write_bytes(data)
+    dataset = open_dataset(tmp_path)
+    seen = []
+    decode = ViewDecoder._decode
+    monkeypatch.setattr(ViewDecoder, "_decode", lambda *given: (seen.append(given[1]), decode(*given))[1])
+    for channels in (3, 1):
+        decoder = ViewDecoder(
+            (View(crop=24, n=2), View(crop=CenterCrop(size=20, resize=24), name="b")), channels=channels
+        )
+        draws = decoder.draw(0, 0, np.arange(len(files)))
+        made = []
+        for use in (True, False):
+            seen.clear()
+            rows = {each.name: np.zeros((len(files), *each.shape), np.uint8) for each in decoder.fields}
+            with monkeypatch.context() as other:
+                if not use:
+                    other.setattr(PictureQueue, "add", lambda *_, **__: False)
+                failures = decoder.fill(SampleReader(dataset), list(range(len(files))), draws, rows, Scratch())
+            made.append((rows, [(place, str(error)) for place, error in failures]))
+            assert len(seen) == (3 if use else len(files))  # the damaged ones, and the PNG, which is inflated once
+        (rows, told), (expected, said) = made
+        assert told == said and len(told) == 2
+        for name in rows:
+            np.testing.assert_array_equal(rows[name], expected[name])
 
 
 def test_an_untiled_jpeg_is_left_to_libjpeg_until_its_decoder_is_compiled(monkeypatch):
