@@ -30,6 +30,7 @@ from fastimg.loaders.jpeg.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.plain_header import Glance, plain_glance
 from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, may_splice, splice
 from fastimg.loaders.pictures.damaged_png import whole_rows
+from fastimg.loaders.pictures.libwebp import decode_box_alone
 from fastimg.loaders.runtime.compiled import may_call
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -116,7 +117,7 @@ def decode_box(
     """Upright pixels that hold `box` (x, y, width, height, upright), and where `box` lies in them.
 
     The pixels in it are those of the whole image. Of a tiled JPEG only the tiles that the box touches are decoded, and
-    of a PNG that is damaged elsewhere the rows that the box needs.
+    of a PNG or WebP that is damaged elsewhere the rows that the box needs.
     """
     if header.turbo and header.restarts and (box[2], box[3]) != header.size and may_splice():
         cut = _cut(data, header, box, scratch, channels)
@@ -125,7 +126,7 @@ def decode_box(
     try:
         return decode(data, header, scratch, channels), box
     except ImageError:
-        found = _whole_rows(data, header, box, channels)
+        found = _undamaged(data, header, box, channels)
         if found is None:
             raise
         return found
@@ -143,7 +144,7 @@ def decode_boxes(
         try:
             pixels = decode(data, header, scratch, channels)
         except ImageError:
-            if header.format != "png":
+            if header.format not in ("png", "webp"):
                 raise
             yield from (decode_box(data, header, box, scratch, channels) for box in boxes)
             return
@@ -159,12 +160,20 @@ def decode_boxes(
             yield cut, (box[0] - left, box[1] - top, box[2], box[3])
 
 
-def _whole_rows(data: bytes | memoryview, header: Header, box: Box, channels: int) -> tuple[Pixels, Box] | None:
-    """Of a damaged PNG, rows that hold `box`, and where it lies in them; None if these are damaged, too."""
+def _undamaged(data: bytes | memoryview, header: Header, box: Box, channels: int) -> tuple[Pixels, Box] | None:
+    """Of a damaged PNG or WebP, rows that hold `box`, and where it lies in them; None if these are damaged, too."""
     x, y, width, height = box
-    if header.format != "png" or header.orientation != 1 or height == header.height:
+    if header.orientation != 1:
         return None
-    rows = whole_rows(data, y, y + height)
+    if header.format == "webp":
+        alone = decode_box_alone(data, header.size, box)
+        if alone is None:
+            return None
+        pixels, place = alone
+        if channels == 1:
+            pixels = np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
+        return pixels, (*place, width, height)
+    rows = whole_rows(data, y, y + height) if header.format == "png" and height != header.height else None
     if rows is None:
         return None
     with suppress(ImageError):

@@ -1,6 +1,6 @@
 """The decoder of images: header -> window of the crop -> decode -> resize -> row.
 
-Samples are read, JPEGs, PNG, BMP, PPM and TIFF files decoded, and other pictures resized up to MOST at a time, in
+Samples are read, JPEGs, PNG, WebP, BMP, PPM and TIFF files decoded, and other pictures resized up to MOST at a time, in
 compiled calls without the GIL. Stored pixels are read and cut in one for all samples (`pixel_cuts`).
 """
 
@@ -64,8 +64,8 @@ class ImageDecoder(Decoder):
     `channels` is 3 for RGB, 1 for gray. Raises ValueError for other numbers, other depths and scalings, and for fewer
     `max_pixels` than 1; TypeError for `max_pixels` that is no whole number.
 
-    JPEGs, PNG, BMP, PPM and uncompressed TIFF files are decoded several in one compiled call, except by subclasses with
-    a `fill_row` of their own: those decode every sample in `fill_row`. In a loader's threads nothing is compiled
+    JPEGs, PNG, WebP, BMP, PPM and uncompressed TIFF files are decoded several in one compiled call, except by subclasses
+    with a `fill_row` of their own: those decode every sample in `fill_row`. In a loader's threads nothing is compiled
     (`compiling_ahead`): what is not ready there is left to libjpeg-turbo, Pillow and torch, which give the same pixels.
     """
 

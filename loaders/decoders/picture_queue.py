@@ -1,7 +1,8 @@
-"""PNG, BMP, PPM and TIFF files -> the rows of a batch, several in one compiled call, without the GIL.
+"""PNG, WebP, BMP, PPM and TIFF files -> the rows of a batch, several in one compiled call, without the GIL.
 
-    pictures.png, bmp, ppm, tiff: the header -> jpeg.windows: the window of the crop -> the rows that it shows
+    pictures.png, webp, bmp, ppm, tiff: the header -> jpeg.windows: the window of the crop -> the rows that it shows
         -> of PNG, pictures.png_rows: these are inflated, with all above them, and their filters undone
+        -> of WebP, pictures.libwebp: its box is decoded by the library that Pillow uses
         -> pictures.pixels: RGB or gray
         -> the batch: what keeps its size | resize_queue: the window of the resized picture
 
@@ -21,12 +22,14 @@ from fastimg.loaders.jpeg.decoding.region import new_region
 from fastimg.loaders.jpeg.windows import compiled_rule, is_small, place_window
 from fastimg.loaders.pictures.bmp import parse_bmp
 from fastimg.loaders.pictures.huffman import SIZE
+from fastimg.loaders.pictures.libwebp import CONFIG, around, decode_part, webp_decoder
 from fastimg.loaders.pictures.pixels import as_stored, fill_rows
 from fastimg.loaders.pictures.png import parse_png
 from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, decode_two, size_of_rows
 from fastimg.loaders.pictures.ppm import parse_ppm
-from fastimg.loaders.pictures.record import DEFLATED, PICTURE
+from fastimg.loaders.pictures.record import DEFLATED, PICTURE, WEBP
 from fastimg.loaders.pictures.tiff import parse_tiff
+from fastimg.loaders.pictures.webp import parse_webp
 from fastimg.loaders.runtime.compiled import compiled, held, int64, is_ready, may_call
 from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch, address_of
 
@@ -46,6 +49,8 @@ class PictureQueue:
         self._status = np.zeros(MOST, np.int64)
         self._region = new_region()
         self._tables = np.zeros((4, SIZE), np.uint32)
+        self._configs = np.zeros(1, CONFIG)
+        self._webp_decoder = webp_decoder()
         self._count = 0
         self._files: Encoded | Sequence[bytes | memoryview] = ()
 
@@ -112,7 +117,7 @@ class PictureQueue:
             return []
         jobs, status = self._jobs[: self._count], self._status[: self._count]
         bicubic = crop.interpolation == "bicubic"
-        known = self._pictures, jobs, status, self._region, self._tables, bicubic
+        known = self._pictures, jobs, status, self._region, self._tables, self._webp_decoder, self._configs, bicubic
         try:
             while needed := _decode(*known, scratch.work(0), out):
                 scratch.work(needed)
@@ -136,12 +141,21 @@ class PictureQueue:
         wanted: int,
     ) -> int:
         """See `_plan`."""
-        return _plan(self._pictures, self._jobs, self._status, spans, draws, rule, max_pixels, wanted)
+        queued = self._pictures, self._jobs, self._status
+        return _plan(*queued, spans, draws, rule, max_pixels, wanted, self._webp_decoder != 0)
 
 
 @held
 def _plan(
-    pictures: Any, jobs: Any, status: Any, spans: Any, draws: Any, rule: Any, max_pixels: int, wanted: int
+    pictures: Any,
+    jobs: Any,
+    status: Any,
+    spans: Any,
+    draws: Any,
+    rule: Any,
+    max_pixels: int,
+    wanted: int,
+    decodes_webp: bool,
 ) -> int:
     """Fill the jobs of files at `spans` [k, 2], of those places whose bits are `wanted`.
 
@@ -155,7 +169,7 @@ def _plan(
         job, picture = jobs[i], pictures[i]
         if not _parse(view_at(spans[i, 0], spans[i, 1]), pictures[i : i + 1]):
             continue
-        if picture.width * picture.height > max_pixels:
+        if picture.width * picture.height > max_pixels or (picture.format == WEBP and not decodes_webp):
             continue
         place_window(picture.width, picture.height, draws[i], rule, jobs[i : i + 1])
         if not is_small(jobs[i : i + 1], max_pixels):
@@ -169,14 +183,23 @@ def _plan(
 
 @compiled
 def _parse(data: Any, pictures: Any) -> bool:
-    if parse_png(data, pictures) or parse_bmp(data, pictures):
+    if parse_png(data, pictures) or parse_webp(data, pictures) or parse_bmp(data, pictures):
         return True
     return bool(parse_ppm(data, pictures) or parse_tiff(data, pictures))
 
 
 @compiled
 def _decode(
-    pictures: Any, jobs: Any, status: Any, regions: Any, tables: Any, bicubic: bool, scratch: Any, out: Any
+    pictures: Any,
+    jobs: Any,
+    status: Any,
+    regions: Any,
+    tables: Any,
+    webp_decoder: int,
+    configs: Any,
+    bicubic: bool,
+    scratch: Any,
+    out: Any,
 ) -> int:
     """Decode what waits. Returns 0 when all is done, otherwise the bytes of scratch that the next ones need.
 
@@ -208,10 +231,23 @@ def _decode(
             status[following] = _fill(following, pictures, jobs, regions, bicubic, first_2, room, out)
         elif picture.format == DEFLATED:
             first = decode_rows(job.address, picture, job.y, job.y + job.height, tables, scratch)
+        elif picture.format == WEBP:
+            first = _decode_webp(picture, job, webp_decoder, configs, scratch)
         else:
             first = job.address + picture.first
         status[i] = _fill(i, pictures, jobs, regions, bicubic, first, room, out)
     return 0
+
+
+@compiled
+def _decode_webp(picture: Any, job: Any, webp_decoder: int, configs: Any, scratch: Any) -> int:
+    """Decode the box of a WebP to `scratch`. Returns the address of the picture's first row, or DAMAGED."""
+    part = around(picture.width, picture.height, job.x, job.y, job.width, job.height)
+    to = int64(scratch.ctypes.data)
+    if not decode_part(webp_decoder, job.address + picture.body, picture.nbytes, part, configs, to):
+        return DAMAGED
+    picture.pitch = part[2] * picture.step
+    return int(to - part[1] * picture.pitch - part[0] * picture.step)
 
 
 @compiled
@@ -240,6 +276,11 @@ def _size(i: int, pictures: Any, jobs: Any, regions: Any, bicubic: bool, out: An
         top, bottom = job.y, job.y + job.height  # all of the box, so that everywhere the same crops are refused
         rows = size_of_rows(picture, top, bottom)
         if rows == 0:
+            return 0, -1
+    elif picture.format == WEBP:  # all of the box, for the same reason
+        part = around(picture.width, picture.height, job.x, job.y, job.width, job.height)
+        rows = part[2] * part[3] * picture.step
+        if rows + 4 * picture.width * picture.height * picture.lossless > _MOST:  # libwebp's, until it has decoded
             return 0, -1
     rest = 0
     if not as_stored(picture, window.shape[2]):

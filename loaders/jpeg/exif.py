@@ -73,6 +73,31 @@ def read_orientation(data: Any, begin: int, end: int) -> int:
 
 
 @compiled
+def is_upright(data: Any, begin: int, end: int) -> bool:
+    """Whether EXIF, with or without the name of an APP1 body before it, surely leaves pixels as they are stored."""
+    tiff = begin + _TIFF if end - begin > _TIFF and _starts_with_exif(data, begin) else begin
+    if end - tiff < 8:
+        return False
+    big = _is_big_endian(data, tiff)
+    if not big and not (data[tiff] == 0x49 and data[tiff + 1] == 0x49):
+        return False
+    ifd = tiff + _number(data, tiff + 4, 4, big)
+    if _number(data, tiff + 2, 2, big) != 42 or ifd < tiff + 8 or ifd + 2 > end:
+        return False
+    entries = ifd + 2 + 12 * _number(data, ifd, 2, big)
+    if entries > end:
+        return False
+    for entry in range(ifd + 2, entries, 12):
+        if _number(data, entry, 2, big) == ORIENTATION and not (
+            _number(data, entry + 2, 2, big) == _SHORT
+            and _number(data, entry + 4, 4, big) == 1
+            and _number(data, entry + 8, 2, big) == 1
+        ):
+            return False
+    return True
+
+
+@compiled
 def clear_orientation(data: Any, begin: int, end: int) -> None:
     """Set every orientation in IFD0 of an APP1 body [begin, end) to 1."""
     entry = orientation_entry(data, begin, end, 0)

@@ -14,7 +14,7 @@ _SMALLEST, _V4, _V5 = 40, 108, 124  # of the picture's: versions 3, 4 and 5
 
 
 @compiled
-def _word(data: Any, at: int) -> Any:
+def low_word(data: Any, at: int) -> Any:
     """The number of 32 bits at a place, the lowest byte first."""
     return int64(data[at]) | int64(data[at + 1]) << 8 | int64(data[at + 2]) << 16 | int64(data[at + 3]) << 24
 
@@ -25,14 +25,14 @@ def parse_bmp(data: Any, pictures: Any) -> bool:
     if data.size < _FILE + _SMALLEST or data[0] != 0x42 or data[1] != 0x4D:
         return False
     picture = pictures[0]
-    begin, header = _word(data, 10), _word(data, _FILE)
+    begin, header = low_word(data, 10), low_word(data, _FILE)
     if header not in (_SMALLEST, _V4, _V5) or begin < _FILE + header:
         return False
-    width, height = _word(data, 18), _word(data, 22)
+    width, height = low_word(data, 18), low_word(data, 22)
     upward = True
     if data[25] == 0xFF:  # a negative height: the first row comes first
         height, upward = (1 << 32) - height, False
-    bits, compression, colours = int64(data[28]) | int64(data[29]) << 8, _word(data, 30), _word(data, 46)
+    bits, compression, colours = int64(data[28]) | int64(data[29]) << 8, low_word(data, 30), low_word(data, 46)
     if compression or bits not in (8, 24, 32) or not 0 < width < 1 << 31 or not 0 < height < 1 << 31:
         return False
     pitch = (width * bits + 31) // 32 * 4

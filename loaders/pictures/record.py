@@ -6,7 +6,7 @@ import numpy.typing as npt
 GRAY, RGB, PALETTE, GRAY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6  # colour types of PNG
 BGR = 32  # of BMP: pixels and colours of a palette have their blue first
 
-DEFLATED, STORED = 0, 1  # formats
+DEFLATED, STORED, WEBP = 0, 1, 2  # formats
 
 PICTURE = np.dtype(
     [
@@ -24,13 +24,16 @@ PICTURE = np.dtype(
         # Of what is stored as it is: where the first row begins, and the bytes to the next, which may come before it.
         ("first", np.int64),
         ("pitch", np.int64),
+        # Of PNG and WebP: where the first chunk of pixels begins, of WebP its content; and bytes of pixels as they are.
+        ("body", np.int64),
+        ("nbytes", np.int64),
         # Of PNG:
         ("profile", np.int64),  # where the deflated ICC profile begins, and its bytes
         ("profile_bytes", np.int64),
-        ("body", np.int64),  # where the first chunk of pixels begins
         ("parts", np.int64),  # chunks of pixels
-        ("nbytes", np.int64),  # of pixels, deflated
         ("group", np.int64),  # rows of a group that each of these chunks is, but perhaps the last; 0 for none
+        # Of WebP:
+        ("lossless", np.int64),
     ]
 )
 

@@ -8,9 +8,9 @@ import tarfile
 
 import numpy as np
 import simplejpeg
-from mutations import beton_fields, idx_fields, jpeg_fields, mutated, near, png_fields, tar_fields
+from mutations import beton_fields, idx_fields, jpeg_fields, mutated, near, png_fields, tar_fields, webp_fields
 from picture_files import KINDS as PNG_KINDS
-from picture_files import bmp, chunk, png, ppm, tiff
+from picture_files import bmp, chunk, png, ppm, tiff, webps
 from PIL import Image
 
 MAX_PIXELS = 1 << 18
@@ -135,10 +135,12 @@ def pictures():
 class Pictures:
     """Crops by compiled code equal those by Pillow, or both are refused."""
 
+    fields = staticmethod(png_fields)
+
     def __init__(self, folder):
         from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
 
-        self.seeds = pictures()
+        self.seeds = self.files()
         self.taken = 0
         crops = (CenterCrop(size=9, resize=9), RandomResizedCrop(size=8), CenterCrop(size=21, resize=(23, 21)))
         self.decoders = [ImageDecoder(crop, MAX_PIXELS, channels=c) for crop in crops for c in (1, 3)]
@@ -146,8 +148,11 @@ class Pictures:
             self.check(seed, random.Random(number))
         self.taken = 0
 
+    def files(self):
+        return pictures()
+
     def make(self, draw):
-        return mutated(draw.choice(self.seeds), self.seeds, draw, png_fields)
+        return mutated(draw.choice(self.seeds), self.seeds, draw, self.fields)
 
     def check(self, data, draw):
         from fastimg.loaders.decoders.picture_queue import PictureQueue
@@ -167,13 +172,22 @@ class Pictures:
                     PictureQueue.add_group = add_group
                 made.append((None if failures else rows["inputs"], [str(error) for _, error in failures]))
             (ours, told), (theirs, said) = made
-            assert told == said
+            assert told == said, (told, said)
             assert (ours is None) == (theirs is None)
             assert ours is None or np.array_equal(ours, theirs)
             self.taken += ours is not None
 
     def close(self):
         return f"{self.taken} crops"
+
+
+class WebPs(Pictures):
+    """The same of WebPs."""
+
+    fields = staticmethod(webp_fields)
+
+    def files(self):
+        return webps(np.random.default_rng(0), [(37, 29), (9, 40), (70, 3), (33, 65), (1, 1)] * 8)
 
 
 class InMemory:
@@ -417,4 +431,4 @@ class Betons:
         return f"{self.taken} taken"
 
 
-KINDS = {"jpeg": Jpegs, "picture": Pictures, "tar": Tars, "idx": Indexes, "beton": Betons}
+KINDS = {"jpeg": Jpegs, "picture": Pictures, "webp": WebPs, "tar": Tars, "idx": Indexes, "beton": Betons}

@@ -221,6 +221,60 @@ def png_fields(data, draw):
     return out
 
 
+def webp_chunks(data):
+    """[name, content] of the chunks of a WebP, as far as their lengths are right."""
+    at, chunks = 12, []
+    while at + 8 <= len(data):
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        chunks.append([bytes(data[at : at + 4]), bytes(data[at + 8 : at + 8 + size])])
+        at += 8 + size + size % 2
+    return chunks
+
+
+def webp_file(chunks, length=None):
+    """A WebP of these chunks; `length` is (the place of a chunk, the length that it says)."""
+    body = b"WEBP"
+    for number, (name, content) in enumerate(chunks):
+        size = length[1] if length is not None and length[0] == number else len(content)
+        body += name + struct.pack("<I", size) + content + bytes(len(content) % 2)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def webp_fields(data, draw):
+    """Change a chunk of a WebP: its length, name, place, header or pixels. Mostly the length of the file fits."""
+    chunks = webp_chunks(data)
+    if not chunks:
+        return data
+    place = draw.randrange(len(chunks))
+    name, content = chunks[place]
+    length = None
+    match draw.randrange(9):
+        case 0:
+            length = place, near(len(content), draw) % 2**32
+        case 1:
+            names = (b"VP8 ", b"VP8L", b"VP8X", b"ALPH", b"ICCP", b"EXIF", b"XMP ", b"ANIM", b"ANMF", b"abcd")
+            chunks[place][0] = draw.choice(names)
+        case 2:
+            chunks.insert(draw.randrange(len(chunks) + 1), list(draw.choice(chunks)))
+        case 3:
+            del chunks[place]
+        case 4:
+            chunks[place][1] = content[: draw.randrange(len(content) + 1)]
+        case 5 if name in (b"VP8 ", b"VP8L") and len(content) > 12:  # bits behind the header: of a code or of pixels
+            changed = bytearray(content)
+            spot = draw.randrange(10, len(changed))
+            changed[spot : spot + draw.choice((1, 4, 64))] = draw.randbytes(draw.choice((1, 4, 64)))
+            chunks[place][1] = bytes(changed)
+        case 6 if name == b"VP8X" and content:
+            chunks[place][1] = bytes([content[0] ^ 1 << draw.randrange(8)]) + content[1:]
+        case _ if content:
+            changed = bytearray(content)
+            spot = draw.randrange(min(len(changed), 20))
+            changed[spot] = draw.choice((0, 1, 2, 8, 16, 127, 255, changed[spot] ^ 1 << draw.randrange(8)))
+            chunks[place][1] = bytes(changed)
+    return bytearray(webp_file(chunks, length))
+
+
 def deflated_anew(stream, draw):
     """Other bytes in a stream: fewer, more, other filters; or another way to deflate the same."""
     try:

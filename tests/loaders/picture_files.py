@@ -1,10 +1,12 @@
-"""PNG files of every kind, with filters and chunks at choice (PNG, 3rd edition); BMP and PPM."""
+"""PNG files of every kind, with filters and chunks at choice (PNG, 3rd edition); BMP and PPM; WebP by Pillow."""
 
+import io
 import itertools
 import struct
 import zlib
 
 import numpy as np
+from PIL import Image
 
 from fastimg.loaders.pictures.damaged_png import chunk
 
@@ -142,3 +144,31 @@ def tiff(rng, width, height, kind="RGB", high_first=False, rows=None, gap=0, lon
         head += struct.pack(f"{order}HHI", tag, type_, len(given)) + place
     start = (b"MM\0*" if high_first else b"II*\0") + struct.pack(f"{order}I", 8)
     return start + head + bytes(4) + values + b"".join(bytes(gap) + strip for strip in strips)
+
+
+def webp(rng, width, height, alpha=False, orientation=None, **options):
+    """A WebP with random pixels around a slope of colours; `options` are Pillow's."""
+    slope = np.add.outer(np.arange(height) * 3, np.arange(width) * 2)[:, :, None] * np.array([1, 2, 3, 1])
+    pixels = (slope + rng.integers(0, 40, (height, width, 4))).astype(np.uint8)
+    if orientation is not None:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        options["exif"] = exif
+    buffer = io.BytesIO()
+    Image.fromarray(pixels if alpha else np.ascontiguousarray(pixels[:, :, :3])).save(buffer, "WEBP", **options)
+    return buffer.getvalue()
+
+
+def webps(rng, sizes):
+    """WebPs of every kind whose pixels are not turned, of these sizes (width, height)."""
+    kinds = (
+        {"quality": 80},
+        {"quality": 10, "method": 0},
+        {"lossless": True},
+        {"lossless": True, "alpha": True, "exact": True},
+        {"quality": 90, "alpha": True},
+        {"quality": 60, "alpha": True, "alpha_quality": 20, "icc_profile": b"profile"},
+        {"quality": 70, "icc_profile": b"a profile", "orientation": 1},
+        {"lossless": True, "orientation": 1, "xmp": b"<x:xmpmeta/>"},
+    )
+    return [webp(rng, *size, **kinds[number % len(kinds)]) for number, size in enumerate(sizes)]
