@@ -74,8 +74,8 @@ def jpeg(pixels: Pixels, sampling: str = "444") -> bytes:
 def recompressed(pixels: Pixels) -> bytes:
     """What `convert --recompress lossless` makes of a PNG."""
     png = pillow(pixels, "PNG")
-    smaller = losslessly(png, read_header(png), pixels)
-    return png if isinstance(smaller, str) else smaller.image
+    smaller = losslessly(png, read_header(png), pixels, in_groups=True)
+    return group_rows(png).png if isinstance(smaller, str) else smaller.image
 
 
 FORMATS: dict[str, tuple[str, Callable[[Pixels], bytes]]] = {
@@ -83,7 +83,7 @@ FORMATS: dict[str, tuple[str, Callable[[Pixels], bytes]]] = {
     "png, optimised": ("png", partial(pillow, kind="PNG", optimize=True)),
     "png, level 1": ("png", partial(pillow, kind="PNG", compress_level=1)),
     "png, level 1, no filters": ("png", plain_png),
-    "recompressed": ("png", recompressed),  # or WebP: formats are recognised by the content
+    "recompressed": ("png", recompressed),
     "webp, lossless": ("webp", partial(pillow, kind="WEBP", lossless=True, exact=True)),
     "webp, lossless, method 1": ("webp", partial(pillow, kind="WEBP", lossless=True, exact=True, method=1)),
     "webp, lossy 90": ("webp", partial(pillow, kind="WEBP", quality=90)),

@@ -121,7 +121,7 @@ class Convert:  # more than 12 fields: a flag each
     """Keep the data of every image as it is, without loss (keep), or store every image as a JPEG of --quality
     (reencode)."""
     recompress: Annotated[str | None, arg(metavar="lossless|jpeg:Q")] = None
-    """Encode images that are not JPEGs anew: lossless keeps every pixel and takes fewer bytes where it can, jpeg:95
+    """Encode images that are not JPEGs anew: lossless keeps every pixel, as PNG where that takes fewer bytes, jpeg:95
     makes tiled JPEGs of quality 95 (default: they stay as they are; with --append, as in the dataset)."""
     raw_fraction: float | None = None
     """With --format beton: share of the images, drawn by the seed, to store as raw pixels (default: 0)."""

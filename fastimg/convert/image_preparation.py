@@ -180,16 +180,26 @@ class Prepare:
             if pixels is not None or tiled.kept in _WALKED:
                 return Prepared(data, extension, size, outcome, *original[2:])
         decode(data, header, self._scratch())
-        if treatment.tile_px is not None and header.format == "png" and treatment.container == "tar":
-            grouped = group_rows(data)
-            if grouped.kept == Kept.GROUPED:
-                outcome = _outcome(TILED, "png, already")
-            elif grouped.kept is None:
-                outcome = _outcome(TILED, "png, in groups of rows")
-            elif grouped.kept != Kept.SMALL:
-                outcome = _outcome(KEPT, f"png, {grouped.kept}")
-            data = grouped.png
+        data, outcome = self._grouped(data, header, outcome)
         return Prepared(data, extension, size, outcome, *original[2:])
+
+    @property
+    def _groups_rows(self) -> bool:
+        """Whether PNGs get their rows in groups."""
+        return self._treatment.tile_px is not None and self._treatment.container == "tar"
+
+    def _grouped(self, data: bytes, header: Header, outcome: str) -> tuple[bytes, str]:
+        """A PNG in groups of rows, if that is wanted, and what to say of it; `outcome` of all others."""
+        if not self._groups_rows or header.format != "png":
+            return data, outcome
+        grouped = group_rows(data)
+        if grouped.kept == Kept.GROUPED:
+            outcome = _outcome(TILED, "png, already")
+        elif grouped.kept is None:
+            outcome = _outcome(TILED, "png, in groups of rows")
+        elif grouped.kept != Kept.SMALL:
+            outcome = _outcome(KEPT, f"png, {grouped.kept}")
+        return grouped.png, outcome
 
     def _recompressed(self, original: Original, data: bytes, header: Header) -> Prepared:
         """An image that is no JPEG, recompressed; or as it is, with the reason."""
@@ -198,18 +208,18 @@ class Prepare:
         pixels = decode(data, header, self._scratch())
         extension = self._extension(header, original.suffix)
         if reason := obstacle(data, header, lossless=asked.quality is None):
-            outcome = _outcome(KEPT, f"{header.format}, {reason}")
-            return Prepared(data, extension, len(data), outcome, *original[2:])
+            kept, outcome = self._grouped(data, header, _outcome(KEPT, f"{header.format}, {reason}"))
+            return Prepared(kept, extension, len(data), outcome, *original[2:])
         if asked.quality is not None:
             made, ratio = self._jpeg_of(pixels, asked.quality)
             facts = Recompressed(header.format, len(data), len(made), ratio, lost_as_jpeg(data, header))
             return _changed(original, made, "jpg", facts)
-        smaller = losslessly(data, header, pixels)
+        smaller = losslessly(data, header, pixels, self._groups_rows)
         if isinstance(smaller, str):
-            outcome = _outcome(KEPT, f"{header.format}, {smaller}")
-            return Prepared(data, extension, len(data), outcome, *original[2:])
+            kept, outcome = self._grouped(data, header, _outcome(KEPT, f"{header.format}, {smaller}"))
+            return Prepared(kept, extension, len(data), outcome, *original[2:])
         facts = Recompressed(header.format, len(data), len(smaller.image), None, smaller.lost)
-        return _changed(original, smaller.image, smaller.extension, facts)
+        return _changed(original, smaller.image, "png", facts)
 
     def _jpeg_of(self, pixels: Pixels, quality: int) -> tuple[bytes, float | None]:
         """A JPEG with all of its chroma, which text and thin lines need, or a gray one; and its PSNR."""
@@ -235,10 +245,11 @@ class Prepare:
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "PNG")
         png = buffer.getvalue()
-        smaller = losslessly(png, read_header(png, self._treatment.max_pixels), pixels) if asked is not None else ""
+        header = read_header(png, self._treatment.max_pixels)
+        smaller = losslessly(png, header, pixels, self._groups_rows) if asked is not None else ""
         if not isinstance(smaller, str):
             facts = Recompressed("raw", pixels.nbytes, len(smaller.image), None, ())
-            return _changed(original, smaller.image, smaller.extension, facts)
+            return _changed(original, smaller.image, "png", facts)
         outcome = _outcome(KEPT, "raw pixels, without loss as png")
         return Prepared(png, "png", pixels.nbytes, outcome, *original[2:])
 

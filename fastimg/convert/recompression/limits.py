@@ -9,7 +9,7 @@ from fastimg.loaders.opening import open_image
 
 JPEGS = frozenset({"jpeg", "mpo"})
 _FORMATS = frozenset({"png", "webp", "tiff", "bmp", "gif", "ppm", "tga", "pcx", "qoi"})  # whose depth is known
-_SIDES = {True: 16_383, False: 65_535}  # pixels, of a WebP and of a JPEG
+_SIDE = 65_535  # pixels of a JPEG
 _WHOLE = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})  # modes that lossless formats hold as they are
 _BITS, _ICC = 258, 34_675  # TIFF 6.0, section 8; ICC.1, annex B.4
 _STRUCTURE = frozenset({*range(254, 270), *range(273, 300), *range(317, 348), ORIENTATION, _ICC, 529, 530, 531, 532})
@@ -49,9 +49,8 @@ def obstacle(data: bytes, header: Header, *, lossless: bool) -> str:
     """Why an image that is no JPEG is left as it is; empty if nothing stands in the way. Nothing is decoded."""
     if header.format not in _FORMATS:
         return "of a format that is left as it is"
-    side = _SIDES[lossless]
-    if max(header.size) > side:
-        return f"a side of more than {side:,} pixels"
+    if not lossless and max(header.size) > _SIDE:
+        return f"a side of more than {_SIDE:,} pixels"
     try:
         with image_faults(), open_image(data, header.width * header.height) as image:
             if deep(image, data):

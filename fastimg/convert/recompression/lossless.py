@@ -1,8 +1,8 @@
-"""The same pixels in fewer bytes, as PNG or WebP: what decodes fastest of what DALI, FFCV and webdataset open.
+"""The same pixels in fewer bytes, as PNG: what decodes fastest of the compressed formats that all loaders open.
 
-By benchmarks/sources.py a PNG with a palette is decoded four times as fast as one of three channels; WebP without loss
-is smaller than that one, and is decoded faster, except where an image is so small that opening it is what takes the
-time. BMP is decoded faster than any of them, and takes many times the bytes of a drawing.
+By benchmarks/sources.py lossless WebP takes 26 % fewer bytes of photographs and 42 % fewer of screenshots, but crops of
+it take several times as long; so WebPs stay as they are, and nothing becomes one. BMP is decoded faster than PNG, and
+takes many times the bytes of a drawing.
 """
 
 import io
@@ -14,10 +14,10 @@ from PIL import Image
 from fastimg.loaders.decode import Header, Pixels, decode, read_header
 from fastimg.loaders.errors import image_faults
 from fastimg.loaders.opening import open_image
+from fastimg.loaders.pictures.grouped_png import group_rows
 
 from .limits import has_metadata
 
-_SMALL = 128 * 128  # pixels of an image that is stored as PNG whatever its colours
 _FEW = 16  # colours that a PNG's palette holds in 4 bits a pixel or fewer
 _MOST = 256  # colours of a palette
 
@@ -26,14 +26,14 @@ class Smaller(NamedTuple):
     """An image of the same pixels in fewer bytes."""
 
     image: bytes
-    extension: str
     lost: tuple[str, ...]
 
 
-def losslessly(data: bytes, header: Header, pixels: Pixels) -> Smaller | str:
+def losslessly(data: bytes, header: Header, pixels: Pixels, in_groups: bool = False) -> Smaller | str:
     """Encode an image that decodes to `pixels` [H, W, 3]; returns why it is left as it is, if it is.
 
-    EXIF and the colour profile are carried over. What is made is decoded and compared. It must have passed `obstacle`.
+    `in_groups`: with its rows in groups where it is large enough. EXIF and the colour profile are carried over. What is
+    made is decoded and compared. It must have passed `obstacle`.
     """
     with image_faults(), open_image(data, header.width * header.height) as image:
         image.load()
@@ -46,31 +46,27 @@ def losslessly(data: bytes, header: Header, pixels: Pixels) -> Smaller | str:
     gray = not alpha and bool((values == values[:, :, :1]).all())
     if profile not in (b"", b"RGB ", b"GRAY") or (profile == b"GRAY" and not gray):
         return "a colour profile for other channels"
-    extension, options, stored = _target(plain, gray, profile)
     buffer = io.BytesIO()
     try:
-        stored.save(buffer, extension, **options, **carried)
+        _stored(plain, gray, profile).save(buffer, "PNG", optimize=True, **carried)
     except (OSError, ValueError):  # metadata that the encoder refuses
-        return f"it cannot be stored as {extension}"
+        return "it cannot be stored as png"
     made = buffer.getvalue()
+    if in_groups:
+        made = group_rows(made).png
     if len(made) >= len(data):
         return "not smaller without loss"
     if not _same(made, header, pixels, values if alpha else None):
         return "it would decode to other pixels"
-    return Smaller(made, extension, lost)
+    return Smaller(made, lost)
 
 
-def _target(image: Image.Image, gray: bool, profile: bytes) -> tuple[str, dict[str, Any], Image.Image]:
-    """The format, its options, and the image in the mode to store: RGBA stays, RGB may become gray or a palette."""
-    small = image.width * image.height < _SMALL
+def _stored(image: Image.Image, gray: bool, profile: bytes) -> Image.Image:
+    """The image in the mode to store: RGBA stays, RGB may become gray or a palette."""
     few = image.getcolors(_MOST) if image.mode == "RGB" else None
     if gray and profile != b"RGB " and (profile == b"GRAY" or few is None or len(few) > _FEW):
-        return "png", {"optimize": True}, image.getchannel(0)
-    if few is not None:
-        return "png", {"optimize": True}, _palette(image)
-    if small:
-        return "png", {"optimize": True}, image
-    return "webp", {"lossless": True, "exact": True}, image  # exact: colours under alpha stay
+        return image.getchannel(0)
+    return image if few is None else _palette(image)
 
 
 def _palette(image: Image.Image) -> Image.Image:

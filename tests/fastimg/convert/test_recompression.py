@@ -205,8 +205,8 @@ def test_without_loss_takes_fewer_bytes_or_none_are_touched(folder: Path, tmp_pa
     run(folder, tmp_path / "D", recompress="lossless")
     images = stored(tmp_path / "D")
     kinds = {name: read_header(data).format for name, data in images.items()}
-    whole = ("photo.png", "turned.png", "alpha.png", "key.png", "plain.bmp", "plain.ppm")
-    assert {kinds[name] for name in whole} == {"webp"} and {kinds["few.png"], kinds["gray rgb.tif"]} == {"png"}
+    others = ("few.png", "gray rgb.tif", "turned.png", "alpha.png", "key.png", "plain.bmp", "plain.ppm")
+    assert {kinds[name] for name in others} == {"png"}
     modes = {}
     for name, data in images.items():
         same = data == source(folder, name)
@@ -219,6 +219,31 @@ def test_without_loss_takes_fewer_bytes_or_none_are_touched(folder: Path, tmp_pa
             if name == "turned.png":
                 assert ours.getexif()[0x0112] == 6 and ours.info["icc_profile"] == theirs.info["icc_profile"]
     assert (modes["few.png"], modes["gray rgb.tif"], modes["alpha.png"]) == ("P", "L", "RGBA")
+
+
+def test_without_loss_large_images_become_pngs_in_groups_of_rows(tmp_path: Path) -> None:
+    a = tmp_path / "images" / "a"
+    a.mkdir(parents=True)
+    noise = np.random.default_rng(4).integers(0, 40, (400, 300, 3))  # without it, groups would cost too much
+    photo = Image.fromarray(np.minimum(pixels(width=300, height=400) + noise, 255).astype(np.uint8))
+    photo.save(a / "large.bmp")
+    photo.save(a / "badly packed.png", compress_level=0)
+    photo.save(a / "packed.png", optimize=True)
+    photo.save(a / "packed.webp", lossless=True)
+    report = run(a.parent, tmp_path / "D", recompress="lossless")
+    images = stored(tmp_path / "D")
+    assert {name for name, data in images.items() if b"fgRP" not in data} == {"packed.webp"} and len(images) == 4
+    assert report.outcomes == {
+        "recompressed: bmp": 1,
+        "recompressed: png": 1,
+        "tiled: png, in groups of rows": 1,
+        "kept: webp, not smaller without loss": 1,
+    }
+    for name, data in images.items():
+        np.testing.assert_array_equal(decode(data), decode(source(a.parent, name)))
+    run(a.parent, tmp_path / "E", recompress="lossless", tile="off")
+    assert not any(b"fgRP" in data for data in stored(tmp_path / "E").values())
+    assert stored(tmp_path / "E")["packed.png"] == source(a.parent, "packed.png")
 
 
 @pytest.mark.parametrize("value", ["jpeg:90", "lossless"])
