@@ -46,6 +46,8 @@ _LUMA_ROWS = 64  # whose luma is computed at a time
 
 T = TypeVar("T", bound=np.generic)
 
+COMPILED_FORMATS = frozenset({"jpeg", "mpo", "png", "bmp", "ppm"})  # decoded by compiled code, not by a library
+
 _EXTENSIONS = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2"}
 _TURBO_FRAMES = frozenset({BASELINE, EXTENDED, PROGRESSIVE})  # Huffman-coded
 _TURBO_SAMPLING = frozenset({0x11, 0x21, 0x22, 0x12, 0x41})  # of luma over 1 x 1 of chroma, as by `glance`

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rich.console import Console
 from fastimg import notebook
 from fastimg.config.benchmarking import Bench
 from fastimg.config.commands import Augmenting, Train
+from fastimg.convert.slow_formats import try_slow_formats
 from fastimg.data.datasets import center_crop, check_readable, chosen_backend, train_crop, worker_count
 from fastimg.data.elsewhere import as_given, with_local_data
 from fastimg.errors import UsageError
@@ -250,6 +252,10 @@ def _measure(
     for line in _hints(request, ranks, prepared):
         say(out, f"          {line}")
     _warn_of_unreadable(images, out)
+    slow = try_slow_formats(images.dataset, images.ids, prepared.decoder, partial(say, progress))
+    if slow is not None:
+        record["slow_formats"] = slow.record()
+        say(out, f"decoding  {slow.sentence()}")
     stages = measure(images, prepared.decoder, rig, request.stages, probe.images, probe.threads, effort)
     if request.stages:
         record["stages"] = [stage.record() for stage in stages]

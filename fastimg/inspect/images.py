@@ -33,6 +33,7 @@ from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.datasets import large_photographs
 from fastimg.loaders.crop import CropRule, shape_of
+from fastimg.loaders.decode import COMPILED_FORMATS
 from fastimg.loaders.errors import not_written
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.predict.result_places import ResultPlace, renewed_words, result_place
@@ -55,7 +56,8 @@ from .summaries import (
 )
 from .texts import TextInspection, inspect_texts
 
-if TYPE_CHECKING:  # torch takes seconds to import, and only pictures need it
+if TYPE_CHECKING:  # torch takes seconds to import, and only pictures and slow formats need it
+    from fastimg.convert.slow_formats import SlowFormats
     from fastimg.data.kornia_pass import KorniaPass
 
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
@@ -108,6 +110,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     large: dict[str, str] = dataclass_field(default_factory=dict)  # split -> what is kept of large photographs
     missing: dict[str, int] | None = None  # of images with texts beside them: samples that lack an input
     recompressed: dict[str, Any] | None = None  # as dataset.json states it: what `convert --recompress` changed
+    slow_formats: "SlowFormats | None" = None  # where libraries decode most images: what that costs
 
     def _repr_html_(self) -> str:
         faults = self.unreadable_names[: notebook.ROWS]
@@ -163,10 +166,15 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
         if not config.no_pictures:
             pictures = _draw(config, place, shown, crop, kornia, splits[0], err)
         recompressed = stated_recompression(config.data)
-        result = replace(_result(config, splits, pictures), missing=dict(missing) or None, recompressed=recompressed)
+        result = replace(
+            _result(config, splits, pictures),
+            missing=dict(missing) or None,
+            recompressed=recompressed,
+            slow_formats=None if config.headers_only else _slow_formats(splits[0], err),
+        )
     if config.json:
         fields = plain(result)
-        for name in ("missing", "recompressed"):
+        for name in ("missing", "recompressed", "slow_formats"):
             if getattr(result, name) is None:
                 del fields[name]
         print(json.dumps(fields))
@@ -313,6 +321,18 @@ def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | Non
     )
 
 
+def _slow_formats(facts: SplitFacts, err: Console) -> "SlowFormats | None":
+    """What images of a split cost if libraries decode most of them."""
+    if 2 * sum(facts.formats[name] for name in COMPILED_FORMATS) >= facts.formats.total():
+        return None
+    from fastimg.convert.slow_formats import LOOKED_AT, try_slow_formats
+    from fastimg.loaders import ImageDecoder, RandomResizedCrop
+    from fastimg.loaders.compiling_ahead import looked_at
+
+    decoder = ImageDecoder(RandomResizedCrop(size=_SIZE))
+    return try_slow_formats(facts.dataset, looked_at(len(facts.dataset), None, LOOKED_AT), decoder, partial(say, err))
+
+
 def _spread(values: Any) -> ValueRange | None:
     if not len(values):
         return None
@@ -341,6 +361,8 @@ def _rows(result: Inspection) -> dict[str, str]:
     }
     if result.recompressed is not None:
         rows["recompressed"] = "\n".join(recompression_lines(result.recompressed))
+    if result.slow_formats is not None:
+        rows["decoding"] = result.slow_formats.sentence()
     if result.missing is not None:
         rows["inputs"] = missing_words(result.missing)
     if result.large:
