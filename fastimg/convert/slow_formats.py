@@ -61,7 +61,7 @@ class SlowFormats:
         if gains:
             text += f"; after `fastimg convert --recompress` {', '.join(gains)} img/s"
         if kept:
-            text += f"; --recompress {' and '.join(kept)} leaves them as they are"
+            text += f"; --recompress {' or '.join(kept)} would change nothing"
         return f"{text} ({self.images} tried)"
 
 

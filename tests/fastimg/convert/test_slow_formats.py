@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from fastimg.convert.slow_formats import SlowFormats, try_slow_formats
 from fastimg.loaders import CenterCrop, ImageDecoder, open_dataset
@@ -42,14 +42,21 @@ def test_lossy_webp(tmp_path: Path) -> None:
     assert list(rates) == ["jpeg:95", "lossless"] and rates["jpeg:95"] and rates["lossless"] is None
     words = found.sentence()
     assert words.startswith("10 webp of 13 images looked at are decoded by libraries: a crop takes ")
-    assert words.endswith(" img/s; --recompress lossless leaves them as they are (8 tried)")
+    assert words.endswith(" img/s; --recompress lossless would change nothing (8 tried)")
     assert json.loads(json.dumps(found.record()))["recompressed_images_per_second"] == rates
 
 
 def test_tiff_becomes_png(tmp_path: Path) -> None:
     found = tried(folder(tmp_path / "D", {"tif": 3}))
     assert found is not None and found.recompressed_images_per_second["lossless"]
-    assert "lossless leaves" not in found.sentence()
+    assert "change nothing" not in found.sentence()
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow is built without AVIF")
+def test_avif_is_not_recompressed(tmp_path: Path) -> None:
+    found = tried(folder(tmp_path / "D", {"avif": 2}))
+    assert found is not None and found.recompressed_images_per_second == {"jpeg:95": None, "lossless": None}
+    assert "; --recompress jpeg:95 or lossless would change nothing" in found.sentence()
 
 
 @pytest.mark.parametrize(
