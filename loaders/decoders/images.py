@@ -64,9 +64,10 @@ class ImageDecoder(Decoder):
     `channels` is 3 for RGB, 1 for gray. Raises ValueError for other numbers, other depths and scalings, and for fewer
     `max_pixels` than 1; TypeError for `max_pixels` that is no whole number.
 
-    JPEGs, PNG, WebP, BMP, PPM and uncompressed TIFF files are decoded several in one compiled call, except by subclasses
-    with a `fill_row` of their own: those decode every sample in `fill_row`. In a loader's threads nothing is compiled
-    (`compiling_ahead`): what is not ready there is left to libjpeg-turbo, Pillow and torch, which give the same pixels.
+    JPEGs, PNG, WebP, BMP, PPM and uncompressed TIFF files are decoded several in one compiled call, except by
+    subclasses with a `fill_row` of their own: those decode every sample in `fill_row`. In a loader's threads nothing is
+    compiled (`compiling_ahead`): what is not ready there is left to libjpeg-turbo, Pillow and torch, which give the
+    same pixels.
     """
 
     crop: CropRule
