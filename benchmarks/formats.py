@@ -51,6 +51,7 @@ class Task(NamedTuple):
     images: int
     mode: str = "RGB"
     options: dict[str, Any] = {}  # noqa: RUF012 - Pillow's, for saving
+    square: bool = False
 
     @property
     def whole(self) -> bool:
@@ -95,7 +96,7 @@ def main() -> None:
         task = TASKS[name]
         with tempfile.TemporaryDirectory(prefix="fastimg-formats-") as scratch:
             files, shards = Path(scratch) / "files", Path(scratch) / "shards"
-            nbytes = _write(files, args.data, task)
+            nbytes = write_images(files, args.data, task)
             convert(Convert(src=files, dst=shards), Console(quiet=True))
             _compare(files, shards, task)
             for workers in args.workers:
@@ -106,7 +107,7 @@ def main() -> None:
     measure.show(Console(), f"images a second, n = {args.repeats}", [_texts(row) for row in rows])
 
 
-def _write(folder: Path, data: Path, task: Task) -> int:
+def write_images(folder: Path, data: Path, task: Task) -> int:
     """Write images of photographs, which repeat, each time rolled by a pixel, in 10 classes. Returns bytes an image."""
     names = list_images(data)
     names = names[: min(len(names), task.images)]
@@ -118,11 +119,13 @@ def _write(folder: Path, data: Path, task: Task) -> int:
                 image.draft("RGB", (task.side, task.side))
                 scale = task.side / max(image.size)
                 small = image.convert(task.mode).resize(
-                    (task.side, task.side) if task.whole else (round(image.width * scale), round(image.height * scale)),
+                    (task.side, task.side)
+                    if task.whole or task.square
+                    else (round(image.width * scale), round(image.height * scale)),
                     Image.Resampling.BICUBIC,
                 )
             kept = folder / f"{place}.npy"
-            kept.parent.mkdir(exist_ok=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
             np.save(kept, np.asarray(small))
         pixels = np.roll(np.load(folder / f"{place}.npy"), times, axis=1)
         file = folder / str(number % 10) / f"{number:06d}.{task.extension}"
@@ -214,7 +217,7 @@ def _inflate(args: argparse.Namespace, here: dict[str, Any]) -> None:
     """Microseconds for an image's deflated pixels, Adler-32 included, of the task `png`; 300 different images."""
     task = TASKS["png"]._replace(images=300)
     with tempfile.TemporaryDirectory(prefix="fastimg-formats-") as scratch:
-        _write(Path(scratch), args.data, task)
+        write_images(Path(scratch), args.data, task)
         streams = [_stream(file.read_bytes()) for file in sorted(Path(scratch).rglob("*.png"))]
     rows = [zlib.decompress(stream) for stream in streams]
     tables, room = np.zeros((2, SIZE), np.uint32), np.zeros(max(map(len, rows)) + SLACK, np.uint8)

@@ -18,7 +18,7 @@ INSTALL_LOADERS = f"{INSTALL} --group loaders"
 
 # Distributions whose versions a record names, beside those of `measure.environment`.
 DISTRIBUTIONS = (
-    *("spdl-core", "spdl-io", "torchcodec", "litdata"),
+    *("spdl-core", "spdl-io", "torchcodec", "litdata", "turboloader", "datago"),
     *("PyTurboJPEG", "jpeg4py", "opencv-python-headless", "imagecodecs", "kornia-rs", "pyvips", "imageio"),
 )
 

@@ -19,7 +19,7 @@ def tiled(sources: Sources) -> Path:
 
 def make_tiled(sources: Sources) -> None:
     """Convert the images."""
-    settings = Convert(src=_links(sources), dst=tiled(sources), no_shuffle=True, workers=str(available_cpus()))
+    settings = Convert(src=links(sources), dst=tiled(sources), no_shuffle=True, workers=str(available_cpus()))
     convert(settings, Console(quiet=True))
 
 
@@ -27,16 +27,14 @@ def make_tiled_beton(sources: Sources) -> None:
     """FFCV's container, made by `fastimg convert --format beton`."""
     dst = _tiled_beton(sources).parent
     workers = str(available_cpus())
-    convert(
-        Convert(src=_links(sources), dst=dst, format="beton", no_shuffle=True, workers=workers), Console(quiet=True)
-    )
+    convert(Convert(src=links(sources), dst=dst, format="beton", no_shuffle=True, workers=workers), Console(quiet=True))
 
 
 def _tiled_beton(sources: Sources) -> Path:
     return sources.folder / "tiled-beton" / "train.beton"
 
 
-def _links(sources: Sources) -> Path:
+def links(sources: Sources) -> Path:
     """A class folder of links to the files, for conversion."""
     folder = sources.folder / "links"
     if not folder.exists():

@@ -1,4 +1,7 @@
-"""The loaders that only `benchmarks/loaders.py` compares: all images of an epoch, of the right shape, near ours."""
+"""The loaders that only `loaders.py` and `format_peers.py` of benchmarks compare: all images, of a shape, near ours.
+
+Those of any format give the pixels of whole images, and crops with the mean of ours.
+"""
 
 import ctypes.util
 import importlib
@@ -20,6 +23,8 @@ SIZE, COUNT = 48, 20
 sys.path.append(str(BENCHMARKS))  # stays, for the processes that loaders start
 PEERS = importlib.import_module("loader_peers").PEERS
 DECODERS = importlib.import_module("loader_peers.decoders")
+BY_FORMAT = importlib.import_module("loader_peers.by_format").PEERS
+FormatWork = importlib.import_module("loader_peers.format_work").FormatWork
 
 TESTED = {one.open for one in USUAL.values()}  # in test_comparison.py
 FURTHER = [name for name, peer in PEERS.items() if peer.open not in TESTED and peer.module != "ffcv"]
@@ -47,9 +52,9 @@ def threads():
     torch.set_num_threads(before)
 
 
-def _installed(name):
+def _installed(name, peers=PEERS):
     """The peer, where its library is installed."""
-    peer = PEERS[name]
+    peer = peers[name]
     if not peer.installed():
         pytest.skip(f"{peer.module} is not installed: {peer.install}")
     if name == "spdl" and ctypes.util.find_library("avfilter") is None:
@@ -102,3 +107,39 @@ def test_decoders(name, sources):
     expected = DECODERS.pixels(DECODERS.pillow(sources.files[0]))
     assert image.shape == expected.shape and image.dtype == torch.uint8
     assert (image.int() - expected.int()).abs().float().mean() < 1
+
+
+@pytest.fixture
+def squares(tmp_path):
+    """20 BMPs of SIZE x SIZE in a folder."""
+    (tmp_path / "files").mkdir()
+    for i in range(COUNT):
+        drawn = np.random.default_rng(i).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+        image = Image.fromarray(drawn).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+        image.save(tmp_path / "files" / f"{i:02d}.bmp")
+    return Sources(folder=tmp_path / "made", files=tuple(sorted((tmp_path / "files").iterdir())))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", BY_FORMAT)
+def test_images_of_any_format(name, whole, squares, monkeypatch):
+    peer = _installed(name, BY_FORMAT)
+    monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: None)  # it is the tests' process
+    if peer.make is not None:
+        peer.make(squares)
+    size = SIZE if whole else SIZE // 2
+    work = FormatWork(sources=squares, crop="random", batch_size=10, size=size, workers=1, whole=whole)
+    batches = peer.open(work)
+    if name == "turboloader":
+        with pytest.raises((ValueError, RuntimeWarning), match="decode"):  # the latter is its own
+            next(batches())
+        return
+    images = torch.cat([batch.clone() for batch in batches()])
+    assert images.shape == (COUNT, 3, size, size) and images.dtype == peer.dtype
+    levels = images.float() * (255 if peer.dtype.is_floating_point else 1)
+    ours = torch.cat([batch.clone() for batch in BY_FORMAT["fastimg, files"].open(work)()]).float()
+    if whole and peer.module != "ffcv":  # which may encode them
+        sums = [sorted(one.round().sum((1, 2, 3)).tolist()) for one in (levels, ours)]
+        assert sums[0] == sums[1]
+    else:
+        assert abs(float(levels.mean() - ours.mean())) < 12

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +82,8 @@ def write_tars(sources: Sources) -> None:
                 shard.add(f"{i:06d}", fields)
 
 
-def write_ffcv_beton(sources: Sources) -> None:
-    """Write `sources.ffcv_beton` with FFCV's writer, in jpg mode at its default quality.
+def write_ffcv_beton(sources: Sources, mode: Literal["jpg", "raw"] = "jpg") -> None:
+    """Write `sources.ffcv_beton` with FFCV's writer: JPEGs of its default quality, or raw pixels.
 
     Call it in a separate process: if one of the writer's processes fails, the writer would wait forever, so this ends
     the calling process.
@@ -93,7 +94,7 @@ def write_ffcv_beton(sources: Sources) -> None:
     sources.folder.mkdir(parents=True, exist_ok=True)
     done = threading.Event()
     watch = threading.Thread(target=_end_with_a_child, args=(done,), daemon=True)
-    fields = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
+    fields = {"image": RGBImageField(write_mode=mode), "label": IntField()}
     page = _PAGE  # an image must fit into one; FFCV's own quality may make it larger than its file
     while page < 2 * max(file.stat().st_size for file in sources.files):
         page *= 2

@@ -25,7 +25,7 @@ from fastimg.system.packages import OPTIONAL
 
 from .data import Sources, write_ffcv_beton, write_tars
 
-Batches = Callable[[], Iterator[torch.Tensor]]  # an epoch: uint8 [B, 3, S, S], each valid until the next
+Batches = Callable[[], Iterator[torch.Tensor]]  # an epoch: [B, 3, S, S], each valid until the next
 
 AHEAD = 2  # batches that DALI prepares ahead: its default
 BASE = "native"  # the loader that the others are compared with
@@ -64,6 +64,7 @@ class Peer:
     about: str
     make: Callable[[Sources], None] | None = None  # writes its input; None: it reads the files, or DATA
     decodes: bool = True  # False: its pixels are not images
+    dtype: torch.dtype = torch.uint8  # of its batches; floats go from 0 to 1
     module: str | None = None  # the module that must be installed
     install: str = ""  # how to install it
 

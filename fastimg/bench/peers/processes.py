@@ -195,7 +195,7 @@ def _serve(pipe: connection.Connection, peer: Peer, start_method: str) -> None:
                 if argument not in opened:
                     opened.clear()  # one loader at a time: the previous one releases its resources
                     opened[argument] = peer.open(argument)
-                answer = _ANSWERS[what](opened[argument], argument.size)
+                answer = _ANSWERS[what](opened[argument], argument.size, peer.dtype)
         except Exception as error:  # noqa: BLE001 - any error is sent to the parent
             fault = (_sentence(error), isinstance(error, DataError), traceback.format_exc())
         try:
@@ -215,12 +215,12 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"[:_MAX_CHARACTERS]
 
 
-def _epoch(batches: Batches, size: int) -> Epoch:
+def _epoch(batches: Batches, size: int, dtype: torch.dtype = torch.uint8) -> Epoch:
     count = 0
     before = _cpu_seconds()
     began = time.perf_counter()
     for batch in batches():
-        _check(batch, size)
+        _check(batch, size, dtype)
         count += len(batch)
     seconds = time.perf_counter() - began
     after = _cpu_seconds()
@@ -239,25 +239,27 @@ def _settle() -> None:
             return
 
 
-def _images(batches: Batches, size: int) -> npt.NDArray[np.uint8]:
-    return np.concatenate([_pixels(batch, size) for batch in batches()])
+def _images(batches: Batches, size: int, dtype: torch.dtype = torch.uint8) -> npt.NDArray[np.uint8]:
+    return np.concatenate([_pixels(batch, size, dtype) for batch in batches()])
 
 
-def _boxes(batches: Batches, size: int) -> npt.NDArray[np.float64]:
-    return np.concatenate([read_boxes(_pixels(batch, size)) for batch in batches()])
+def _boxes(batches: Batches, size: int, dtype: torch.dtype = torch.uint8) -> npt.NDArray[np.float64]:
+    return np.concatenate([read_boxes(_pixels(batch, size, dtype)) for batch in batches()])
 
 
 _ANSWERS = {"epoch": _epoch, "images": _images, "boxes": _boxes}
 
 
-def _pixels(batch: torch.Tensor, size: int) -> npt.NDArray[np.uint8]:
-    _check(batch, size)
-    return batch.permute(0, 2, 3, 1).numpy().copy()
+def _pixels(batch: torch.Tensor, size: int, dtype: torch.dtype) -> npt.NDArray[np.uint8]:
+    _check(batch, size, dtype)
+    levels = batch if dtype == torch.uint8 else (255 * batch).round().to(torch.uint8)
+    return levels.permute(0, 2, 3, 1).numpy().copy()
 
 
-def _check(batch: torch.Tensor, size: int) -> None:
-    if batch.shape[1:] != (3, size, size) or batch.dtype != torch.uint8:
-        raise ValueError(f"a batch is {batch.dtype} {list(batch.shape)}, not uint8 [B, 3, {size}, {size}]")
+def _check(batch: torch.Tensor, size: int, dtype: torch.dtype) -> None:
+    if batch.shape[1:] != (3, size, size) or batch.dtype != dtype:
+        name = str(dtype).removeprefix("torch.")
+        raise ValueError(f"a batch is {batch.dtype} {list(batch.shape)}, not {name} [B, 3, {size}, {size}]")
 
 
 def _cpu_seconds() -> float | None:
