@@ -17,11 +17,13 @@ from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.system import hardware
 from fastimg.train.choices import step_rates
 from fastimg.train.choices.machine_profile import device_name
 from fastimg.train.reporting.hints import larger_launches
 
 from .dataset import Images
+from .raw_pixels import RawPixels, as_raw_pixels
 from .rig import Rig, with_loader
 from .verdict import Advice, Measured, Verdict, judge, together
 
@@ -38,6 +40,7 @@ class Change:
     description: str
     open_: Callable[[], tuple[Rig, Rig]]
     note: str = ""
+    gain: float | None = None  # of the loader alone, measured elsewhere
 
 
 def advise(
@@ -72,8 +75,15 @@ def advise(
 
 def suggest(images: Images, rig: Rig, count: int, measured: Measured, scratch: Path) -> list[Advice]:
     """The same advice, without trying it."""
-    changes = _changes(images, rig, count, judge(measured), scratch)
-    untried = [Advice(change=change.description, factor=None, tried=False, note=change.note) for change in changes]
+    untried = [
+        Advice(
+            change=change.description,
+            factor=None if change.gain is None else _gain(measured, decode=change.gain * measured.decode),
+            tried=False,
+            note=change.note,
+        )
+        for change in _changes(images, rig, count, judge(measured), scratch)
+    ]
     return _worthwhile([*untried, *_estimates(images, rig, measured)])
 
 
@@ -104,6 +114,13 @@ def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Pa
                 open_=lambda: _converted(images, rig, scratch / "tiled", {}),
                 note="lossless",
             )
+        if (raw := _raw_pixels(images)) is not None:
+            yield Change(
+                description=f"fastimg convert {images.path.name} DST {raw.flags}",
+                open_=lambda: _converted(images, rig, scratch / "raw", raw.options),
+                note=f"all pixels take {raw.nbytes / 1e6:,.0f} MB, which memory holds",
+                gain=raw.gain,
+            )
         if images.longer_side > 1.25 * MAX_SIZE:
             yield Change(
                 description=f"fastimg convert --max-size {MAX_SIZE}",
@@ -112,6 +129,19 @@ def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Pa
             )
         if device.type == "cuda" and config.decode != "gpu" and nvcodec.installed():
             yield Change(description="--decode gpu", open_=other(decode="gpu"), note="pixels differ slightly")
+
+
+def _raw_pixels(images: Images) -> RawPixels | None:
+    return as_raw_pixels(
+        len(images.dataset),
+        images.area,
+        images.longer_side,
+        images.largest,
+        images.jpegs,
+        images.tiled,
+        images.pngs,
+        hardware.memory().available,
+    )
 
 
 def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]:

@@ -41,8 +41,11 @@ class Images:
     nbytes: int  # of the dataset's files
     mean_bytes: float  # of an encoded image
     jpegs: float  # fraction of the sampled images
+    pngs: float  # the same
     tiled: float  # fraction of the sampled images: JPEGs whose crops can be decoded alone
     longer_side: int  # median, pixels
+    area: float  # mean, pixels
+    largest: int  # area of the largest sampled image, pixels
     unreadable: dict[str, str]  # among the sampled images: name -> reason
     leases: Sequence[Lease] = ()  # of shards of an object store: those of `ids`, which stay in the cache
 
@@ -105,8 +108,11 @@ def open_images(path: Path, split: str, seed: int) -> Images:
         leases=leases,
         mean_bytes=float(np.mean(sizes)),
         jpegs=float(np.mean([header.format == "jpeg" for header in headers])),
+        pngs=float(np.mean([header.format == "png" for header in headers])),
         tiled=float(np.mean(tiled)),
         longer_side=int(np.median([max(header.size) for header in headers])),
+        area=float(np.mean([header.width * header.height for header in headers])),
+        largest=max(header.width * header.height for header in headers),
         unreadable=unreadable,
     )
 

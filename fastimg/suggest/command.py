@@ -98,7 +98,7 @@ def _advised(config: Suggest, seconds: float | None, out: Console, err: Console)
         decision=decision,
         suggestions=(*map(_written_down, _with_batch(draft, timing)), decision.length, *extra),
         notes=(
-            *about_data(found.survey, timing, draft.kind == "head"),
+            *about_data(found.survey, timing, draft.kind == "head" or resident is not None, here.host_free),
             *about_machine(here),
             *draft.notes,
             *decision.notes,

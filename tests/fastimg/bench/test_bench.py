@@ -382,6 +382,7 @@ def test_advice_without_gain_is_reported(cli, image_folder, monkeypatch):
     ran = cli("bench", image_folder, *SMALL, *TRIED)
     assert ran.code == 0, ran.err
     assert "tried without gain: fastimg convert images DST, which tiles JPEGs (1.00x)" in ran.out
+    assert "fastimg convert images DST --format beton --raw-below " in ran.out
 
 
 def test_tuning_writes_what_train_reads(cli, image_folder, tmp_path, monkeypatch):

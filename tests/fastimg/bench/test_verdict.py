@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fastimg.bench import advice, benchmark
+from fastimg.bench import advice, benchmark, raw_pixels
 from fastimg.bench.ranks_share import ranks_share
 from fastimg.bench.verdict import Advice, Measured, NoVerdict, allowed, doubts, judge, together, widest
 from fastimg.config.commands import Train
@@ -78,6 +79,23 @@ def test_what_helps_a_gpu_that_waits_for_launches(monkeypatch):
     assert changes(grad_accum_steps=2) == ["a larger --batch-size", "--compile"]
     assert changes(compile="default") == ["a larger --batch-size", at_once]
     assert changes(compile="max-autotune") == ["a larger --batch-size"]
+
+
+def test_raw_pixels_have_the_gain_of_the_table(monkeypatch):
+    """Of training: beyond the loader's, other parts limit it."""
+    raw = raw_pixels.RawPixels("--format beton --raw-below 14KB", {}, 50_000_000, 4.0)
+    monkeypatch.setattr(advice, "as_raw_pixels", lambda *_: raw)
+    config = Train(loader="native")
+    rig: Any = SimpleNamespace(config=config, device=torch.device("cuda"), loader=SimpleNamespace(workers=64))
+    images: Any = SimpleNamespace(path=Path("D"), jpegs=0.0, pngs=1.0, tiled=0.0, longer_side=64, area=4096.0)
+    images.largest, images.dataset, images.epoch = 4096, range(10), range
+    for synthetic, factor in ((FAST, 4.0), (4_000.0, 2.0)):
+        slow = measured(decode=2_000.0, real=1_900.0, synthetic=synthetic)
+        (found,) = advice.suggest(images, rig, 64, slow, Path("none"))
+        assert found.text() == (
+            f"fastimg convert D DST --format beton --raw-below 14KB ({factor:.2f}x, an estimate; "
+            "all pixels take 50 MB, which memory holds)"
+        )
 
 
 def test_a_missing_part_is_not_the_limit():

@@ -11,6 +11,7 @@ from fastimg.inspect.scan import Duplicates
 from fastimg.suggest.decision import PATIENCE, Option, decide
 from fastimg.suggest.drafts import drafts, few, mirrors
 from fastimg.suggest.machine import Machine
+from fastimg.suggest.notes import about_data
 from fastimg.suggest.resemblance import NearCopies
 from fastimg.suggest.starts import Network, Start, from_scratch
 from fastimg.suggest.survey import Sizes, Survey, TextLengths
@@ -202,3 +203,23 @@ def test_long_texts_are_noted():
     assert "256 tokens" in found.notes[0] and "600" in found.notes[0]
     assert "img_size" not in found.settings() and "hflip" not in found.settings()
     assert yaml_file.combined(found.settings()).arch == "hf:x"
+
+
+def test_raw_pixels_are_named_where_reading_limits_and_memory_holds_them(monkeypatch):
+    gains = dict.fromkeys(("jpeg", "tiled", "png"), (3.0,) * 6)
+    monkeypatch.setattr("fastimg.bench.raw_pixels._GAINS", gains)
+    found, slow = data(train=10_000, shorter=64), timing(waits=0.4)
+
+    def notes(survey=found, measured=slow, once=False, available=1 << 30):
+        return " ".join(about_data(survey, measured, once, available))
+
+    assert "`fastimg convert D DST --format beton --raw-below 13KB`" in notes()
+    assert "124 MB, which memory holds; a loader reads them about 3.0 times as fast" in notes()
+    for other in (
+        notes(measured=timing(waits=0.01)),
+        notes(once=True),
+        notes(available=200 << 20),
+        notes(survey=data(shorter=600)),
+        notes(survey=replace(found, formats={"webp": 10_000})),
+    ):
+        assert "--raw-below" not in other
