@@ -3,13 +3,16 @@
     python benchmarks/threads.py FOLDER                     JPEGs in a folder, the same tiled, and converted
     python benchmarks/threads.py FOLDER --before CHECKOUT   another checkout as well, with its environment in .venv
     python benchmarks/threads.py FOLDER --sources "fetched shards" ".beton"
+    python benchmarks/threads.py FOLDER --sources "raw 32" "raw 192" "png 256" "digits 28" --threads 1 2 4 8 16
     python benchmarks/threads.py FOLDER --step              beside a thread that trains, which needs the lock, too
 
 Decoding and resizing are replaced by a sleep of --microseconds without the lock, as if each thread had a core of its
-own; everything else is done as usual. Images are read, over and over, from the page cache. With a few threads the rate
-grows with their number, until they wait for each other. With --step the consumer trains a narrow ResNet-18 on two tiny
-pictures for each batch: as many of torch's calls, each of which gives up the lock and takes it again, as launching the
-step of that model on a GPU. It is a simulation: only ratios of one machine mean something.
+own; everything else is done as usual. By default JPEGs take 1,000, and other images what they take here. Images are
+read, over and over, from the page cache. With a few threads the rate grows with their number, until they wait for each
+other. `rest` is the processor time of everything else for an image, the most that the lock can take, and `share` its
+part of the whole. With --step the consumer trains a narrow ResNet-18 on two tiny pictures for each batch: as many of
+torch's calls, each of which gives up the lock and takes it again, as launching the step of that model on a GPU. It is a
+simulation: only ratios of one machine mean something.
 """
 
 import argparse
@@ -25,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import measure
 import numpy as np
@@ -38,6 +41,27 @@ EPOCH = 4096  # images
 THREADS = (1, 4, 8, 16, 32)
 SOURCES = ("files", "tiled files", "tiled shards", "fetched shards", ".beton")  # fetched: in the cache of a store
 CROP = 224
+
+
+class Other(NamedTuple):
+    """Images that are no JPEGs."""
+
+    extension: str
+    side: int  # the longer one
+    crop: int
+    microseconds: int  # without the lock, of an image
+    images: int  # of an epoch
+    raw: bool = False
+    mode: str = "RGB"
+
+
+OTHERS = {  # raw ones in a .beton, the rest in shards
+    "raw 32": Other("bmp", 32, 32, 1, 16_384, raw=True),
+    "raw 192": Other("bmp", 192, 160, 22, 2048, raw=True),
+    "png 256": Other("png", 256, 160, 350, 1024),
+    "digits 28": Other("png", 28, 28, 9, 8192, mode="L"),
+}
+SECONDS = 1.0  # of epochs that are measured, at least
 
 
 def main() -> None:
@@ -55,22 +79,33 @@ def main() -> None:
                 found.setdefault((name, row.pop("source"), row.pop("threads")), []).append(row)
     rows: list[dict[str, Any]] = []
     for (name, source, threads), measured in found.items():
-        record = {"checkout": name, "source": source, "threads": threads}
+        record = {"checkout": name, "source": source, "threads": threads, "microseconds": _native(source, args)}
         spreads = {key: measure.Spread.of([one[key] for one in measured]) for key in measured[0]}
+        if not args.step:
+            rest = [one["rest_microseconds"] for one in measured]
+            spreads["share"] = measure.Spread.of([one / (one + _native(source, args)) for one in rest])
         rows.append({**record, **spreads})
-    common = {"benchmark": "threads", "microseconds": args.microseconds, "batch": BATCH, "data": args.folder.name}
+    common = {"benchmark": "threads", "batch": BATCH, "data": args.folder.name}
     for row in rows:
         measure.append(args.out, {**common, **measure.flat(row), "environment": measure.environment()})
     shown = [{k: v.text() if isinstance(v, measure.Spread) else v for k, v in row.items()} for row in rows]
-    measure.show(Console(width=150), f"decoding simulated by {args.microseconds} us without the lock", shown)
+    measure.show(Console(width=150), "decoding simulated by a sleep without the lock", shown)
+
+
+def _native(source: str, args: argparse.Namespace) -> int:
+    """Microseconds that an image sleeps."""
+    if args.microseconds is not None:
+        return int(args.microseconds)
+    return OTHERS[source].microseconds if source in OTHERS else 1000
 
 
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="JPEGs")
     parser.add_argument("--before", type=Path, help="another checkout")
-    parser.add_argument("--microseconds", type=int, default=1000, help="of native work for each image (default: 1000)")
-    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, metavar="SOURCE")
+    parser.add_argument("--microseconds", type=int, help="of native work for each image (default: by source)")
+    known = [*SOURCES, *OTHERS]
+    parser.add_argument("--sources", nargs="+", choices=known, default=SOURCES, metavar="SOURCE", help=", ".join(known))
     parser.add_argument("--step", action="store_true", help="train beside the loader")
     parser.add_argument("--threads", type=int, nargs="+", default=THREADS)
     parser.add_argument("--repeats", type=int, default=3)
@@ -90,7 +125,8 @@ def _elsewhere(checkout: Path, args: argparse.Namespace) -> Iterator[dict[str, A
     """The rates of a checkout, by this file, in a process that imports that checkout."""
     python = checkout / ".venv" / "bin" / "python"
     folder = args.folder.resolve()
-    command = [str(python), __file__, str(folder), "--one", str(checkout), "--microseconds", str(args.microseconds)]
+    command = [str(python), __file__, str(folder), "--one", str(checkout)]
+    command += [] if args.microseconds is None else ["--microseconds", str(args.microseconds)]
     command += ["--sources", *args.sources, *(["--step"] if args.step else []), "--threads", *map(str, args.threads)]
     paths = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, env=paths)
@@ -101,25 +137,37 @@ def _elsewhere(checkout: Path, args: argparse.Namespace) -> Iterator[dict[str, A
 
 def _rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each kind of source and number of threads, in this process."""
-    from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+    from fastimg.loaders import CenterCrop, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        sources = {name: _opened(name, args.folder, Path(folder), stack) for name in args.sources}
-        _sleep_instead(args.microseconds)
+        jpegs = [name for name in args.sources if name in SOURCES]
+        sources = {name: _opened(name, args.folder, Path(folder), stack) for name in jpegs}
+        sources |= {name: _other(name, args.folder, Path(folder), stack) for name in args.sources if name in OTHERS}
+        ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: sleeps end in time, of threads that begin later
+        if jpegs:
+            _sleep_instead(_native(jpegs[0], args))
         for source, samples in sources.items():
+            crop = RandomResizedCrop(size=CROP)
+            if source in OTHERS:
+                side, size = OTHERS[source].side, OTHERS[source].crop
+                crop = CenterCrop(size=size, resize=side) if side == size else RandomResizedCrop(size=size)
+                _others_sleep(_native(source, args))
             for threads in args.threads:
                 config = LoaderConfig(batch_size=BATCH, workers=threads)
-                decoder = ImageDecoder(RandomResizedCrop(size=CROP))
+                decoder = ImageDecoder(crop, channels=1 if source == "digits 28" else 3)
                 with Loader(samples, decoder, config, torch.device("cpu")) as loader:
-                    sum(batch.samples for batch in loader)  # warm up
+                    for _ in range(2):  # warm up: from the second epoch on, a .beton is in memory
+                        sum(batch.samples for batch in loader)
                     yield {"source": source, "threads": threads, **(_beside(loader) if args.step else _alone(loader))}
 
 
 def _alone(loader: Any) -> dict[str, float]:
-    began = time.perf_counter()
-    count = sum(batch.samples for batch in loader)
-    return {"images_per_second": round(count / (time.perf_counter() - began), 1)}
+    began, worked, count = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() < began + SECONDS:
+        count += sum(batch.samples for batch in loader)
+    rate = count / (time.perf_counter() - began)
+    return {"images_per_second": round(rate, 1), "rest_microseconds": 1e6 * (time.process_time() - worked) / count}
 
 
 def _beside(loader: Any) -> dict[str, float]:
@@ -190,6 +238,45 @@ def _converted(images: Path, folder: Path, container: str) -> Path:
         if run(["convert", str(source.parent), str(made), "--format", container]):
             raise SystemExit("conversion failed")
     return made
+
+
+def _other(source: str, images: Path, folder: Path, stack: contextlib.ExitStack) -> Any:
+    """Images of one of OTHERS, made of the photographs, in one of `convert`'s containers."""
+    from formats import Task, write_images
+
+    from fastimg.cli import run
+    from fastimg.loaders import open_dataset
+
+    other = OTHERS[source]
+    made, files = folder / source, folder / f"{source} files"
+    square = other.side == other.crop
+    write_images(files, images, Task(other.extension, other.side, other.crop, other.images, other.mode, square=square))
+    flags = ["--format", "beton", "--raw-fraction", "1", "--originals", "drop"] if other.raw else []
+    with contextlib.redirect_stdout(sys.stderr):
+        if run(["convert", str(files), str(made), *flags]):
+            raise SystemExit("conversion failed")
+    return stack.enter_context(contextlib.closing(open_dataset(made)))
+
+
+def _others_sleep(microseconds: int) -> None:
+    """Replace the native work on stored pixels and on PNGs by a sleep."""
+    sleep: Callable[[int], int] = ctypes.CDLL(None).usleep
+    cuts: Any = importlib.import_module("fastimg.loaders.decoders.pixel_cuts")
+    queue: Any = importlib.import_module("fastimg.loaders.decoders.picture_queue")
+
+    def read(*given: Any) -> tuple[int, int]:
+        filled = given[-2]
+        sleep(microseconds * len(filled))
+        filled[:] = True
+        return len(filled), 0
+
+    def decode(pictures: Any, jobs: Any, status: Any, *given: Any) -> int:
+        sleep(microseconds * int((status == queue._WAITS).sum()))
+        status[:] = queue._DONE
+        return 0
+
+    cuts._read, queue._decode = read, decode
+    cuts.may_call = queue.may_call = lambda function: True
 
 
 def _sleep_instead(microseconds: int) -> None:
