@@ -29,7 +29,7 @@ _MAX_BATCHES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class Images:  # more than 12 fields: everything that advice depends on
     """A dataset, with properties of a random sample of its images. `ids` are all samples in random order.
 
     Of an object store they are those of the first shards, so that measuring does not fetch all of the data.

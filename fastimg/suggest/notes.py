@@ -85,7 +85,7 @@ def about_data(survey: Survey, timing: Timing, once: bool, available: int) -> It
         yield (
             f"Reading and decoding are {timing.waits:.0%} of a step here. `fastimg convert "
             f"{shlex.quote(str(survey.path))} DST {raw.flags}` stores the images as raw pixels, about "
-            f"{raw.nbytes / 1e6:,.0f} MB, which memory holds; a loader reads them about {raw.gain:.1f} times as fast."
+            f"{raw.nbytes / 1e6:,.0f} MB, which memory holds; a loader reads them about {raw.gain:.1f}x as fast."
         )
 
 

@@ -214,7 +214,7 @@ def test_raw_pixels_are_named_where_reading_limits_and_memory_holds_them(monkeyp
         return " ".join(about_data(survey, measured, once, available))
 
     assert "`fastimg convert D DST --format beton --raw-below 13KB`" in notes()
-    assert "124 MB, which memory holds; a loader reads them about 3.0 times as fast" in notes()
+    assert "124 MB, which memory holds; a loader reads them about 3.0x as fast" in notes()
     for other in (
         notes(measured=timing(waits=0.01)),
         notes(once=True),
