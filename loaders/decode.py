@@ -355,6 +355,30 @@ def decode_mask(data: bytes | memoryview, size: tuple[int, int]) -> npt.NDArray[
         return values.astype(np.uint16)
 
 
+def decode_mask_box(
+    data: bytes | memoryview, size: tuple[int, int], box: Box
+) -> tuple[npt.NDArray[np.uint8 | np.uint16], Box]:
+    """The values of a mask, as of `decode_mask`, that hold `box` (x, y, width, height), and where it lies in them.
+
+    Of a PNG that is damaged elsewhere they are the rows that the box needs.
+    """
+    try:
+        return decode_mask(data, size), box
+    except ImageError:
+        x, y, width, height = box
+        header = None
+        with suppress(ImageError):
+            header = read_header(data, size[0] * size[1])
+        if header is None or header.format != "png" or (header.width, header.height) != size or height == size[1]:
+            raise
+        rows = whole_rows(data, y, y + height)
+        if rows is None:
+            raise
+        with suppress(ImageError):
+            return decode_mask(rows.png, (size[0], y + height - rows.first)), (x, y - rows.first, width, height)
+        raise
+
+
 def _pillow_orientation(image: Image.Image, data: bytes | memoryview) -> int:
     if image.format == "TIFF":  # `load` applies it, `size` has it already
         return 1

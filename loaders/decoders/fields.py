@@ -5,7 +5,7 @@ ImageDecoder: inputs -> the sample's window again -> geometry: what the crop sho
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -15,19 +15,24 @@ from fastimg.loaders.batch import Field, FieldSelection
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.fields import StoredField, no_field
 from fastimg.loaders.containers.stored_pixels import StoredPixels
-from fastimg.loaders.crop import Interpolation, Size, Window, fill_of, shape_of
-from fastimg.loaders.decode import decode_mask, read_header
+from fastimg.loaders.crop import Size, fill_of, shape_of
+from fastimg.loaders.decode import decode_mask_box, read_header
 from fastimg.loaders.decoder import Decoder, Failure, P, Row, Rows, SampleReader, T, attempt
 from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.pictures.record import new_picture
+from fastimg.loaders.runtime.compiled import may_call
 from fastimg.loaders.runtime.scratch import Encoded, Scratch
 
-from .geometry import crop_bands, crop_box, crop_boxes, crop_mask, crop_points
+from .geometry import CropView, crop_bands, crop_box, crop_boxes, crop_mask, crop_points
 from .images import ImageDecoder
+from .mask_queue import MaskQueue
+from .picture_queue import find_sizes
 
 CROP_BOX = "crop_box"
 _WIDER = {"uint16": "int32", "uint32": "int64"}  # torch computes with these
 
 Values = npt.NDArray[Any]
+_PutMask = Callable[[StoredField, bytes | None, CropView, Values], None]
 
 
 @dataclass(frozen=True)
@@ -107,23 +112,34 @@ class FieldsDecoder(Decoder):
         sizes = _Sizes(reader, self.images.max_pixels)
         failures = self.images.fill(sizes, ids, draws, rows, scratch)
         failed = {place for place, _ in failures}
+        masks = _Masks(scratch) if self.images.compiled else None
         numbers = draws.tolist()
         for place, index in enumerate(ids):
             if any(not isinstance(error, ImageError) for _, error in failures):
-                break
+                return failures
             if place not in failed:
                 row = {name: array[place, ...] for name, array in rows.items()}
-                error = attempt(self._fill_fields, reader, index, sizes.of[index], numbers[place], row)
+                put_mask = _put_mask if masks is None else partial(masks.put, place)
+                error = attempt(self._fill_fields, reader, index, sizes.of[index], numbers[place], row, put_mask)
                 failures += [] if error is None else [(place, error)]
+        if masks is not None:
+            failed = {place for place, _ in failures}
+            failures += [(place, error) for place, error in masks.failures() if place not in failed]
         return failures
 
     def _fill_fields(
-        self, reader: SampleReader, index: int, size: tuple[int, int], draws: Sequence[float], row: Row
+        self,
+        reader: SampleReader,
+        index: int,
+        size: tuple[int, int],
+        draws: Sequence[float],
+        row: Row,
+        put_mask: _PutMask,
     ) -> None:
         """Fill the row of one sample, whose upright image has `size` (width, height)."""
         crop = self.images.crop
         mirrors, ignore = fill_of(crop) is None, self.selection.ignore
-        view = _View(crop.window(*size, draws), shape_of(crop), size, mirrors, ignore, crop.interpolation)
+        view = CropView(crop.window(*size, draws), shape_of(crop), size, mirrors, ignore, crop.interpolation)
         row[CROP_BOX][...] = crop_box(view.window, view.shape)
         sets: dict[str, _BoxSet] = {}
         for field in self._leaders:
@@ -145,19 +161,11 @@ class FieldsDecoder(Decoder):
                     )
                 keep = keep[: len(items)]  # none where it is missing
                 _put_items(field, items[keep], None if visible is None else visible[keep], row)
+            elif field.geometry == "mask":
+                assert value is None or isinstance(value, bytes)
+                put_mask(field, value, view, row[field.name])
             else:
                 _put_one(field, value, view, row)
-
-
-class _View(NamedTuple):
-    """What the crop of one sample shows."""
-
-    window: Window
-    shape: tuple[int, int]  # height, width of the crop
-    size: tuple[int, int]  # width, height of the upright image
-    mirrors: bool  # beyond the image
-    ignore: int
-    interpolation: Interpolation
 
 
 class _BoxSet(NamedTuple):
@@ -186,7 +194,13 @@ class _Sizes(SampleReader):
 
     def read_group(self, ids: Sequence[int], scratch: Scratch) -> Encoded:
         encoded = super().read_group(ids, scratch)
-        for place, index in enumerate(ids):
+        sizes = np.zeros((len(ids), 2), np.int64)
+        if may_call(find_sizes):
+            find_sizes(encoded.spans, scratch.own(new_picture), self._max_pixels, sizes)
+        for place, (index, (width, height)) in enumerate(zip(ids, sizes.tolist(), strict=True)):
+            if width:
+                self.of[index] = width, height
+                continue
             data = encoded[place]
             if data is not None and not self._knows(index, data):
                 encoded.drop(place)
@@ -257,7 +271,7 @@ def _items(field: StoredField, value: Values | bytes | None) -> Values:
     return np.zeros((0, *field.shape), field.dtype) if value is None else value
 
 
-def _moved(field: StoredField, items: Values, view: _View) -> tuple[Values, Values | None]:
+def _moved(field: StoredField, items: Values, view: CropView) -> tuple[Values, Values | None]:
     """Items in the crop, and of boxes their visible shares."""
     if field.geometry == "box":
         return crop_boxes(view.window, view.shape, items)
@@ -276,13 +290,10 @@ def _put_items(field: StoredField, items: Values, visible: Values | None, row: R
         shares[count:] = 0
 
 
-def _put_one(field: StoredField, value: Values | bytes | None, view: _View, row: Row) -> None:
-    """Write a mask, bytes, an array or a number."""
+def _put_one(field: StoredField, value: Values | bytes | None, view: CropView, row: Row) -> None:
+    """Write bytes, an array or a number."""
     out = row[field.name]
-    if field.geometry == "mask":
-        assert value is None or isinstance(value, bytes)
-        _put_mask(field, value, view, out)
-    elif field.kind == "bytes":
+    if field.kind == "bytes":
         content = np.frombuffer(value or b"", np.uint8)
         out[: len(content)] = content
         out[len(content) :] = 0
@@ -302,14 +313,48 @@ def _put_one(field: StoredField, value: Values | bytes | None, view: _View, row:
             out[...] = crop_points(view.window, view.shape, value) if field.geometry == "keypoint" else value
 
 
-def _put_mask(field: StoredField, data: bytes | None, view: _View, out: Values) -> None:
+def _put_mask(field: StoredField, data: bytes | None, view: CropView, out: Values) -> None:
+    """Write a mask by Pillow. Raises ImageError."""
     if data is None:
         out[...] = view.ignore
         return
     try:
-        mask = decode_mask(data, view.size)
+        mask, box = decode_mask_box(data, view.size, view.window.box)
         if mask.itemsize > np.dtype(field.dtype).itemsize:
             raise ImageError(f"it has 16 bits, and the field is {field.dtype}")
     except ImageError as error:
         raise ImageError(f"{field.name}: {error}") from error
-    crop_mask(view.window, mask, view.ignore, view.mirrors, out)
+    crop_mask(view.window._replace(box=box), mask, view.ignore, view.mirrors, out)
+
+
+class _Masks:
+    """The masks of a chunk, which are decoded together where compiled code knows them."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self._queue = scratch.own(MaskQueue)
+        self._queue.clear()
+        self._queued: list[tuple[int, StoredField, bytes, CropView, Values]] = []
+        self._failures: list[Failure] = []
+
+    def put(self, place: int, field: StoredField, data: bytes | None, view: CropView, out: Values) -> None:
+        """Write the mask of the sample at a place of the chunk, at once or later. Raises ImageError."""
+        if data is None or not self._queue.add(data, view, np.dtype(field.dtype).itemsize, out):
+            _put_mask(field, data, view, out)
+            return
+        self._queued.append((place, field, data, view, out))
+        if self._queue.full:
+            self._run()
+
+    def failures(self) -> list[Failure]:
+        """Those that are found out after all masks are written."""
+        self._run()
+        return self._failures
+
+    def _run(self) -> None:
+        for number in self._queue.run(self._scratch):
+            place, field, data, view, out = self._queued[number]
+            error = attempt(_put_mask, field, data, view, out)
+            if error is not None:
+                self._failures.append((place, error))
+        self._queued.clear()

@@ -3,7 +3,7 @@
 A place (x, y) is in pixels from the corner of the image or of the crop: the centre of the first pixel is (0.5, 0.5).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,17 @@ from fastimg.loaders.resample import mirrored, resample_deep
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.integer[Any]]
 Shape = tuple[int, int]  # height and width of a crop
+
+
+class CropView(NamedTuple):
+    """What the crop of one sample shows."""
+
+    window: Window
+    shape: Shape
+    size: tuple[int, int]  # width, height of the upright image
+    mirrors: bool  # beyond the image
+    ignore: int  # a mask's value there, unless it is mirrored
+    interpolation: Interpolation
 
 
 def crop_box(window: Window, shape: Shape) -> tuple[float, float, float, float]:

@@ -167,7 +167,7 @@ def _plan(
         if not wanted >> i & 1 or spans[i, 1] == 0:
             continue
         job, picture = jobs[i], pictures[i]
-        if not _parse(view_at(spans[i, 0], spans[i, 1]), pictures[i : i + 1]):
+        if not parse_picture(view_at(spans[i, 0], spans[i, 1]), pictures[i : i + 1]):
             continue
         if picture.width * picture.height > max_pixels or (picture.format == WEBP and not decodes_webp):
             continue
@@ -181,8 +181,20 @@ def _plan(
     return left
 
 
+@held
+def find_sizes(spans: Any, pictures: Any, max_pixels: int, sizes: Any) -> None:
+    """Fill width and height [k, 2] of the files at `spans` [k, 2]: 0 of what this decoder does not take."""
+    picture = pictures[0]
+    for i in range(spans.shape[0]):
+        known = spans[i, 1] > 0 and parse_picture(view_at(spans[i, 0], spans[i, 1]), pictures)
+        known = known and picture.width * picture.height <= max_pixels
+        sizes[i, 0] = picture.width if known else 0
+        sizes[i, 1] = picture.height if known else 0
+
+
 @compiled
-def _parse(data: Any, pictures: Any) -> bool:
+def parse_picture(data: Any, pictures: Any) -> bool:
+    """Fill `pictures[0]` with what the header of a file says; False for what this decoder does not know."""
     if parse_png(data, pictures) or parse_webp(data, pictures) or parse_bmp(data, pictures):
         return True
     return bool(parse_ppm(data, pictures) or parse_tiff(data, pictures))

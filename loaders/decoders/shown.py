@@ -53,7 +53,8 @@ def _is_mirrored_once(job: Any, wide: int, tall: int) -> bool:
 
 
 @inlined
-def _mirrored(place: int, count: int) -> int:
+def mirrored(place: int, count: int) -> int:
+    """The place of `count` that is shown at one beyond them; below 0 where they are not mirrored so far."""
     return count - 1 - abs(count - 1 - abs(place))
 
 
@@ -63,9 +64,9 @@ def copy_shown(address: int, pitch: int, job: Any, out: Any) -> None:
     tall, wide, channels = out.shape
     begin, end = max(-job.at_x, 0), min(wide, job.width - job.at_x)  # what is not mirrored
     for y in range(tall):
-        line = address + _mirrored(job.at_y + y, job.height) * pitch
+        line = address + mirrored(job.at_y + y, job.height) * pitch
         to = int64(out.ctypes.data) + y * wide * channels
         copy_bytes(line + (job.at_x + begin) * channels, to + begin * channels, (end - begin) * channels)
         for i in range(wide - (end - begin)):
             x = i if i < begin else i + end - begin
-            copy_bytes(line + _mirrored(job.at_x + x, job.width) * channels, to + x * channels, channels)
+            copy_bytes(line + mirrored(job.at_x + x, job.width) * channels, to + x * channels, channels)
