@@ -36,7 +36,7 @@ from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch, address_of
 from .resize_queue import JOB, resize_rows
 from .shown import copy_shown, find_shown
 
-_MOST = 1 << 26  # bytes of scratch that an image may take; larger ones are left to Pillow
+MOST_SCRATCH = 1 << 26  # bytes of scratch that an image may take; larger ones are left to Pillow
 _WAITS, _DONE, _OTHER = 0, 1, 2
 
 
@@ -64,24 +64,18 @@ class PictureQueue:
         crop: CropRule,
         draws: Sequence[float],
         max_pixels: int,
-        patient: bool = False,
-        inflating: bool = True,
     ) -> bool:
         """Queue the crop of a file, which must not change until `run`, for the only row; False if it is not decoded.
 
-        Not to be `patient` is to leave it to Pillow where machine code is not ready, and not to be `inflating` to leave
-        PNGs to it.
+        Where machine code is not ready it is not.
         """
         self.clear()
         known = compiled_rule(crop, padded=True)
-        ready = may_call if patient else is_ready
-        if known is None or data[:2] == b"\xff\xd8" or not (ready(_plan) and ready(_decode)):
+        if known is None or data[:2] == b"\xff\xd8" or not (is_ready(_plan) and is_ready(_decode)):
             return False
         content = np.frombuffer(data, np.uint8)
         spans = np.array([[address_of(content), content.size]])
         if self._plan_jobs(spans, np.array([draws], np.float64), known, max_pixels, 1):
-            return False
-        if self._pictures[0]["format"] == DEFLATED and not inflating:
             return False
         self._count, self._files = 1, [data]
         return True
@@ -221,7 +215,7 @@ def _decode(
         if status[i] != _WAITS:
             continue
         rows, rest = _size(i, pictures, jobs, regions, bicubic, out)
-        if rest < 0 or rows + rest > _MOST:
+        if rest < 0 or rows + rest > MOST_SCRATCH:
             status[i] = _OTHER
             continue
         picture, job = pictures[i], jobs[i]
@@ -229,7 +223,7 @@ def _decode(
         if following >= 0:
             behind, more = _size(following, pictures, jobs, regions, bicubic, out)
             rest = max(rest, more)
-            if more < 0 or rows + behind + rest > _MOST:
+            if more < 0 or rows + behind + rest > MOST_SCRATCH:
                 following, behind = -1, 0
         if scratch.size < rows + behind + rest:
             return int(rows + behind + rest)
@@ -292,11 +286,11 @@ def _size(i: int, pictures: Any, jobs: Any, regions: Any, bicubic: bool, out: An
     elif picture.format == WEBP:  # all of the box, for the same reason
         part = around(picture.width, picture.height, job.x, job.y, job.width, job.height)
         rows = part[2] * part[3] * picture.step
-        if rows + 4 * picture.width * picture.height * picture.lossless > _MOST:  # libwebp's, until it has decoded
+        if (
+            rows + 4 * picture.width * picture.height * picture.lossless > MOST_SCRATCH
+        ):  # libwebp's, until it has decoded
             return 0, -1
-    rest = 0
-    if not as_stored(picture, window.shape[2]):
-        rest += (bottom - top) * (job.width if kept else regions[0].width) * window.shape[2]
+    rest = size_of_pixels(picture, top, bottom, job.width if kept else regions[0].width, window.shape[2])
     if not kept:
         rest += size_of_columns(regions) + size_of_passes(regions, window.shape[1])
     return rows, rest
@@ -310,20 +304,59 @@ def _fill(i: int, pictures: Any, jobs: Any, regions: Any, bicubic: bool, first: 
     picture, job, window = pictures[i], jobs[i], out[i]
     channels = window.shape[2]
     top, bottom, kept = find_shown(picture.width, picture.height, jobs[i : i + 1], window, bicubic, regions)
-    job.pitch = picture.pitch
+    pitch = picture.pitch
     if picture.format == DEFLATED:
-        top, bottom, job.pitch = job.y, job.y + job.height, picture.length + 1
-    used = 0
-    if not as_stored(picture, channels):
-        left, wide = (job.x, job.width) if kept else (regions[0].x, regions[0].width)  # the columns that are shown
-        begin, pitch, palette = int64(room.ctypes.data), wide * channels, job.address + picture.palette
-        used = (bottom - top) * pitch
-        if not fill_rows(picture, first, job.pitch, palette, (top, bottom), (left, wide), channels, begin):
-            return _OTHER
-        first, job.pitch = begin - top * pitch - left * channels, pitch
-    if kept:
-        copy_shown(first + job.y * job.pitch + job.x * channels, job.pitch, job, window)
-    else:
-        job.address, job.nbytes = first, (bottom - 1) * job.pitch + picture.width * channels
-        resize_rows(jobs[i : i + 1], regions, bicubic, room[used:], out)
+        top, bottom, pitch = job.y, job.y + job.height, picture.length + 1
+    left, wide = (job.x, job.width) if kept else (regions[0].x, regions[0].width)  # the columns that are shown
+    used = size_of_pixels(picture, top, bottom, wide, channels)
+    first, pitch = to_pixels(picture, job.address, first, pitch, top, bottom, left, wide, channels, room)
+    if first == DAMAGED:
+        return _OTHER
+    show(jobs[i : i + 1], first, pitch, bottom, kept, regions, bicubic, room[used:], out)
     return _DONE
+
+
+@compiled
+def size_of_pixels(picture: Any, top: int, bottom: int, wide: int, channels: int) -> int:
+    """The bytes of scratch that `to_pixels` takes: 0 where rows are pixels already."""
+    return 0 if as_stored(picture, channels) else int((bottom - top) * wide * channels)
+
+
+@compiled
+def to_pixels(
+    picture: Any,
+    address: int,
+    first: int,
+    pitch: int,
+    top: int,
+    bottom: int,
+    left: int,
+    wide: int,
+    channels: int,
+    room: Any,
+) -> tuple[int, int]:
+    """Make pixels of rows [top, bottom) of an image, and of `wide` columns from `left` on.
+
+    Its first row is at `first`, its next ones `pitch` bytes apart, and its file at an address. Returns the same of the
+    pixels; DAMAGED if they cannot be made here.
+    """
+    if as_stored(picture, channels):
+        return first, pitch
+    begin, packed, palette = int64(room.ctypes.data), wide * channels, address + picture.palette
+    if not fill_rows(picture, first, pitch, palette, (top, bottom), (left, wide), channels, begin):
+        return DAMAGED, 0
+    return begin - top * packed - left * channels, packed
+
+
+@compiled
+def show(
+    jobs: Any, first: int, pitch: int, bottom: int, kept: bool, regions: Any, bicubic: bool, scratch: Any, out: Any
+) -> None:
+    """Write the window of `jobs[0]` to its row of `out`, from the pixels above `bottom` that `to_pixels` gives."""
+    job = jobs[0]
+    channels = out.shape[3]
+    if kept:
+        copy_shown(first + job.y * pitch + job.x * channels, pitch, job, out[job.row])
+        return
+    job.address, job.nbytes, job.pitch = first, (bottom - 1) * pitch + job.picture_width * channels, pitch
+    resize_rows(jobs, regions, bicubic, scratch, out)

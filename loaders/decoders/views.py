@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
+from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CropRule, Size, View, Window, check_room, fill_of, shape_of
 from fastimg.loaders.decode import (
     MAX_PIXELS,
@@ -34,7 +35,8 @@ from fastimg.loaders.resample import resample, resample_deep
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .images import ImageDecoder, check_scaling, pixel_limit
-from .picture_queue import PictureQueue
+from .pixel_cuts import has_compiled_windows
+from .view_cuts import ViewCuts
 
 
 @dataclass(frozen=True)
@@ -129,16 +131,25 @@ class ViewDecoder(Decoder):
             axis=1,
         )
 
+    def cuts_pixels(self, dataset: Dataset) -> bool:
+        """See `Decoder`."""
+        stores = bool(getattr(dataset, "stores_pixels", False)) and type(self).fill_row is ViewDecoder.fill_row
+        return stores and self.compiled and self.depth == 8 and all(map(has_compiled_windows, self.crops))
+
     def fill(
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """See `Decoder`: groups of samples, whose JPEGs are decoded in one call."""
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ViewDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
+        cut = scratch.own(ViewCuts).cut(reader, ids, self.crops, draws, self.max_pixels, scratch, self._outs(rows))
+        if cut is not None and cut.all():
+            return []
         failures: list[Failure] = []
         for group in scratch.groups(len(ids)):
             parts = {name: array[group] for name, array in rows.items()}
-            failed = self._fill_group(reader, ids[group], draws[group], parts, scratch)
+            filled = None if cut is None else cut[group].tolist()
+            failed = self._fill_group(reader, ids[group], draws[group], parts, filled, scratch)
             failures += [(group.start + place, error) for place, error in failed]
             if any(not isinstance(error, ImageError) for _, error in failed):
                 break
@@ -162,9 +173,10 @@ class ViewDecoder(Decoder):
         ids: Sequence[int],
         draws: npt.NDArray[np.float64],
         rows: Rows,
+        filled: Sequence[bool] | None,
         scratch: Scratch,
     ) -> list[Failure]:
-        """Fill up to MOST rows: JPEGs are queued and decoded at the end, others at once."""
+        """Fill up to MOST rows but what is `filled`: JPEGs are queued and decoded at the end, others at once."""
         outs = self._outs(rows)
         queue = scratch.own(UnionQueue)
         queue.begin(self.crops, outs)
@@ -178,8 +190,12 @@ class ViewDecoder(Decoder):
             taken = taken if held else None  # what was not read in the group, nobody has looked at
             self._queue_or_decode(data, self._split(draws[place].tolist()), place, True, outs, queue, scratch, taken)
 
-        for place, taken in ((place, None) for place in range(len(ids))) if left is None else left:
-            error = attempt(read_and_queue, place, taken)
+        todo: dict[int, Taken | None] = dict.fromkeys(range(len(ids))) if left is None else dict(left)
+        if filled is not None:
+            todo = {place: taken for place, taken in todo.items() if not filled[place]}
+        cuts = scratch.own(ViewCuts)
+        for place in cuts.decode(encoded, list(todo), self.crops, draws, self.max_pixels, scratch, outs):
+            error = attempt(read_and_queue, place, todo[place])
             if error is not None:
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
@@ -205,27 +221,10 @@ class ViewDecoder(Decoder):
         """Queue a sample's crops, or decode them; `taken` is what `UnionQueue.add` would return, where it is known."""
         if taken is None:
             taken = queue.add(data, draws, self.max_pixels, place, patient) if self.compiled else "other"
-        crops = [out[place] for out in outs]
-        if taken == "other" and not self._cut_stored(data, draws, patient, crops, scratch):
-            self._decode(data, draws, crops, scratch)
+        if taken == "other":
+            self._decode(data, draws, [out[place] for out in outs], scratch)
         elif taken == "alone":
-            self._decode_alone(data, draws, crops, scratch)
-
-    def _cut_stored(
-        self,
-        data: memoryview,
-        draws: Sequence[Sequence[float]],
-        patient: bool,
-        outs: Sequence[Pixels],
-        scratch: Scratch,
-    ) -> bool:
-        """Fill the crops of a file whose pixels are stored as they are, each by itself; False for others."""
-        queue = scratch.own(PictureQueue)
-        return self.compiled and all(
-            queue.add(data, crop, numbers, self.max_pixels, patient, inflating=False)
-            and not queue.run(crop, scratch, out[None])
-            for crop, numbers, out in zip(self.crops, draws, outs, strict=True)
-        )
+            self._decode_alone(data, draws, [out[place] for out in outs], scratch)
 
     def _decode(
         self, data: bytes | memoryview, draws: Sequence[Sequence[float]], outs: Sequence[Pixels], scratch: Scratch

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,16 @@ def compiled_rule(crop: CropRule, padded: bool = False) -> npt.NDArray[np.float6
     if type(crop) is RandomResizedCrop or type(crop) is CenterCrop or (padded and type(crop) is RandomCrop):
         return _settings(crop)
     return None
+
+
+def compiled_rules(
+    crops: Sequence[CropRule], padded: bool = False
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None:
+    """Several rules [n, 9], and where the numbers of each begin among those of all [n]; None if one is not known."""
+    rules = [compiled_rule(crop, padded) for crop in crops]
+    known = [rule for rule in rules if rule is not None]
+    begins = np.cumsum([0, *(crop.draws for crop in crops)])[:-1]
+    return (np.array(known), begins.astype(np.int64)) if len(known) == len(rules) else None
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.crop import CropRule
-from fastimg.loaders.jpeg.windows import compiled_rule, find_window
+from fastimg.loaders.jpeg.windows import compiled_rules, find_window
 from fastimg.loaders.runtime import compiled as machine_code
 from fastimg.loaders.runtime.compiled import compiled, held, may_call
 from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch, address_of
@@ -77,8 +77,7 @@ class UnionQueue:
         self._channels = 3
         self._rules: Sequence[CropRule] = ()
         self._known: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None  # what `plan_views` takes
-        # Of each crop: the address of its outputs, the bytes of a row, width, height, whether its filter is bicubic.
-        self._targets = np.zeros((0, 5), np.int64)
+        self._targets = np.zeros((0, 5), np.int64)  # of `targets_of`
 
     def begin(self, crops: Sequence[CropRule], outs: Outs) -> None:
         """Forget what is queued; images are cut by `crops` into rows of `outs` from now on."""
@@ -88,14 +87,8 @@ class UnionQueue:
             self._regions = np.zeros(len(crops), REGION)
         self._channels = outs[0].shape[3]
         if self._rules is not crops:
-            self._rules, self._known = crops, _compiled_rules(crops)
-        self._targets = np.array(
-            [
-                (address_of(out), out.strides[0], out.shape[2], out.shape[1], crop.interpolation == "bicubic")
-                for crop, out in zip(crops, outs, strict=True)
-            ],
-            np.int64,
-        )
+            self._rules, self._known = crops, compiled_rules(crops)
+        self._targets = targets_of(crops, outs)
 
     def _forget(self) -> None:
         self._queued.clear()
@@ -196,12 +189,15 @@ class UnionQueue:
         return number, data
 
 
-def _compiled_rules(crops: Sequence[CropRule]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None:
-    """The rules [n, 9] and where the numbers of each begin [n]; None if one is not known in compiled code."""
-    rules = [compiled_rule(crop) for crop in crops]
-    known = [rule for rule in rules if rule is not None]
-    begins = np.cumsum([0, *(crop.draws for crop in crops)])[:-1]
-    return (np.array(known), begins.astype(np.int64)) if len(known) == len(rules) else None
+def targets_of(crops: Sequence[CropRule], outs: Outs) -> npt.NDArray[np.int64]:
+    """Where the crops go [n, 5]: the address of each one's outputs, the bytes of a row, width, height, and whether its
+    filter is bicubic.
+    """
+    found = [
+        (address_of(out), out.strides[0], out.shape[2], out.shape[1], crop.interpolation == "bicubic")
+        for crop, out in zip(crops, outs, strict=True)
+    ]
+    return np.array(found, np.int64)
 
 
 @held
