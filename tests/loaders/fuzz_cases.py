@@ -134,20 +134,22 @@ def pictures():
 
 
 class Pictures:
-    """Crops by compiled code equal those by Pillow, or both are refused."""
+    """Crops, views and masks by compiled code equal those by Pillow, or both are refused."""
 
     fields = staticmethod(png_fields)
 
     def __init__(self, folder):
-        from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
+        from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop, View, ViewDecoder
 
         self.seeds = self.files()
-        self.taken = 0
+        self.taken = self.masks = 0
         crops = (CenterCrop(size=9, resize=9), RandomResizedCrop(size=8), CenterCrop(size=21, resize=(23, 21)))
+        views = (View(crop=8, n=2, scale=(0.05, 0.3)), View(crop=crops[2]))
         self.decoders = [ImageDecoder(crop, MAX_PIXELS, channels=c) for crop in crops for c in (1, 3)]
+        self.decoders += [ViewDecoder(views, MAX_PIXELS, channels=c) for c in (1, 3)]
         for number, seed in enumerate(self.seeds):  # whatever they need is compiled before memory is limited
             self.check(seed, random.Random(number))
-        self.taken = 0
+        self.taken = self.masks = 0
 
     def files(self):
         return pictures()
@@ -157,31 +159,56 @@ class Pictures:
 
     def check(self, data, draw):
         from fastimg.loaders.decoders.picture_queue import PictureQueue
+        from fastimg.loaders.decoders.view_cuts import ViewCuts
         from fastimg.loaders.runtime.scratch import Scratch
 
         for decoder in self.decoders[draw.randrange(2) :: 2]:
-            draws = np.array([[draw.random() for _ in range(decoder.crop.draws)]])
+            draws = np.array([[draw.random() for _ in range(decoder.draw(0, 0, np.zeros(1, int)).shape[1])]])
             made = []
             for use in (True, False):
-                rows = {"inputs": np.full((1, *decoder.fields[0].shape), 7, np.uint8)}
-                add_group = PictureQueue.add_group
+                rows = {field.name: np.full((1, *field.shape), 7, np.uint8) for field in decoder.fields}
+                kept = PictureQueue.add_group, ViewCuts.decode
                 if not use:
-                    PictureQueue.add_group = lambda self, encoded, places, *_: places
+                    PictureQueue.add_group = ViewCuts.decode = lambda self, encoded, places, *_: places
                 try:
                     failures = decoder.fill(InMemory(data), [0], draws, rows, Scratch())
                 finally:
-                    PictureQueue.add_group = add_group
-                made.append((None if failures else rows["inputs"], [str(error) for _, error in failures]))
+                    PictureQueue.add_group, ViewCuts.decode = kept
+                made.append((None if failures else rows, [str(error) for _, error in failures]))
                 failures.clear()
                 gc.collect(1)  # the frames of what was refused hold Pillow's canvases, of any size that a file claims
             (ours, told), (theirs, said) = made
             assert told == said, (told, said)
             assert (ours is None) == (theirs is None)
-            assert ours is None or np.array_equal(ours, theirs)
+            assert ours is None or all(np.array_equal(ours[name], theirs[name]) for name in ours)
             self.taken += ours is not None
+        self.check_mask(data, draw)
+
+    def check_mask(self, data, draw):
+        """Where compiled code decodes it, a mask is Pillow's."""
+        from fastimg.loaders import RandomResizedCrop
+        from fastimg.loaders.decode import decode_mask_box
+        from fastimg.loaders.decoders.geometry import CropView, crop_mask
+        from fastimg.loaders.decoders.mask_queue import MaskQueue
+        from fastimg.loaders.runtime.scratch import Scratch
+
+        size = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+        if data[:4] != b"\x89PNG" or not 0 < size[0] * size[1] <= MAX_PIXELS:
+            return
+        crop = RandomResizedCrop(size=(12, 9), scale=(0.05, 1))
+        window = crop.window(*size, [draw.random() for _ in range(crop.draws)])
+        queue, out = MaskQueue(), np.full((12, 9), 7, draw.choice((np.uint8, np.int32)))
+        assert queue.add(data, CropView(window, out.shape, size, False, 255, "bilinear"), min(2, out.itemsize), out)
+        if queue.run(Scratch()):
+            return
+        mask, box = decode_mask_box(data, size, window.box)
+        expected = np.zeros_like(out)
+        crop_mask(window._replace(box=box), mask, 255, False, expected)
+        assert np.array_equal(out, expected)
+        self.masks += 1
 
     def close(self):
-        return f"{self.taken} crops"
+        return f"{self.taken} crops, {self.masks} masks"
 
 
 class WebPs(Pictures):
