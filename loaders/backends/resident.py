@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,10 +20,11 @@ import torch
 
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import CropRule, RandomCrop, Size, Window, describe_size, fill_of, pair, shape_of
-from fastimg.loaders.decode import MAX_PIXELS, Header, Pixels, decode_box, read_header
-from fastimg.loaders.decoder import Decoder, Row, Rows
+from fastimg.loaders.crop import CenterCrop, CropRule, RandomCrop, Size, Window, describe_size, fill_of, pair, shape_of
+from fastimg.loaders.decode import MAX_PIXELS, Pixels, read_header
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.decoders.images import ImageDecoder
+from fastimg.loaders.decoders.sizes import SizeReader
 from fastimg.loaders.epochs.config import LoaderConfig
 from fastimg.loaders.epochs.plan import EpochPlan
 from fastimg.loaders.errors import DataError, ImageError
@@ -329,7 +331,30 @@ class _Measuring(Decoder):
         return (Field("inputs", (2,), np.dtype(np.int64)),)
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
-        row["inputs"][:] = _whole(self.crop, read_header(data, self.max_pixels), self.max_pixels).size
+        size = read_header(data, self.max_pixels).size
+        row["inputs"][:] = _kept_size(self.crop, size, self.max_pixels)
+
+    def fill(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        sizes = SizeReader(reader, self.max_pixels)
+        sizes.stored_pixels(ids)
+        for group in scratch.groups(len(ids)):
+            if any(index not in sizes.of for index in ids[group]):
+                sizes.read_group(ids[group], scratch)
+        failures = []
+        for place, index in enumerate(ids):
+            error = attempt(self._measure, sizes, index, rows["inputs"][place], scratch)
+            if error is not None:
+                failures.append((place, error))
+                if not isinstance(error, ImageError):
+                    break
+        return failures
+
+    def _measure(self, sizes: SizeReader, index: int, out: npt.NDArray[Any], scratch: Scratch) -> None:
+        if index not in sizes.of:
+            sizes.read(index, scratch)
+        out[:] = _kept_size(self.crop, sizes.of[index], self.max_pixels)
 
     def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
         return inputs
@@ -337,7 +362,7 @@ class _Measuring(Decoder):
 
 @dataclass(frozen=True)
 class _Keeping(Decoder):
-    """Writes each image to its place in the buffer; a sample's one draw is its number there. `inputs` says nothing."""
+    """Writes each image to its place in the buffer. `inputs` says nothing."""
 
     images: ResidentImages
     buffer: Pixels
@@ -346,33 +371,55 @@ class _Keeping(Decoder):
     def fields(self) -> tuple[Field, ...]:
         return (Field("inputs", (), np.dtype(np.uint8)),)
 
-    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        return self.images.numbers(ids).astype(np.float64)[:, None]
-
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
-        crop = self.images.crop
-        out = self.images.image(self.buffer, int(draws[0]))
+        raise TypeError("the place of an image is known by its id; call `fill`")
+
+    def fill(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """See `Decoder`. Images of one size that follow each other lie side by side, as the rows of a batch do."""
+        images = self.images
+        numbers = images.numbers(np.asarray(ids))
+        kept, first_of = images.sizes[numbers], images.first[numbers]
+        alike = (kept[1:] == kept[:-1]).all(axis=1) & (first_of[1:] == first_of[:-1] + kept[:-1].prod(axis=1))
+        failures: list[Failure] = []
+        for begin, end in pairwise([0, *(np.flatnonzero(~alike) + 1).tolist(), len(ids)]):
+            width, height = kept[begin].tolist()
+            first, count = int(first_of[begin]), end - begin
+            out = self.buffer[first : first + count * width * height].reshape(count, height, width, 3)
+            failed = self._fill_alike(reader, ids[begin:end], out, scratch)
+            failures += [(begin + place, error) for place, error in failed]
+            if any(not isinstance(error, ImageError) for _, error in failed):
+                break
+        return failures
+
+    def _fill_alike(self, reader: SampleReader, ids: Sequence[int], out: Pixels, scratch: Scratch) -> list[Failure]:
+        """Fill `out` [k, H, W, 3] with images that are kept in this size."""
+        crop, most = self.images.crop, self.images.max_pixels
+        nothing = np.zeros((len(ids), 0))
         if not crop.draws:
-            ImageDecoder(crop, self.images.max_pixels).fill_row(data, (), {"inputs": out}, scratch)
-            return
-        header = read_header(data, self.images.max_pixels)
-        window = _whole(crop, header, self.images.max_pixels)
-        if window.size != out.shape[1::-1]:
-            raise DataError(f"{self.images.dataset.name}: an image changed while it was read; start again")
-        pixels, box = decode_box(data, header, window.box, scratch)
-        resample(pixels, window._replace(box=box), crop.interpolation, out)
+            return ImageDecoder(crop, most).fill(reader, ids, nothing, {"inputs": out}, scratch)
+        size = out.shape[1:3]
+        whole = CenterCrop(size=size, resize=size, interpolation=crop.interpolation)
+        sizes = SizeReader(reader, most)
+        failures = ImageDecoder(whole, most).fill(sizes, ids, nothing, {"inputs": out}, scratch)
+        failed = {place for place, _ in failures}
+        for place, index in enumerate(ids):
+            if place not in failed and _kept_size(crop, sizes.of[index], most) != size[::-1]:
+                changed = f"{self.images.dataset.name}: an image changed while it was read; start again"
+                return [*failures, (place, DataError(changed))]
+        return failures
 
     def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
         return inputs
 
 
-def _whole(crop: CropRule, header: Header, max_pixels: int) -> Window:
-    """The window of a whole image as it is kept for a random crop: resized if the crop begins with that."""
-    width, height = header.size
-    size = crop.resized(width, height) if isinstance(crop, RandomCrop) else (width, height)
-    if size[0] * size[1] > max_pixels:
-        raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
-    return Window((0, 0, width, height), size, (0, 0))
+def _kept_size(crop: CropRule, size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
+    """Width and height in which an image is kept for a random crop: resized if the crop begins with that."""
+    kept = crop.resized(*size) if isinstance(crop, RandomCrop) else size
+    if kept[0] * kept[1] > max_pixels:
+        raise ImageError(f"{size[0]} x {size[1]} pixels are too long and thin to resize")
+    return kept
 
 
 def jobs_of(images: ResidentImages, numbers: Places, draws: npt.NDArray[np.float64]) -> Places:

@@ -14,19 +14,16 @@ import numpy.typing as npt
 from fastimg.loaders.batch import Field, FieldSelection
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.fields import StoredField, no_field
-from fastimg.loaders.containers.stored_pixels import StoredPixels
 from fastimg.loaders.crop import Size, fill_of, shape_of
-from fastimg.loaders.decode import decode_mask_box, read_header
-from fastimg.loaders.decoder import Decoder, Failure, P, Row, Rows, SampleReader, T, attempt
+from fastimg.loaders.decode import decode_mask_box
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import DataError, ImageError
-from fastimg.loaders.pictures.record import new_picture
-from fastimg.loaders.runtime.compiled import may_call
-from fastimg.loaders.runtime.scratch import Encoded, Scratch
+from fastimg.loaders.runtime.scratch import Scratch
 
 from .geometry import CropView, crop_bands, crop_box, crop_boxes, crop_mask, crop_points
 from .images import ImageDecoder
 from .mask_queue import MaskQueue
-from .picture_queue import find_sizes
+from .sizes import SizeReader
 
 CROP_BOX = "crop_box"
 _WIDER = {"uint16": "int32", "uint32": "int64"}  # torch computes with these
@@ -109,7 +106,7 @@ class FieldsDecoder(Decoder):
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """See `Decoder`: the images of the chunk, and then the fields of those that could be decoded."""
-        sizes = _Sizes(reader, self.images.max_pixels)
+        sizes = SizeReader(reader, self.images.max_pixels)
         failures = self.images.fill(sizes, ids, draws, rows, scratch)
         failed = {place for place, _ in failures}
         masks = _Masks(scratch) if self.images.compiled else None
@@ -174,55 +171,6 @@ class _BoxSet(NamedTuple):
     moved: Values
     visible: Values
     keep: npt.NDArray[np.bool_]
-
-
-class _Sizes(SampleReader):
-    """A reader that reads all images whole, by another one, and keeps their upright sizes."""
-
-    blocks = None  # a crop that is read in parts would leave out the size
-
-    def __init__(self, reader: SampleReader, max_pixels: int) -> None:
-        super().__init__(reader.dataset)
-        self.of: dict[int, tuple[int, int]] = {}  # id -> width, height
-        self._reader = reader
-        self._max_pixels = max_pixels
-
-    def read(self, index: int, scratch: Scratch) -> memoryview:
-        data = self._reader.read(index, scratch)
-        self.of[index] = read_header(data, self._max_pixels).size
-        return data
-
-    def read_group(self, ids: Sequence[int], scratch: Scratch) -> Encoded:
-        encoded = super().read_group(ids, scratch)
-        sizes = np.zeros((len(ids), 2), np.int64)
-        if may_call(find_sizes):
-            find_sizes(encoded.spans, scratch.own(new_picture), self._max_pixels, sizes)
-        for place, (index, (width, height)) in enumerate(zip(ids, sizes.tolist(), strict=True)):
-            if width:
-                self.of[index] = width, height
-                continue
-            data = encoded[place]
-            if data is not None and not self._knows(index, data):
-                encoded.drop(place)
-        return encoded
-
-    def stored_pixels(self, ids: Sequence[int]) -> StoredPixels | None:
-        found = super().stored_pixels(ids)
-        if found is not None:
-            sizes = found.table[["width", "height"]][found.places].tolist()
-            self.of.update(zip(ids, sizes, strict=True))
-        return found
-
-    def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._reader.timed(read, *args, **kwargs)
-
-    def _knows(self, index: int, data: memoryview) -> bool:
-        """Keep the size of an image; False if it has none, which `read` then reports."""
-        try:
-            self.of[index] = read_header(data, self._max_pixels).size
-        except ImageError:
-            return False
-        return True
 
 
 def _check(field: StoredField, ignore: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 
@@ -25,6 +26,9 @@ from fastimg.loaders import (
 )
 from fastimg.loaders.backends import cuts, resident
 from fastimg.loaders.backends.resident import ResidentImages, ResidentLoader
+from fastimg.loaders.containers.betons.dataset import BetonDataset
+from fastimg.loaders.containers.betons.files import BetonWriter
+from fastimg.loaders.containers.betons.kinds import BetonField
 from fastimg.loaders.crop import shape_of
 from fastimg.loaders.resample import resample
 
@@ -81,6 +85,22 @@ def test_batches_are_the_native_loaders(files, name, options, open_loader, read_
         assert torch.equal(seen[0], seen[1]) == (CROPS[name].draws == 0)  # every epoch has new draws
     native.close()
     kept.close()
+
+
+@pytest.mark.parametrize("name", CROPS)
+@pytest.mark.parametrize("alike", [True, False])
+def test_stored_pixels_are_the_native_loaders(name, alike, tmp_path, open_loader, read_pixels):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "stored.beton"
+    with BetonWriter(path, {"image": BetonField("rgb"), "label": BetonField("int")}, N) as beton:
+        for i in range(N):
+            height, width = (32, 40) if alike else rng.integers(20, 60, 2)
+            pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
+            beton.add({"image": simplejpeg.encode_jpeg(pixels) if i % 7 == 3 else pixels, "label": i % 2})
+    dataset = BetonDataset(path)
+    expected = read_pixels(open_loader("native", dataset, CROPS[name]))
+    got = read_pixels(open_loader("resident", dataset, CROPS[name]))
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(expected, got, strict=True))
 
 
 def test_batches_are_channels_last_and_typed(files, open_loader):
