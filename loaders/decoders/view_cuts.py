@@ -75,7 +75,9 @@ class ViewCuts:
         numbers, targets = np.ascontiguousarray(draws, np.float64), targets_of(crops, outs)
         known = self._records, self._rules, targets, outs[0].shape[3], max_pixels
         with contextlib.suppress(MemoryError):  # of one of them; those that wait are left to others
-            while needed := reader.timed(_cut_stored, *pixels, numbers, *known, status, scratch.work(0)):
+            while needed := reader.timed(
+                _cut_stored, pixels.table, pixels.places, numbers, *known, status, scratch.work(0)
+            ):
                 scratch.work(needed)
         filled: npt.NDArray[np.bool_] = status == _DONE
         return filled
