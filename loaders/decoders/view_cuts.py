@@ -71,7 +71,7 @@ class ViewCuts:
         pixels = reader.stored_pixels(ids)
         if pixels is None:
             return None
-        status = np.zeros(len(ids), np.int64)
+        status = np.full(len(ids), _WAITS)
         numbers, targets = np.ascontiguousarray(draws, np.float64), targets_of(crops, outs)
         known = self._records, self._rules, targets, outs[0].shape[3], max_pixels
         with contextlib.suppress(MemoryError):  # of one of them; those that wait are left to others

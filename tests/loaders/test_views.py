@@ -27,7 +27,7 @@ from fastimg.loaders import (
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.crop import shape_of
 from fastimg.loaders.decoder import SampleReader
-from fastimg.loaders.decoders.picture_queue import PictureQueue
+from fastimg.loaders.decoders.view_cuts import ViewCuts
 from fastimg.loaders.jpeg.decoding import union
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime.scratch import Scratch
@@ -105,7 +105,7 @@ def test_each_view_has_the_bits_of_its_crop_alone(kind, data):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_pixels_that_are_stored_are_cut_for_each_view(tmp_path, monkeypatch):
+def test_files_of_several_formats_are_cut_for_each_view(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     sizes = [(64, 48), (5, 90), (1, 1), (200, 30)]
     files = [make(rng, *size) for size in sizes for make in (bmp, ppm, tiff)]
@@ -128,10 +128,10 @@ def test_pixels_that_are_stored_are_cut_for_each_view(tmp_path, monkeypatch):
             rows = {each.name: np.zeros((len(files), *each.shape), np.uint8) for each in decoder.fields}
             with monkeypatch.context() as other:
                 if not use:
-                    other.setattr(PictureQueue, "add", lambda *_, **__: False)
+                    other.setattr(ViewCuts, "decode", lambda _, encoded, places, *others: places)
                 failures = decoder.fill(SampleReader(dataset), list(range(len(files))), draws, rows, Scratch())
             made.append((rows, [(place, str(error)) for place, error in failures]))
-            assert len(seen) == (3 if use else len(files))  # the damaged ones, and the PNG, which is inflated once
+            assert len(seen) == (2 if use else len(files))  # the damaged ones
         (rows, told), (expected, said) = made
         assert told == said and len(told) == 2
         for name in rows:
