@@ -265,9 +265,8 @@ class WatchedFiles:
         """See ShardFiles."""
         from fastimg.loaders.runtime.file_reads import fill_parts  # numba, which opening a dataset does not need
 
-        filled = fill_parts(
-            [self._handles.file(number) for number in parts.numbers], encoded, parts.sizes, parts.offsets
-        )
+        files = {number: self._handles.file(number) for number in set(parts.numbers)}
+        filled = fill_parts([files[number] for number in parts.numbers], encoded, parts.sizes, parts.offsets)
         self._watch.read_group(parts.numbers)
         return filled
 

@@ -97,13 +97,14 @@ class PictureQueue:
         known = compiled_rule(crop, padded=True)
         if known is None or not places or not (may_call(_plan) and may_call(_decode)):
             return places
-        wanted = sum(1 << place for place in places)
+        count = len(encoded.spans)
+        wanted = (1 << count) - 1 if len(places) == count else sum(1 << place for place in places)
         numbers = np.ascontiguousarray(draws, np.float64)
         left = self._plan_jobs(encoded.spans, numbers, known, max_pixels, wanted)
         if left == wanted:
             return places
-        self._count, self._files = len(encoded.spans), encoded
-        return [place for place in places if left >> place & 1]
+        self._count, self._files = count, encoded
+        return [place for place in places if left >> place & 1] if left else ()
 
     def run(self, crop: CropRule, scratch: Scratch, out: npt.NDArray[np.uint8]) -> list[tuple[int, bytes | memoryview]]:
         """Decode the queue into rows of `out` [k, H, W, C]; return (row, data) of those that could not be decoded."""

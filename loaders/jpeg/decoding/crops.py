@@ -119,6 +119,8 @@ class CropQueue:
         self._kinds, left = plan(self._headers, self._jobs, encoded.spans, numbers, known, max_pixels, kinds)
         self._group = encoded
         self._count = len(encoded.spans)
+        if left == (1 << self._count) - 1:
+            return list(range(self._count))
         return [place for place in range(self._count) if left >> place & 1] if left else []
 
     def clear(self) -> None:
