@@ -6,8 +6,8 @@
 
 FOLDER has photographs, of which the images are made: `digits` are gray, of 28 pixels, and read whole; the others have
 a longer side of 256 pixels, of which crops become 160. torch's DataLoader is torchvision's ImageFolder with Pillow and
-v2 transforms, in persistent processes. All give uint8 batches on the CPU, from a warm page cache. Epochs are
-interleaved, and a ratio is the median over the rounds. Whole images are compared first.
+v2 transforms, in persistent processes. All give uint8 batches on the CPU, from a warm page cache without --cold. Epochs
+are interleaved, and a ratio is the median over the rounds. Whole images are compared first.
 """
 
 import argparse
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="drop all files from the page cache before each epoch")
     parser.add_argument("--inflate", action="store_true", help="only inflate the PNGs: our code, zlib, and others")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "formats.jsonl")
     args = parser.parse_args()
@@ -102,7 +103,13 @@ def main() -> None:
             for workers in args.workers:
                 row = {"task": name, "workers": workers} | _measure(files, shards, task, workers, args)
                 rows.append(row)
-                about = {"images": task.images, "bytes_per_image": nbytes, "n": args.repeats, "environment": here}
+                about = {
+                    "cold": args.cold,
+                    "images": task.images,
+                    "bytes_per_image": nbytes,
+                    "n": args.repeats,
+                    "environment": here,
+                }
                 measure.append(args.out, {"benchmark": "formats", **measure.flat(row), **about})
     measure.show(Console(), f"images a second, n = {args.repeats}", [_texts(row) for row in rows])
 
@@ -202,7 +209,12 @@ def _measure(files: Path, shards: Path, task: Task, workers: int, args: argparse
         "shards": partial(our_epoch, loaders[1]),
         "torch": their_epoch,
     }
-    seconds = measure.seconds_in_turn(epochs, args.repeats)
+
+    def drop() -> None:
+        measure.drop_pages(files)
+        measure.drop_pages(shards)
+
+    seconds = measure.seconds_in_turn(epochs, args.repeats, drop if args.cold else lambda: None)
     for loader in loaders:
         loader.close()
     rates = {f"{name}_rate": Spread.of([task.images / one for one in taken]) for name, taken in seconds.items()}

@@ -50,13 +50,19 @@ def drop_pages(folder: Path) -> None:
             os.close(file)
 
 
-def seconds_in_turn(heads: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds on the CPU that each function takes, called in turn; two rounds before those that count warm up."""
+def seconds_in_turn(
+    heads: Mapping[str, Callable[[], object]], repeats: int, before: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds on the CPU that each function takes, called in turn; two rounds before those that count warm up.
+
+    `before` is called before each of them, and not timed.
+    """
     import torch  # takes seconds, and not every benchmark needs it
 
     taken: dict[str, list[float]] = {head: [] for head in heads}
     for turn in range(2 + repeats):
         for head, call in heads.items():
+            before()
             second = wall_seconds(call, torch.device("cpu"))
             if turn >= 2:
                 taken[head].append(second)
