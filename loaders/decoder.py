@@ -212,15 +212,26 @@ class Decoder(ABC):
 def attempt(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
     """The exception that `call(...)` raises, if any.
 
-    It is caught in a frame of its own: the traceback then has no reference to the list of failures that holds it.
-    A lack of memory is an error of the image that asks for so much.
+    A lack of memory is an error of the image that asks for so much. Errors of images have no traceback: its frames
+    refer to the image's pixels, and to the caller's list of errors, so that both would wait for the garbage collector.
     """
     try:
         call(*args, **kwargs)
     except MemoryError as error:
-        lacking = ImageError(first_line(error))
-        lacking.__cause__ = error
-        return lacking
+        return ImageError(first_line(error))
+    except ImageError as error:
+        return _without_traceback(error)
     except Exception as error:  # noqa: BLE001 - the pool tells them apart
         return error
     return None
+
+
+def _without_traceback(error: ImageError) -> ImageError:
+    """The error, without its own traceback and those of what it was raised from."""
+    chain: list[BaseException | None] = [error]
+    while chain:
+        raised = chain.pop()
+        if raised is not None and raised.__traceback__ is not None:
+            raised.__traceback__ = None
+            chain += [raised.__cause__, raised.__context__]
+    return error

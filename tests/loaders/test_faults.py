@@ -3,15 +3,31 @@
 import contextlib
 import ctypes
 import gc
+import io
 import threading
+import types
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from fastimg.loaders import DataError, ImageDecoder, ImageError, RandomResizedCrop, ShardError, WorkerError
+from fastimg.loaders import (
+    DataError,
+    ImageDecoder,
+    ImageError,
+    RandomResizedCrop,
+    ShardError,
+    View,
+    ViewDecoder,
+    WorkerError,
+    open_dataset,
+)
 from fastimg.loaders import pool as pool_module
+from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.pool import Pool
+from fastimg.loaders.runtime.scratch import Scratch
 
 N = 23  # of the fixture `files`
 TRAINING = ImageDecoder(RandomResizedCrop(size=16))
@@ -41,6 +57,34 @@ def test_undecodable_images_have_weight_0(files, pixels_by_id, run, spoil, build
         for bad in {4, 11, 17} & set(ids):
             row = ids.index(bad)
             assert weight[row] == 0.0 and inputs[row * size : (row + 1) * size] == bytes(size)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "WEBP", "BMP", "JPEG"])
+@pytest.mark.parametrize("decoder", [TRAINING, ViewDecoder((View(crop=8, n=2),))])
+def test_images_that_are_refused_leave_nothing_to_the_garbage_collector(kind, decoder, tmp_path):
+    """Its cycles would hold Pillow's canvases, of any size that a file claims, until it runs."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8)).save(buffer, kind)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / f"a.{kind.lower()}").write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])
+    dataset = open_dataset(tmp_path)
+    rows = {field.name: np.zeros((1, *field.shape), np.uint8) for field in decoder.fields}
+    draws = decoder.draw(0, 0, np.zeros(1, np.int64))
+    for _ in range(2):  # what is made once is made the first time
+        gc.collect()
+        gc.disable()
+        try:
+            failures = decoder.fill(SampleReader(dataset), [0], draws, rows, Scratch())
+            assert len(failures) == 1 and isinstance(failures[0][1], ImageError)
+            failures.clear()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [thing for thing in gc.garbage if isinstance(thing, BaseException | types.FrameType | Image.Image)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert left == []
 
 
 def test_a_half_filled_row_is_zeroed(build, numbers, faulty, read):

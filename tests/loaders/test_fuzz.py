@@ -7,7 +7,6 @@ for each case; the file of a failed case is kept.
 """
 
 import faulthandler
-import gc
 import os
 import random
 import resource
@@ -41,8 +40,6 @@ def run(kind, first, last, seed, folder):
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with (folder / "case").open("wb", buffering=0) as note:
         for number in range(first, last):
-            if number % 500 == 0:
-                gc.collect()  # of a case that fails, memory is in cycles of its error's frames
             draw = random.Random(f"{kind} {seed} {number}")
             os.pwrite(note.fileno(), b"%-9d" % number, 0)
             data = cases.make(draw)
