@@ -60,7 +60,24 @@ def test_photographs_that_exif_turns(tmp_path):
     assert (costs.images, costs.failed, costs.tiled) == (8, 0, 4)
 
 
+def test_pictures_are_decoded_as_in_the_loader(tmp_path, encode, monkeypatch):
+    kinds = ("PNG", "WEBP", "BMP", "PPM", "GIF")
+    for kind in kinds:
+        (tmp_path / f"a.{kind.lower()}").write_bytes(encode(kind=kind))
+    data = FilesDataset(tmp_path, [f"a.{kind.lower()}" for kind in kinds])
+    by_pillow = []
+    decode = stages.decode_box
+    monkeypatch.setattr(stages, "decode_box", lambda *given: (by_pillow.append(given[1].format), decode(*given))[1])
+    for channels in (3, 1):
+        by_pillow.clear()
+        decoder = ImageDecoder(RandomResizedCrop(size=8), channels=channels)
+        costs = take_apart(data, np.arange(len(kinds)), decoder, threads=1)  # raises if a pixel differs
+        assert (costs.images, costs.failed) == (len(kinds), 0)
+        assert by_pillow == ["gif"]
+
+
 def test_different_pixels_are_detected(tiled, monkeypatch):
+    monkeypatch.setattr(stages._Thread, "_picture", lambda *_: None)
     monkeypatch.setattr(stages, "resample", lambda pixels, window, interpolation, out: out.fill(0))
     with pytest.raises(RuntimeError, match=r"\.png.*differ from the decoder's"):
         take_apart(tiled, np.arange(len(tiled)), ImageDecoder(RandomResizedCrop(size=24)), threads=1)
@@ -75,8 +92,8 @@ def test_every_image_counts_once_with_any_number_of_threads(tiled):
 
 
 def test_the_clock_is_read_where_stages_meet(tmp_path, encode):
-    (tmp_path / "a.png").write_bytes(encode(kind="PNG"))
-    data = FilesDataset(tmp_path, ["a.png"])
+    (tmp_path / "a.gif").write_bytes(encode(kind="GIF"))
+    data = FilesDataset(tmp_path, ["a.gif"])
     costs = take_apart(data, np.array([0, 0, 0]), ImageDecoder(RandomResizedCrop(size=8)), threads=1, clock=Ticks())
     # Readings before and after reading a sample; then one before the compiled path, and four around the three stages.
     assert costs.seconds == {"read": 3.0, "splice": 3.0, "decode": 3.0, "resize": 3.0}
