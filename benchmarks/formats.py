@@ -37,7 +37,7 @@ from fastimg.loaders import Loader, RandomResizedCrop
 from fastimg.loaders.crop import CenterCrop
 from fastimg.loaders.pictures.checksums import adler32
 from fastimg.loaders.pictures.huffman import SIZE
-from fastimg.loaders.pictures.inflate import SLACK, inflate
+from fastimg.loaders.pictures.inflate import SLACK, inflate, inflate_two
 
 Epoch = Callable[[], int]  # reads an epoch; returns its samples
 
@@ -232,16 +232,29 @@ def _inflate(args: argparse.Namespace, here: dict[str, Any]) -> None:
         write_images(Path(scratch), args.data, task)
         streams = [_stream(file.read_bytes()) for file in sorted(Path(scratch).rglob("*.png"))]
     rows = [zlib.decompress(stream) for stream in streams]
-    tables, room = np.zeros((2, SIZE), np.uint32), np.zeros(max(map(len, rows)) + SLACK, np.uint8)
+    tables, rooms = np.zeros((4, SIZE), np.uint32), np.zeros((2, max(map(len, rows)) + SLACK), np.uint8)
     places = [(np.frombuffer(stream, np.uint8), len(row)) for stream, row in zip(streams, rows, strict=True)]
 
     def ours() -> None:
         for stream, size in places:
-            taken, _, ended = inflate(stream.ctypes.data + 2, stream.size - 6, room.ctypes.data, size + 1, tables)
+            taken, _, ended = inflate(stream.ctypes.data + 2, stream.size - 6, rooms[0].ctypes.data, size + 1, tables)
             assert taken == size and ended
-            adler32(room.ctypes.data, size)
+            adler32(rooms[0].ctypes.data, size)
 
-    heads: dict[str, Callable[[], object]] = {"fastimg": ours, "zlib": lambda: list(map(zlib.decompress, streams))}
+    def ours_in_turn() -> None:
+        for two in zip(places[::2], places[1::2], strict=True):
+            given: list[int] = []
+            for (stream, size), room in zip(two, rooms, strict=True):
+                given += [stream.ctypes.data + 2, stream.size - 6, room.ctypes.data, size + 1]
+            for (taken, _, ended), (_, size), room in zip(inflate_two(*given, tables), two, rooms, strict=True):
+                assert taken == size and ended
+                adler32(room.ctypes.data, size)
+
+    heads: dict[str, Callable[[], object]] = {
+        "fastimg": ours,
+        "fastimg, two in turn": ours_in_turn,
+        "zlib": lambda: list(map(zlib.decompress, streams)),
+    }
     for module in ("isal.isal_zlib", "zlib_ng.zlib_ng"):
         with suppress(ImportError):
             library = importlib.import_module(module)
@@ -251,6 +264,7 @@ def _inflate(args: argparse.Namespace, here: dict[str, Any]) -> None:
         sizes = list(map(len, rows))
         heads["libdeflate"] = lambda: list(map(libdeflate.zlib_decompress, streams, sizes))
     ours()
+    ours_in_turn()
     taken: dict[str, list[float]] = {name: [] for name in heads}
     for _ in range(args.repeats):
         for name, head in heads.items():

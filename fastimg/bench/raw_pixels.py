@@ -12,12 +12,12 @@ MIN_GAIN = 1.2  # that is worth the room
 _SHARE = 0.5  # of the free memory, that all pixels may take
 _KNOWN = 0.9  # share of the images, at least, that are JPEGs or PNGs
 
-# Processor time of a crop from JPEGs, flat and tiled, and PNGs over that from raw pixels, medians of 5.
+# Images a second from raw pixels over those from JPEGs, flat and tiled, and from PNGs: two threads, medians of 5.
 _SIDES = (32, 64, 128, 192, 256, 500)  # of the longer side, pixels
 _GAINS = {
-    "jpeg": (4.4, 3.4, 2.7, 2.8, 3.0, 3.0),
-    "tiled": (4.4, 3.4, 2.3, 2.3, 2.3, 2.0),
-    "png": (5.0, 7.5, 6.3, 8.0, 9.3, 10.0),
+    "jpeg": (3.2, 2.8, 2.3, 2.3, 2.5, 2.6),
+    "tiled": (3.3, 2.7, 1.9, 1.7, 1.9, 1.8),
+    "png": (3.2, 4.0, 3.8, 4.4, 5.7, 7.0),
 }
 
 
