@@ -1,7 +1,7 @@
 """What crops of images cost that a library decodes, and of what `convert --recompress` makes of them: tried on a few.
 
-JPEG, PNG, BMP and PPM are decoded by compiled code, of which a crop takes a part. WebP, AVIF, HEIF, GIF, TIFF and
-others are decoded by their libraries, mostly as a whole.
+JPEG, PNG, BMP, PPM and TIFF without compression are decoded by compiled code, of which a crop takes a part. WebP, AVIF,
+HEIF, GIF, other TIFFs and others are decoded by their libraries, mostly as a whole.
 """
 
 import tempfile
@@ -22,12 +22,15 @@ from fastimg.loaders import DataError, Dataset, ImageDecoder, ImageError, open_d
 from fastimg.loaders.compiling_ahead import compile_path
 from fastimg.loaders.decode import COMPILED_FORMATS, read_header
 from fastimg.loaders.decoder import SampleReader
+from fastimg.loaders.pictures.tiff import is_plain_tiff
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.wording import plural
 
 from .pipeline import convert
 
 CHANGES = ("jpeg:95", "lossless")  # values of --recompress
+_PLAIN_TIFF = "tiff, not compressed"
+_COMPILED = COMPILED_FORMATS | {_PLAIN_TIFF}
 LOOKED_AT = 32  # images whose formats are counted
 _TRIED = 8  # of these, and pixels of all of them: recompressing so many takes a few seconds
 _PIXELS = 2_000_000
@@ -50,7 +53,7 @@ class SlowFormats:
 
     def sentence(self) -> str:
         """The same in words."""
-        slow = ", ".join(f"{count} {name}" for name, count in self.formats.items() if name not in COMPILED_FORMATS)
+        slow = ", ".join(f"{count} {name}" for name, count in self.formats.items() if name not in _COMPILED)
         rates = self.recompressed_images_per_second
         gains = [f"{value} {rate:,.0f}" for value, rate in rates.items() if rate is not None]
         kept = [value for value, rate in rates.items() if rate is None]
@@ -76,12 +79,13 @@ def try_slow_formats(
         with suppress(DataError, ImageError):  # such samples are named elsewhere
             data = dataset.read(index, scratch)
             header = read_header(data)
-            formats[header.format] += 1
+            name = _PLAIN_TIFF if header.format == "tiff" and is_plain_tiff(data) else header.format
+            formats[name] += 1
             size = header.width * header.height
-            if header.format not in COMPILED_FORMATS and len(chosen) < _TRIED and pixels + size <= _PIXELS:
+            if name not in _COMPILED and len(chosen) < _TRIED and pixels + size <= _PIXELS:
                 chosen[f"{index}.{header.extension}"] = bytes(data)
                 pixels += size
-    slow = sum(count for name, count in formats.items() if name not in COMPILED_FORMATS)
+    slow = sum(count for name, count in formats.items() if name not in _COMPILED)
     if not chosen or 2 * slow <= formats.total():
         return None
     with tempfile.TemporaryDirectory(prefix="fastimg-formats-") as folder:

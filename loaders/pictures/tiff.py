@@ -6,9 +6,11 @@ behind the other. Tiles, planes, several pages, and tags by which Pillow would d
 
 from typing import Any
 
+import numpy as np
+
 from fastimg.loaders.runtime.compiled import compiled, int64
 
-from .record import GRAY, GRAY_ALPHA, PALETTE, RGB, RGB_ALPHA, STORED
+from .record import GRAY, GRAY_ALPHA, PALETTE, RGB, RGB_ALPHA, STORED, new_picture
 
 _TEXT, _SHORT, _LONG, _RATIONAL, _UNDEFINED = 2, 3, 4, 5, 7  # types of values, and the bytes of each:
 _BYTES = (0, 1, 1, 2, 4, 8, 1, 1)
@@ -177,3 +179,8 @@ def parse_tiff(data: Any, pictures: Any) -> bool:
         picture.colour, picture.colours = PALETTE, 256
         picture.palette = _place(data, colours, high_first) + (0 if high_first else 1)  # the higher bytes
     return True
+
+
+def is_plain_tiff(data: bytes | memoryview) -> bool:
+    """Whether a file is such a TIFF, of which crops take what they show."""
+    return bool(parse_tiff(np.frombuffer(data, np.uint8), new_picture()))
