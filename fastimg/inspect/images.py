@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and only pictures and slow f
     from fastimg.convert.slow_formats import SlowFormats
     from fastimg.data.kornia_pass import KorniaPass
 
+_MANY = 1000  # images: to try a few takes seconds, and on a machine that has compiled nothing half a minute
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
 _GRAY_MEAN, _GRAY_STD = (sum(_MEAN) / 3,), (sum(_STD) / 3,)
 _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
@@ -322,8 +323,9 @@ def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | Non
 
 
 def _slow_formats(facts: SplitFacts, err: Console) -> "SlowFormats | None":
-    """What images of a split cost if libraries decode most of them."""
-    if 2 * sum(facts.formats[name] for name in COMPILED_FORMATS) >= facts.formats.total():
+    """What images of a split cost if libraries decode most of them, and there are so many that it matters."""
+    count = facts.formats.total()
+    if count < _MANY or 2 * sum(facts.formats[name] for name in COMPILED_FORMATS) >= count:
         return None
     from fastimg.convert.slow_formats import LOOKED_AT, try_slow_formats
     from fastimg.loaders import ImageDecoder, RandomResizedCrop

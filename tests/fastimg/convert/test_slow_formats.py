@@ -73,8 +73,10 @@ def test_nothing_is_said(kinds: dict[str, int], size: int, tmp_path: Path) -> No
     assert tried(folder(tmp_path / "D", kinds, size)) is None
 
 
-def test_inspect_tells(tmp_path: Path, cli: Any) -> None:
+def test_inspect_tells_of_many_images(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     place = folder(tmp_path / "D", {"webp": 3})
+    assert "slow_formats" not in json.loads(cli("inspect", place, "--no-pictures", "--json").out)
+    monkeypatch.setattr("fastimg.inspect.images._MANY", 3)
     assert "3 webp of 3 images looked at are decoded by libraries" in " ".join(
         cli("inspect", place, "--no-pictures").out.split()
     )
