@@ -163,6 +163,9 @@ def parse_tiff(data: Any, pictures: Any) -> bool:
     count = _number(data, strips + 4, 4, high_first)
     if rows < 1 or count != (height + rows - 1) // rows:
         return False
+    lengths = _find(data, begin, end, _STRIP_BYTES, high_first)
+    if lengths >= 0 and _number(data, lengths + 4, 4, high_first) != count:
+        return False
     size = _BYTES[_number(data, strips + 2, 2, high_first)]
     first = _find_strips(data, _place(data, strips, high_first), size, count, rows * pitch, high_first)
     if first < 0 or first + height * pitch > data.size:

@@ -15,6 +15,7 @@ from fastimg.loaders.crop import RandomCrop
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.decoders.picture_queue import PictureQueue
+from fastimg.loaders.pictures.tiff import is_plain_tiff
 from fastimg.loaders.runtime import compiled
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -519,3 +520,9 @@ def test_filters_of_many_neighbours(folder):
     out, failures, others = filled(ImageDecoder(CenterCrop(size=(600, 900), resize=(600, 900))), folder(files))
     assert not failures and not others
     assert (out.reshape(2, *rows.shape) == rows).all()
+
+
+def test_a_tiff_with_lengths_of_more_strips_than_it_has_is_left_to_pillow():
+    rng = np.random.default_rng(0)
+    assert is_plain_tiff(tiff(rng, 21, 17, "P", high_first=True))
+    assert not is_plain_tiff(tiff(rng, 21, 17, "P", high_first=True, tags={279: (4, [357] * 184)}))
