@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from fastimg.loaders import Batch, FilesDataset, Loader, LoaderConfig
+from fastimg.loaders import Batch, FilesDataset, Loader, LoaderConfig, open_dataset
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.targets import TargetColumn
@@ -232,3 +232,17 @@ def files_given_back() -> Iterator[None]:
     if Counter(list_open_files()) - before:
         gc.collect()  # takes a while, so only where something is open that may just not be collected yet
     assert not Counter(list_open_files()) - before
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Writes pictures, of any format, to a folder of one class, and opens it."""
+
+    def write(files):
+        place = tmp_path / "images" / "a"
+        place.mkdir(parents=True)
+        for number, data in enumerate(files):
+            (place / f"{number:04}.png").write_bytes(data)
+        return open_dataset(place.parent)
+
+    return write

@@ -24,20 +24,6 @@ from .picture_files import KINDS, SIGNATURE, bmp, chunk, filtered, png, ppm, tif
 ALL = CenterCrop(size=16, resize=16)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Writes files to a folder of one class, and opens it."""
-
-    def write(files):
-        place = tmp_path / "images" / "a"
-        place.mkdir(parents=True)
-        for number, data in enumerate(files):
-            (place / f"{number:04}.png").write_bytes(data)
-        return open_dataset(place.parent)
-
-    return write
-
-
 def filled(decoder, dataset, epoch=0):
     """The rows, what failed, and how many images Pillow decoded."""
     count = len(dataset)
@@ -123,6 +109,15 @@ def test_photographs_by_pillow(folder):
         assert assert_as_pillow(ImageDecoder(RandomResizedCrop(size=64), channels=channels), dataset) == ([], 0)
 
 
+def assert_all_are_taken(dataset):
+    """No picture is left to Pillow, but where a window reaches beyond it."""
+    crops = (RandomResizedCrop(size=9), RandomResizedCrop(size=(8, 30), interpolation="bicubic"), ALL)
+    for channels in (3, 1):
+        for crop in (*crops, CenterCrop(size=32, resize=32)):
+            assert assert_as_pillow(ImageDecoder(crop, channels=channels), dataset) == ([], 0)
+        assert assert_as_pillow(ImageDecoder(RandomCrop(size=16, padding=4), channels=channels), dataset)[0] == []
+
+
 def test_bmp_and_ppm(folder):
     rng = np.random.default_rng(8)
     sizes = [*((w, h) for w in (1, 2, 3, 5, 32) for h in (1, 4, 9)), *rng.integers(1, 70, (20, 2)).tolist()]
@@ -132,11 +127,7 @@ def test_bmp_and_ppm(folder):
         files += [bmp(rng, w, h, 8, 108, colours=7, gap=3), bmp(rng, w, h, 8, gray=True)]
         files += [ppm(rng, w, h), ppm(rng, w, h, True), ppm(rng, w, h, head=b"P6 %d\t%d\r255 " % (w, h))]
     dataset = folder(files)
-    crops = (RandomResizedCrop(size=9), RandomResizedCrop(size=(8, 30), interpolation="bicubic"), ALL)
-    for channels in (3, 1):
-        for crop in (*crops, CenterCrop(size=32, resize=32)):
-            assert assert_as_pillow(ImageDecoder(crop, channels=channels), dataset) == ([], 0)
-        assert assert_as_pillow(ImageDecoder(RandomCrop(size=16, padding=4), channels=channels), dataset)[0] == []
+    assert_all_are_taken(dataset)
 
 
 def test_odd_bmp_and_ppm_are_as_pillow_has_them(folder):
@@ -198,11 +189,7 @@ def test_tiff(folder):
     files.append(tiff(rng, 20, 30, rows=30, tags={278: (4, [(1 << 32) - 1])}))
     files.append(tiff(rng, 20, 30, tags={317: (3, [1]), 318: (5, [(1, 3)] * 2), 319: (5, [(1, 3)] * 6)}))
     dataset = folder(files)
-    crops = (RandomResizedCrop(size=9), RandomResizedCrop(size=(8, 30), interpolation="bicubic"), ALL)
-    for channels in (3, 1):
-        for crop in (*crops, CenterCrop(size=32, resize=32)):
-            assert assert_as_pillow(ImageDecoder(crop, channels=channels), dataset) == ([], 0)
-        assert assert_as_pillow(ImageDecoder(RandomCrop(size=16, padding=4), channels=channels), dataset)[0] == []
+    assert_all_are_taken(dataset)
 
 
 def test_tiffs_of_pillow_are_taken(folder):

@@ -11,7 +11,6 @@ from fastimg.loaders import CenterCrop, Letterbox, View, ViewDecoder
 from fastimg.loaders.containers.betons.dataset import BetonDataset
 from fastimg.loaders.containers.betons.files import BetonWriter
 from fastimg.loaders.containers.betons.kinds import BetonField
-from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.watch import FileWatch
 from fastimg.loaders.crop import RandomCrop
 from fastimg.loaders.decoder import SampleReader
@@ -30,20 +29,6 @@ MANY = (
     View(crop=CenterCrop(size=(20, 30), resize=(20, 30))),
     View(crop=RandomCrop(size=16, padding=4)),
 )
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Writes files to a folder of one class, and opens it."""
-
-    def write(files):
-        place = tmp_path / "images" / "a"
-        place.mkdir(parents=True)
-        for number, data in enumerate(files):
-            (place / f"{number:04}.png").write_bytes(data)
-        return open_dataset(place.parent)
-
-    return write
 
 
 def filled(decoder, dataset, epoch=0):

@@ -13,7 +13,6 @@ from rich.console import Console
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import CenterCrop, Loader, RandomResizedCrop
-from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.crop import RandomCrop
 from fastimg.loaders.decode import decode_box, read_header
 from fastimg.loaders.decoder import SampleReader
@@ -29,20 +28,6 @@ from .picture_files import webp, webps
 from .test_picture_queue import ALL, assert_as_pillow, filled
 
 pytestmark = pytest.mark.skipif(not webp_decoder(), reason="Pillow's libwebp is not found")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Writes files to a folder of one class, and opens it."""
-
-    def write(files):
-        place = tmp_path / "images" / "a"
-        place.mkdir(parents=True)
-        for number, data in enumerate(files):
-            (place / f"{number:04}.webp").write_bytes(data)
-        return open_dataset(place.parent)
-
-    return write
 
 
 def pillow(data):
