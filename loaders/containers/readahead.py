@@ -17,6 +17,7 @@ _CATCH_UP = (
 )
 _CHUNK = 1 << 16  # samples processed at once
 _GAP = 16384  # bytes between samples that are read with them rather than skipped: labels, notes, padding
+SMALL_FILES, _SMALL = 1 << 28, 1 << 14  # bytes of data that is asked for as a whole, and of its samples on average
 _PIECE = 131072  # bytes per request: Linux drops the part beyond the device's read-ahead, often 128 KB
 
 
@@ -60,6 +61,29 @@ class WholeBlocks:
         samples = self._all.samples(self._blocks[begin : self._asked])
         blocks = samples[self._mine[samples]]
         return (self._order[self._slices.span(step, step + 1)], blocks) if begin < needed else (blocks,)
+
+
+class Asked:
+    """What was asked for of small samples: of small data all of it, once some of it was asked for.
+
+    To ask for a batch of small samples one by one would take longer than to read them.
+    """
+
+    def __init__(self, samples: int, nbytes: int) -> None:
+        self._samples = samples
+        self._is_small = nbytes <= min(SMALL_FILES, samples * _SMALL)
+        self._count = 0  # threads may lose a count, which does no harm
+        self._all = False
+
+    def before(self, indices: Samples) -> Samples:
+        """The samples to ask for now, where the samples `indices` are needed."""
+        if self._all:
+            return indices[:0]
+        self._count += len(indices)
+        if self._is_small and 8 * self._count > self._samples:
+            self._all = True
+            return np.arange(self._samples)
+        return indices
 
 
 def pieces(

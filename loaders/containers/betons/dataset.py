@@ -15,7 +15,7 @@ from fastimg.loaders.containers.content import TEXT_FIELDS, Content
 from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.identities import StatedContent
-from fastimg.loaders.containers.readahead import pieces
+from fastimg.loaders.containers.readahead import SMALL_FILES, Asked, pieces
 from fastimg.loaders.containers.stored_pixels import PIXELS, StoredPixels
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileState, FileWatch
@@ -28,7 +28,6 @@ from .files import BetonFile
 from .kinds import RAW
 
 MAX_CLASSES = 1 << 20  # in a file without class names: a larger label is not a class index
-_SMALL_FILE, _SMALL = 1 << 28, 1 << 14  # bytes of a file, and of its samples on average
 _reading_whole = threading.Lock()
 # Usual names of the fields to train on, in case there are several of a kind.
 USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}
@@ -48,8 +47,6 @@ class BetonDataset(WithFields):
     lease: Lease | None = None  # of a file that was fetched: keeps it in the cache
     blocks: BlockIndex | None = None  # of large tiled JPEGs
 
-    _asked = 0  # samples that the system was asked for
-    _asked_for_all = False
     _cut = 0  # samples whose pixels were asked for
     _in_memory: tuple[npt.NDArray[np.uint8], npt.NDArray[np.void]] | None = None  # the file, and PIXELS [N]
 
@@ -156,7 +153,7 @@ class BetonDataset(WithFields):
     @cached_property
     def _keeps_pixels(self) -> bool:
         """Whether the file is kept in memory from the second epoch on: of up to 256 MiB, and mostly raw pixels."""
-        return self.stores_pixels and self.reader.status.st_size <= _SMALL_FILE
+        return self.stores_pixels and self.reader.status.st_size <= SMALL_FILES
 
     def _read_whole(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.void]]:
         """The file, and where its raw pixels lie in memory. Raises ShardError."""
@@ -177,9 +174,8 @@ class BetonDataset(WithFields):
         return found
 
     @cached_property
-    def _is_small(self) -> bool:
-        """Whether to ask for a batch of samples one by one would take longer than to read them."""
-        return self.reader.status.st_size <= _SMALL_FILE and int(self._sizes.mean()) <= _SMALL
+    def _asked(self) -> Asked:
+        return Asked(len(self), self.reader.status.st_size)
 
     @cached_property
     def _has_raw(self) -> bool:
@@ -229,14 +225,10 @@ class BetonDataset(WithFields):
         return int(self._widths[index]), int(self._heights[index])
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """Ask the system to read these samples ahead: of a small file, all of it once some of it was asked for."""
-        if self._asked_for_all:
-            return
-        self._asked += len(indices)
-        if self._is_small and 8 * self._asked > len(self):
-            self._asked_for_all = True
-            indices = np.arange(len(self))
-        self.will_need_parts(indices, np.zeros(len(indices), np.int64), self._sizes[indices].astype(np.int64))
+        """Ask the system to read these samples ahead: see `Asked`."""
+        indices = self._asked.before(indices)
+        if len(indices):
+            self.will_need_parts(indices, np.zeros(len(indices), np.int64), self._sizes[indices].astype(np.int64))
 
     def will_need_parts(
         self, indices: npt.NDArray[np.int64], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]

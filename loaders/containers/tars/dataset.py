@@ -16,6 +16,7 @@ from fastimg.loaders.containers.derived.kept import DerivedPlace
 from fastimg.loaders.containers.derived.records import are_of, fingerprint_of, records
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.identities import StatedContent
+from fastimg.loaders.containers.readahead import Asked
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileParts, ShardFiles, WatchedFiles
 from fastimg.loaders.errors import DataError, ShardError
@@ -72,6 +73,7 @@ class TarDataset(WithFields):
             dots,
         )
         self.notes: Sequence[str] = [*place.notes, *notes]
+        self._asked = Asked(len(self.records), int(lengths.sum())) if fetched is None else None
         self.labels = self.records["label"].astype(np.int64)
         if classes is None:
             classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
@@ -171,7 +173,11 @@ class TarDataset(WithFields):
         return view[BLOCK:]
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """See Dataset."""
+        """See Dataset: of shards on this machine, what `Asked` says."""
+        if self._asked is not None:
+            indices = self._asked.before(indices)
+            if not len(indices):
+                return
         chosen = self.records[indices]
         shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
         self.shard_files.ahead(shards, offsets - BLOCK, sizes + BLOCK)

@@ -1,5 +1,6 @@
 """Read-ahead requests: everything once, in time, in large pieces, and nothing else."""
 
+import contextlib
 from collections import OrderedDict
 
 import numpy as np
@@ -115,6 +116,28 @@ def test_a_block_of_a_tar_is_one_request(shards, monkeypatch):
     dataset.will_need(np.zeros(0, np.int64))
     dataset.close()
     assert len(asked) == 3
+
+
+def test_small_shards_are_asked_for_as_a_whole_once(shards, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fastimg.loaders.containers.watch.ask", lambda file, offset, size: asked.append((offset, size)))
+    with contextlib.closing(open_dataset(shards)) as dataset:
+        dataset.will_need(np.arange(0, 20))
+        assert len(asked) == 1  # one request for neighbours
+        dataset.will_need(np.arange(0, 200, 30))
+        member = 512 + 4096 + 512 + 512  # an image and its label
+        assert sum(size for _, size in asked[1:]) == 2 * (99 * member + 512 + 4000)
+        asked.clear()
+        dataset.will_need(np.arange(200))
+        assert not asked
+
+
+def test_large_samples_are_asked_for_when_they_are_needed():
+    needed = np.arange(10)
+    for samples, nbytes in ((100, 100 << 20), (1 << 20, 1 << 29)):  # large samples, and many small ones
+        asked = readahead.Asked(samples, nbytes)
+        for _ in range(samples):
+            assert asked.before(needed) is needed
 
 
 def test_systems_without_the_call(monkeypatch):
