@@ -36,7 +36,7 @@ from fastimg.convert.pipeline import convert
 from fastimg.loaders import Loader, RandomResizedCrop
 from fastimg.loaders.crop import CenterCrop
 from fastimg.loaders.pictures.checksums import adler32
-from fastimg.loaders.pictures.huffman import SIZE
+from fastimg.loaders.pictures.huffman import new_tables
 from fastimg.loaders.pictures.inflate import SLACK, inflate, inflate_two
 
 Epoch = Callable[[], int]  # reads an epoch; returns its samples
@@ -232,7 +232,7 @@ def _inflate(args: argparse.Namespace, here: dict[str, Any]) -> None:
         write_images(Path(scratch), args.data, task)
         streams = [_stream(file.read_bytes()) for file in sorted(Path(scratch).rglob("*.png"))]
     rows = [zlib.decompress(stream) for stream in streams]
-    tables, rooms = np.zeros((4, SIZE), np.uint32), np.zeros((2, max(map(len, rows)) + SLACK), np.uint8)
+    tables, rooms = new_tables(), np.zeros((2, max(map(len, rows)) + SLACK), np.uint8)
     places = [(np.frombuffer(stream, np.uint8), len(row)) for stream, row in zip(streams, rows, strict=True)]
 
     def ours() -> None:

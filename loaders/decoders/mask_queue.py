@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.jpeg.decoding.memory import byte_at, bytes_at, copy_bytes, view_at
 from fastimg.loaders.jpeg.decoding.region import WINDOW
-from fastimg.loaders.pictures.huffman import SIZE
+from fastimg.loaders.pictures.huffman import new_tables
 from fastimg.loaders.pictures.png import parse_png
 from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, size_of_rows
 from fastimg.loaders.pictures.record import GRAY, PALETTE, new_picture
@@ -54,7 +54,7 @@ class MaskQueue:
     def __init__(self) -> None:
         self._jobs = np.zeros(MOST, _JOB)
         self._picture = new_picture()
-        self._tables = np.zeros((4, SIZE), np.uint32)
+        self._tables = new_tables()
         self._columns = np.zeros(0, np.int64)
         self._queued: list[bytes] = []
         self._nbytes = 0

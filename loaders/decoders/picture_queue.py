@@ -21,7 +21,7 @@ from fastimg.loaders.jpeg.decoding.memory import view_at
 from fastimg.loaders.jpeg.decoding.region import new_region
 from fastimg.loaders.jpeg.windows import compiled_rule, is_small, place_window
 from fastimg.loaders.pictures.bmp import parse_bmp
-from fastimg.loaders.pictures.huffman import SIZE
+from fastimg.loaders.pictures.huffman import new_tables
 from fastimg.loaders.pictures.libwebp import CONFIG, around, decode_part, webp_decoder
 from fastimg.loaders.pictures.pixels import as_stored, fill_rows
 from fastimg.loaders.pictures.png import parse_png
@@ -48,7 +48,7 @@ class PictureQueue:
         self._jobs = np.zeros(MOST, JOB)
         self._status = np.zeros(MOST, np.int64)
         self._region = new_region()
-        self._tables = np.zeros((4, SIZE), np.uint32)
+        self._tables = new_tables()
         self._configs = np.zeros(1, CONFIG)
         self._webp_decoder = webp_decoder()
         self._count = 0

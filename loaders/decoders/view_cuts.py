@@ -20,7 +20,7 @@ from fastimg.loaders.jpeg.decoding.memory import bytes_at, view_at
 from fastimg.loaders.jpeg.decoding.region import REGION
 from fastimg.loaders.jpeg.decoding.union import Outs, targets_of
 from fastimg.loaders.jpeg.windows import compiled_rules, is_small, place_window
-from fastimg.loaders.pictures.huffman import SIZE
+from fastimg.loaders.pictures.huffman import new_tables
 from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, size_of_rows
 from fastimg.loaders.pictures.record import DEFLATED, GRAY, RGB, STORED, WEBP, new_picture
 from fastimg.loaders.runtime.compiled import compiled, int64, may_call
@@ -48,7 +48,7 @@ class ViewCuts:
             np.zeros(0, REGION),
             new_picture(),
             np.zeros(1, _PART),
-            np.zeros((4, SIZE), np.uint32),
+            new_tables(),
         )
 
     def cut(

@@ -13,122 +13,177 @@ SPECIAL:
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from numba import types
 
-from fastimg.loaders.runtime.compiled import compiled, int64, uint32
+from fastimg.loaders.jpeg.decoding.memory import copy_bytes
+from fastimg.loaders.jpeg.decoding.vectors import I16, I64, intrinsic
+from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint32
 
 SPECIAL, SUBTABLE, END = 0x8000, 0x4000, 0x2000
 INVALID = SPECIAL | SUBTABLE | END  # no code begins like this
 
-LITERALS, LENGTHS, DISTANCES = 256, 29, 30  # symbols
+LITERALS, DISTANCES, CODES = 256, 30, 19  # symbols; those of the code that the lengths of the others are in
 MOST_BITS = 15  # of a code
-LITERAL_BITS, DISTANCE_BITS = 12, 8  # of the index of a main table
-WORK = 64 + 320  # numbers that making a table takes
+LITERAL_BITS, DISTANCE_BITS, CODE_BITS = 12, 8, 7  # of the index of a main table
 SIZE = 1 << 13  # entries of a table with its subtables: more than any complete code needs
 
+# What making tables takes: the lengths of symbols and of distances behind them, how many of either have each length,
+# where those of a length begin, and the symbols by their lengths.
+SYMBOLS = 320
+NEAR, FAR = SYMBOLS, SYMBOLS + 16  # where the numbers of either begin
+_STARTS = FAR + 16
+_ORDERED = _STARTS + 16
 
-def _table(first: int, extras: list[int]) -> Any:
-    """The least value of each symbol and its extra bits, [k, 2]."""
-    rows, value = [], first
+
+def new_tables() -> npt.NDArray[np.uint32]:
+    """The tables of two streams, of literals and of distances each, and behind them what making them takes."""
+    return np.zeros((5, SIZE), np.uint32)
+
+
+def _table(first: int, extras: list[int], before: list[tuple[int, int]], size: int) -> npt.NDArray[np.uint32]:
+    """What an entry is without its code, and what each bit of the code adds, [size, 2], of each symbol.
+
+    Those of literals are given; of the others there are the bits behind their codes, the first of which stands for
+    `first`. Symbols behind all of these are no codes.
+    """
+    rows, value = list(before), first
     for extra in extras:
-        rows.append((value, extra))
+        rows.append((value << 16 | SPECIAL | extra, 1 << 8 | 1))
         value += 1 << extra
-    return np.array(rows, np.int64)
+    rows += [(INVALID, 0)] * (size - len(rows))
+    return np.array(rows, np.uint32)
 
 
-_LENGTHS = _table(3, [0] * 8 + [bits for bits in range(1, 6) for _ in range(4)])
-_LENGTHS = np.concatenate([_LENGTHS, [[258, 0]]])
-_DISTANCES = _table(1, [0, 0] + [bits for bits in range(14) for _ in range(2)])
+_LITERALS = [(symbol << 16 | 1 << 8, 1) for symbol in range(LITERALS)] + [(SPECIAL | END, 1)]
+_LENGTHS = [0] * 8 + [bits for bits in range(1, 6) for _ in range(4)]
+LITERAL_ENTRIES = _table(3, _LENGTHS, _LITERALS, 288)
+LITERAL_ENTRIES[285] = 258 << 16 | SPECIAL, 1 << 8 | 1
+DISTANCE_ENTRIES = _table(1, [0, 0] + [bits for bits in range(14) for _ in range(2)], [], 32)
+CODE_ENTRIES = _table(0, [], [(symbol << 8, 1) for symbol in range(CODES)], CODES)
+
+
+@intrinsic
+def _reversed(_: Any, code: Any) -> Any:
+    """A number of 16 bits with its first bit last."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitreverse(builder.trunc(arguments[0], I16))
+        return builder.zext(bits, I64)
+
+    return types.int64(types.int64), generate
+
+
+@inlined
+def _in_stream(code: int, length: int) -> int:
+    """A code as it is read, its first bit lowest."""
+    return int(_reversed(code) >> (16 - length))
+
+
+@inlined
+def forget_lengths(work: Any) -> None:
+    """Begin anew with lengths, of which there are none."""
+    for i in range(NEAR, _STARTS):
+        work[i] = 0
+
+
+@inlined
+def note_length(work: Any, place: int, numbers: int, length: int) -> None:
+    """Have the symbol at a place have a length, and count it among the `numbers`, NEAR or FAR."""
+    work[place] = length
+    work[numbers + length] += 1
 
 
 @compiled
-def build(lengths: Any, count: int, bits: int, literals: bool, pairs: bool, work: Any, table: Any) -> int:
-    """Fill the table of a code whose symbols have these lengths [count]; its main part has 2^bits entries.
+def build(
+    work: Any, begin: int, count: int, numbers: int, entries: Any, bits: int, pairs: bool, alone: bool, table: Any
+) -> int:
+    """Fill the table of a code whose symbols have the lengths work[begin : begin + count], counted at `numbers`.
 
-    `literals`: symbols are literals, the end of a block, and lengths; otherwise they are distances. `work` int64 [WORK]
-    is scratch. Returns the bits of the main table's index, which are fewer if no code is that long; 0 for a code that
-    is not complete or has too many symbols. A single distance may have a code of one bit.
+    The table's main part has 2^bits entries. `alone`: a single symbol may have a code of one bit, or none; `pairs`: two
+    short literals share an entry.
+
+    Returns the bits of the main table's index, which are fewer if no code is that long; 0 for a code that is not
+    complete or has too many symbols.
     """
-    numbers, starts, ordered = work[:32], work[32:64], work[64:]
-    for i in range(MOST_BITS + 2):
-        numbers[i] = starts[i] = 0
-    for symbol in range(count):
-        numbers[lengths[symbol]] += 1
-    longest = MOST_BITS
-    while longest > 0 and numbers[longest] == 0:
-        longest -= 1
-    left = 1
+    used, left, shortest, longest = 0, 1, 0, 0
     for length in range(1, MOST_BITS + 1):
-        left = 2 * left - numbers[length]
+        number = int64(work[numbers + length])
+        work[_STARTS + length] = used
+        used += number
+        left = 2 * left - number
         if left < 0:
             return 0
-    if left > 0 and (literals or longest > 1):
+        if number:
+            longest = length
+            if shortest == 0:
+                shortest = length
+    if left > 0 and (longest > 1 or not alone):
         return 0
-    bits = min(bits, max(longest, 1))
-    if left > 0:  # of distances: none, or a single one
-        for i in range(1 << bits):
-            table[i] = uint32(INVALID)
-    for length in range(1, MOST_BITS + 1):
-        starts[length + 1] = starts[length] + numbers[length]
+    work[_STARTS] = used  # behind them those without a code
     for symbol in range(count):
-        if lengths[symbol]:
-            ordered[starts[lengths[symbol]]] = symbol
-            starts[lengths[symbol]] += 1
-    used = starts[MOST_BITS]  # symbols that have a code
-    code, end = 0, 1 << bits  # the code with its first bit lowest; where the next subtable begins
-    prefix, begin, index_bits = -1, 0, 0
-    for i in range(used):
-        symbol = ordered[i]
-        length = lengths[symbol]
-        if length <= bits:
-            entry = uint32(_entry(symbol, length, literals))
-            place = code
-            while place < 1 << bits:
-                table[place] = entry
-                place += 1 << length
-        else:
-            first = code & ((1 << bits) - 1)
-            if first != prefix:
-                prefix, begin = first, end
-                index_bits = length - bits
-                room = 1 << index_bits
-                while index_bits + bits < longest:
-                    room -= numbers[index_bits + bits]
-                    if room <= 0:
-                        break
-                    index_bits += 1
-                    room *= 2
-                end += 1 << index_bits
-                if end > table.size:
-                    return 0
-                table[first] = uint32(SPECIAL | SUBTABLE | begin << 16 | index_bits << 8 | bits)
-            entry = uint32(_entry(symbol, length - bits, literals))
-            place = code >> bits
-            while place < 1 << index_bits:
-                table[begin + place] = entry
-                place += 1 << (length - bits)
-        numbers[length] -= 1
-        step = 1 << (length - 1)
-        while code & step:
-            step >>= 1
-        code = (code & (step - 1)) + step if step else 0
+        start = _STARTS + int64(work[begin + symbol])
+        work[_ORDERED + work[start]] = symbol
+        work[start] += 1
+    if left > 0:  # none, or a single one
+        table[0] = table[1] = uint32(INVALID)
+        if used:
+            table[0] = _entry(entries, work[_ORDERED], 1)
+        return 1
+    bits = min(bits, longest)
+    least = min(shortest, bits)
+    code, place, end = 0, _ORDERED, 1 << least  # the next code, its symbol, and the entries so far
+    for length in range(least, bits + 1):
+        if length > least:  # shorter codes repeat
+            copy_bytes(int64(table.ctypes.data), int64(table.ctypes.data) + 4 * end, 4 * end)
+            end *= 2
+        code *= 2
+        for _ in range(work[numbers + length]):
+            table[_in_stream(code, length)] = _entry(entries, work[place], length)
+            code += 1
+            place += 1
+    if longest > bits and not _build_longer(work, place, code, numbers, entries, bits, longest, table):
+        return 0
     if pairs:
         _pair(table, bits)
     return bits
 
 
+@inlined
+def _entry(entries: Any, symbol: int, length: int) -> Any:
+    return uint32(int64(entries[symbol, 0]) + length * int64(entries[symbol, 1]))
+
+
 @compiled
-def _entry(symbol: int, length: int, literals: bool) -> int:
-    if literals and symbol < LITERALS:
-        return int(symbol << 16 | 1 << 8 | length)
-    if literals and symbol == LITERALS:
-        return int(SPECIAL | END | length)
-    number = symbol - LITERALS - 1 if literals else symbol
-    if number >= (LENGTHS if literals else DISTANCES):
-        return INVALID
-    least, extra = (
-        (_LENGTHS[number, 0], _LENGTHS[number, 1]) if literals else (_DISTANCES[number, 0], _DISTANCES[number, 1])
-    )
-    return int(least << 16 | SPECIAL | length << 8 | (length + extra))
+def _build_longer(
+    work: Any, place: int, code: int, numbers: int, entries: Any, bits: int, longest: int, table: Any
+) -> bool:
+    """Fill the subtables of codes that are longer than `bits`: those behind `code`, of the symbols from `place` on.
+
+    False if they do not fit.
+    """
+    prefix, begin, end, index_bits = -1, 0, 1 << bits, 0
+    for length in range(bits + 1, longest + 1):
+        code *= 2
+        for waiting in range(work[numbers + length], 0, -1):
+            first = _in_stream(code >> (length - bits), bits)
+            if first != prefix:
+                prefix, begin = first, end
+                index_bits = length - bits
+                room = (1 << index_bits) - waiting
+                while index_bits + bits < longest and room > 0:
+                    index_bits += 1
+                    room = 2 * room - int64(work[numbers + index_bits + bits])
+                end += 1 << index_bits
+                if end > table.size:
+                    return False
+                table[first] = uint32(SPECIAL | SUBTABLE | begin << 16 | index_bits << 8 | bits)
+            entry = _entry(entries, work[place], length - bits)
+            for at in range(_in_stream(code, length) >> bits, 1 << index_bits, 1 << (length - bits)):
+                table[begin + at] = entry
+            code += 1
+            place += 1
+    return True
 
 
 @compiled

@@ -18,7 +18,25 @@ from fastimg.loaders.jpeg.decoding.memory import (
 )
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
-from .huffman import DISTANCE_BITS, END, LITERAL_BITS, SPECIAL, SUBTABLE, WORK, build
+from .huffman import (
+    CODE_BITS,
+    CODE_ENTRIES,
+    CODES,
+    DISTANCE_BITS,
+    DISTANCE_ENTRIES,
+    DISTANCES,
+    END,
+    FAR,
+    LITERAL_BITS,
+    LITERAL_ENTRIES,
+    LITERALS,
+    NEAR,
+    SPECIAL,
+    SUBTABLE,
+    build,
+    forget_lengths,
+    note_length,
+)
 
 SLACK = 320  # bytes behind what is wanted that may be written: a match and some literals
 DAMAGED = -1
@@ -26,18 +44,19 @@ _GOING, _ENDED, _FAILED = 0, 1, 2  # how a block goes
 
 _ORDER = np.array([16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15], np.int64)
 _LARGE = 1 << 13  # bytes that are still wanted, for which tables are made larger
+_FEW_BITS = 10  # of the index of literals where fewer are wanted
+_LONGEST = 7 + 7  # bits of a length's code, and those behind it
 
 
 @compiled
 def inflate(source: int, nbytes: int, to: int, wanted: int, tables: Any) -> tuple[int, int, bool]:
     """Inflate a deflate stream at `source` to `wanted` bytes or a few more at `to`, where SLACK more may be written.
 
-    `tables` uint32 [2, SIZE] is scratch. Returns the bytes that are written, DAMAGED if the stream is, the bytes of the
+    `tables` is scratch of `new_tables`. Returns the bytes that are written, DAMAGED if the stream is, the bytes of the
     stream that are read, and whether it has ended.
     """
-    lengths, work = np.zeros(320, np.uint8), np.empty(WORK, np.int64)
     state = uint64(to), uint64(0), 0, uint64(source), uint64(0), uint64(0), _ENDED, False
-    return _finish(state, source, nbytes, to, wanted, tables[0], tables[1], lengths, work)
+    return _finish(state, source, nbytes, to, wanted, tables[0], tables[1], tables[4])
 
 
 @compiled
@@ -46,9 +65,8 @@ def inflate_two(
 ) -> tuple[tuple[int, int, bool], tuple[int, int, bool]]:
     """`inflate` of two streams, in turn: while one waits for an entry of its table, the other goes on.
 
-    `tables` uint32 [4, SIZE] is scratch.
+    `tables` is scratch of `new_tables`.
     """
-    lengths, work = np.zeros(320, np.uint8), np.empty(WORK, np.int64)
     begin, end, limit = uint64(to), uint64(source + nbytes), uint64(to + wanted)
     begin_2, end_2, limit_2 = uint64(to_2), uint64(source_2 + nbytes_2), uint64(to_2 + wanted_2)
     last, last_2 = _last_word(source, nbytes), _last_word(source_2, nbytes_2)
@@ -61,11 +79,11 @@ def inflate_two(
     while out < limit and out_2 < limit_2:
         if status == _ENDED and not final:
             out, buffer, count, position, mask, far_mask, status, final = _begin_block(
-                out, buffer, count, position, last, end, limit, tables[0], tables[1], lengths, work
+                out, buffer, count, position, last, end, limit, tables[0], tables[1], tables[4]
             )
         if status_2 == _ENDED and not final_2:
             out_2, buffer_2, count_2, position_2, mask_2, far_mask_2, status_2, final_2 = _begin_block(
-                out_2, buffer_2, count_2, position_2, last_2, end_2, limit_2, tables[2], tables[3], lengths, work
+                out_2, buffer_2, count_2, position_2, last_2, end_2, limit_2, tables[2], tables[3], tables[4]
             )
         while status == _GOING and status_2 == _GOING and out < limit and out_2 < limit_2:
             out, buffer, count, position, status = _step(
@@ -79,8 +97,8 @@ def inflate_two(
     state = out, buffer, count, position, mask, far_mask, status, final
     state_2 = out_2, buffer_2, count_2, position_2, mask_2, far_mask_2, status_2, final_2
     return (
-        _finish(state, source, nbytes, to, wanted, tables[0], tables[1], lengths, work),
-        _finish(state_2, source_2, nbytes_2, to_2, wanted_2, tables[2], tables[3], lengths, work),
+        _finish(state, source, nbytes, to, wanted, tables[0], tables[1], tables[4]),
+        _finish(state_2, source_2, nbytes_2, to_2, wanted_2, tables[2], tables[3], tables[4]),
     )
 
 
@@ -99,7 +117,6 @@ def _finish(
     wanted: int,
     literals: Any,
     distances: Any,
-    lengths: Any,
     work: Any,
 ) -> tuple[int, int, bool]:
     """Inflate what is left of a stream: see `inflate`."""
@@ -114,7 +131,7 @@ def _finish(
         if status != _ENDED or final or out >= limit:
             break
         out, buffer, count, position, mask, far_mask, status, final = _begin_block(
-            out, buffer, count, position, last, end, limit, literals, distances, lengths, work
+            out, buffer, count, position, last, end, limit, literals, distances, work
         )
     if status == _FAILED or count < 0:
         return DAMAGED, 0, False
@@ -132,7 +149,6 @@ def _begin_block(
     limit: Any,
     literals: Any,
     distances: Any,
-    lengths: Any,
     work: Any,
 ) -> tuple[Any, Any, int, Any, Any, Any, int, bool]:
     """Begin a block: its tables are made, or its bytes copied if they are not compressed.
@@ -162,17 +178,17 @@ def _begin_block(
         copy_bytes(at, int64(out), taken)
         return out + uint64(taken), none, 0, uint64(at + taken), none, none, _ENDED, final and taken == size
     if kind == 1:
-        _fixed(lengths)
-        number, far = 288, 32
+        _fixed(work)
+        number, far = LITERAL_ENTRIES.shape[0], DISTANCE_ENTRIES.shape[0]
     elif kind == 2:
-        number, far, buffer, count, position = _read_lengths(buffer, count, position, last, end, lengths, distances)
-        if number == 0 or lengths[256] == 0:
+        number, far, buffer, count, position = _read_lengths(buffer, count, position, last, end, work, distances)
+        if number == 0 or work[LITERALS] == 0:
             return failed
     else:
         return failed
     large = int64(limit) - int64(out) > _LARGE
-    far_bits = build(lengths[number:], far, DISTANCE_BITS, False, False, work, distances)
-    bits = build(lengths, number, LITERAL_BITS if large else 10, True, large, work, literals)
+    far_bits = build(work, number, far, FAR, DISTANCE_ENTRIES, DISTANCE_BITS, False, True, distances)
+    bits = build(work, 0, number, NEAR, LITERAL_ENTRIES, LITERAL_BITS if large else _FEW_BITS, large, False, literals)
     if bits == 0 or far_bits == 0:
         return failed
     return (
@@ -315,19 +331,21 @@ def _copy(out: Any, distance: int, length: int) -> None:
 
 
 @compiled
-def _fixed(lengths: Any) -> None:
-    """The lengths of the codes of a block without codes of its own: of 288 symbols, and of 30 distances behind them."""
-    for symbol in range(288):
-        lengths[symbol] = 8 if symbol < 144 else 9 if symbol < 256 else 7 if symbol < 280 else 8
-    for distance in range(32):
-        lengths[288 + distance] = 5
+def _fixed(work: Any) -> None:
+    """The lengths of the codes of a block without codes of its own, those of distances behind the others."""
+    number = LITERAL_ENTRIES.shape[0]
+    forget_lengths(work)
+    for symbol in range(number):
+        note_length(work, symbol, NEAR, 8 if symbol < 144 else 9 if symbol < 256 else 7 if symbol < 280 else 8)
+    for distance in range(DISTANCE_ENTRIES.shape[0]):
+        note_length(work, number + distance, FAR, 5)
 
 
 @compiled
 def _read_lengths(
-    buffer: Any, count: int, position: Any, last: Any, end: Any, lengths: Any, table: Any
+    buffer: Any, count: int, position: Any, last: Any, end: Any, work: Any, table: Any
 ) -> tuple[int, int, Any, int, Any]:
-    """Read the lengths of a block's codes, those of distances behind the others; `table` is scratch.
+    """Read the lengths of a block's codes to `work`, those of distances behind the others; `table` is scratch.
 
     Returns the numbers of symbols and distances, the first 0 if the stream is damaged, and the stream's state.
     """
@@ -337,30 +355,34 @@ def _read_lengths(
     codes = 4 + (int64(buffer >> uint64(10)) & 15)
     buffer >>= uint64(14)
     count -= 14
-    if number > 286 or far > 30:
+    if number > 286 or far > DISTANCES:
         return 0, 0, buffer, 0, position
-    lengths[:19] = 0
+    forget_lengths(work)
+    for symbol in range(CODES):
+        work[symbol] = 0
     for i in range(codes):
         if i == 14:
             buffer, count, position = _refill(buffer, count, position, last, end)
-        lengths[_ORDER[i]] = int64(buffer) & 7
+        note_length(work, _ORDER[i], NEAR, int64(buffer) & 7)
         buffer >>= uint64(3)
         count -= 3
     if count < 0:
         return 0, 0, buffer, 0, position
-    bits = _build_plain(lengths, table)
+    bits = build(work, 0, CODES, NEAR, CODE_ENTRIES, CODE_BITS, False, False, table)
     if bits == 0:
         return 0, 0, buffer, 0, position
-    lengths[:] = 0
+    mask = (1 << bits) - 1
+    forget_lengths(work)
     done, previous = 0, 0
     while done < number + far:
-        buffer, count, position = _refill(buffer, count, position, last, end)
-        entry = int64(table[int64(buffer) & 127])
+        if count < _LONGEST:
+            buffer, count, position = _refill(buffer, count, position, last, end)
+        entry = int64(table[int64(buffer) & mask])
         symbol, taken = entry >> 8, entry & 255
         buffer >>= uint64(taken)
         count -= taken
         if symbol < 16:
-            lengths[done] = symbol
+            note_length(work, done, NEAR if done < number else FAR, symbol)
             previous = symbol
             done += 1
             continue
@@ -378,30 +400,8 @@ def _read_lengths(
         if done + repeat > number + far or count < 0:
             return 0, 0, buffer, 0, position
         for _ in range(repeat):
-            lengths[done] = value
+            note_length(work, done, NEAR if done < number else FAR, value)
             done += 1
     if count < 0:
         return 0, 0, buffer, 0, position
     return number, far, buffer, count, position
-
-
-@compiled
-def _build_plain(lengths: Any, table: Any) -> int:
-    """Fill a table of 128 entries, symbol << 8 | bits, of the code for lengths [19]; 0 if it is incomplete."""
-    code, left = 0, 128
-    for length in range(1, 8):
-        for symbol in range(19):
-            if lengths[symbol] != length:
-                continue
-            left -= 128 >> length
-            if left < 0:
-                return 0
-            place = code
-            while place < 128:
-                table[place] = symbol << 8 | length
-                place += 1 << length
-            step = 1 << (length - 1)
-            while code & step:
-                step >>= 1
-            code = (code & (step - 1)) + step if step else 0
-    return 7 if left == 0 else 0
