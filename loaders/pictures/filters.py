@@ -23,7 +23,6 @@ NONE, SUB, UP, AVERAGE, PAETH = range(5)
 
 _EIGHT, _FOUR = 8, 4  # rows that are undone at once
 _LANES = 4  # of a row: the bytes of a pixel, and what follows them
-_MOST = _EIGHT * _LANES
 
 
 def _call(builder: Any, name: str, a: Any, b: Any) -> Any:
@@ -56,19 +55,20 @@ def _average(b: Any, left: Any, above: Any) -> Any:
 
 
 def _undo_pixels(rows: int) -> Any:
-    """A function that undoes pixels of so many rows: its arguments are (address, above, pitch, step, count, masks).
+    """A function that undoes so many rows: its arguments are (address, above, pitch, step, width, masks).
 
-    It undoes `count` pixels of each row, from `address` on in the first, a pixel earlier in each one below. `above` is
-    the address of the pixel above the first one. Their neighbours at the left are undone already. `masks` is the
-    address of uint8 [5, 4 * rows], for each lane: where neighbours at the left, above, and at the corner count, where
-    their average does instead, and the bytes of a pixel. Bytes behind a pixel are written as they are.
+    `address` is that of the first row's pixels, `above` of those above it, and `width` their number, at least twice
+    that of the rows. `masks` is the address of uint32 [5, rows]: where neighbours at the left, above, and at the corner
+    count, where the average of the first two does instead, and the bytes of a pixel. Bytes behind a pixel are written
+    as they are, of the next three behind the last row, too; up to eight are read there.
     """
     lanes = rows * _LANES
     pixels_type, words_type = ir.VectorType(I8, lanes), ir.VectorType(I32, rows)
+    row_of = ir.Constant(pixels_type, [lane // _LANES for lane in range(lanes)])
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         b = builder
-        address, above, pitch, step, count, masks = arguments
+        address, above, pitch, step, width, masks = arguments
         by_left, by_above, by_corner, averaged, used = (
             b.load(b.inttoptr(b.add(masks, ir.Constant(I64, lanes * i)), pixels_type.as_pointer()), align=1)
             for i in range(5)
@@ -94,41 +94,54 @@ def _undo_pixels(rows: int) -> Any:
             words = shuffle(b, first, b.bitcast(above, words_type), [0, *range(rows, 2 * rows - 1)])
             return b.bitcast(words, pixels_type)
 
-        left = pixels(b.sub(address, step))
-        corner = lowered(b.sub(above, step), pixels(b.sub(b.sub(address, step), step)))
-        following = pixels(address)
-        before, loop, after = b.block, b.append_basic_block(), b.append_basic_block()
-        b.cbranch(b.icmp_signed(">", count, ir.Constant(I64, 0)), loop, after)
-        b.position_at_end(loop)
-        at, i = b.phi(I64), b.phi(I64)
-        lefts, corners, pixel = b.phi(pixels_type), b.phi(pixels_type), b.phi(pixels_type)
-        next_pixel = pixels(b.add(b.add(address, at), step))  # loaded before bytes beside it are stored
-        aboves = lowered(b.add(above, at), lefts)
-        guess = _paeth(b, b.and_(lefts, by_left), b.and_(aboves, by_above), b.and_(corners, by_corner))
-        guess = b.select(averaged, _average(b, lefts, aboves), guess)
-        undone = b.add(pixel, b.and_(guess, used))
-        words = b.bitcast(undone, words_type)
-        for row, place in enumerate(places(b.add(address, at))):
-            word = b.extract_element(words, ir.Constant(I32, row))
-            b.store(word, b.inttoptr(place, I32.as_pointer()), align=1)
-        next_at, next_i = b.add(at, step), b.add(i, ir.Constant(I64, 1))
-        for phi, start, value in (
-            (at, ir.Constant(I64, 0), next_at),
-            (i, ir.Constant(I64, 0), next_i),
-            (lefts, left, undone),
-            (corners, corner, aboves),
-            (pixel, following, next_pixel),
-        ):
-            phi.add_incoming(start, before)
-            phi.add_incoming(value, loop)
-        b.cbranch(b.icmp_signed("<", next_i, count), loop, after)
-        b.position_at_end(after)
+        def rows_where(order: str, number: Any) -> Any:
+            """A mask of the rows whose number compares so with another one."""
+            first = b.insert_element(ir.Constant(pixels_type, ir.Undefined), b.trunc(number, I8), ir.Constant(I32, 0))
+            numbers = shuffle(b, first, first, [0] * lanes)
+            return b.sext(b.icmp_signed(order, row_of, numbers), pixels_type)
+
+        def undo(state: list[Any], begin: Any, end: Any, begins: bool, ends: bool) -> list[Any]:
+            """Go from a pixel of the first row to another one: with those below that have one, if not all have."""
+            before, loop, after = b.block, b.append_basic_block(), b.append_basic_block()
+            b.cbranch(b.icmp_signed("<", begin, end), loop, after)
+            b.position_at_end(loop)
+            phis = [b.phi(value.type) for value in (begin, *state)]
+            i, at, lefts, corners, pixel = phis
+            next_pixel = pixels(b.add(at, step))  # loaded before bytes beside it are stored
+            aboves = lowered(b.add(above, b.sub(at, address)), lefts)
+            beside, across, written = lefts, corners, used
+            if begins:  # nothing is at the left of a row's first pixel
+                beside, across = (b.and_(each, rows_where("<", i)) for each in (lefts, corners))
+                written = b.and_(written, rows_where("<=", i))
+            if ends:
+                written = b.and_(written, rows_where(">", b.sub(i, width)))
+            guess = _paeth(b, b.and_(beside, by_left), b.and_(aboves, by_above), b.and_(across, by_corner))
+            guess = b.select(averaged, _average(b, beside, aboves), guess)
+            undone = b.add(pixel, b.and_(guess, written))
+            words = b.bitcast(undone, words_type)
+            for row, place in enumerate(places(at)):
+                b.store(b.extract_element(words, ir.Constant(I32, row)), b.inttoptr(place, I32.as_pointer()), align=1)
+            next_i = b.add(i, ir.Constant(I64, 1))
+            following = [next_i, b.add(at, step), undone, aboves, next_pixel]
+            b.cbranch(b.icmp_signed("<", next_i, end), loop, after)
+            b.position_at_end(after)
+            results = [b.phi(value.type) for value in following]
+            for start, value, *both in zip((begin, *state), following, phis, results, strict=True):
+                for phi in both:
+                    phi.add_incoming(start, before)
+                    phi.add_incoming(value, loop)
+            return results[1:]
+
+        none, count = vector(I8, 0, lanes), ir.Constant(I64, rows)
+        state = undo([address, none, none, pixels(address)], ir.Constant(I64, 0), count, True, False)
+        state = undo(state, count, width, False, False)
+        undo(state, width, b.add(width, ir.Constant(I64, rows - 1)), False, True)
         return context.get_dummy_value()
 
-    def undo(_: Any, address: Any, above: Any, pitch: Any, step: Any, count: Any, masks: Any) -> Any:
+    def undo_pixels(_: Any, address: Any, above: Any, pitch: Any, step: Any, width: Any, masks: Any) -> Any:
         return types.none(*[types.int64] * 6), generate
 
-    return intrinsic(undo)
+    return intrinsic(undo_pixels)
 
 
 _undo_eight, _undo_four = _undo_pixels(_EIGHT), _undo_pixels(_FOUR)
@@ -148,54 +161,48 @@ def undo_filters(address: int, height: int, length: int, step: int, first: int) 
     y = first
     while y > 0 and byte_at(address + y * pitch) > uint64(SUB):
         y -= 1
-    masks = np.zeros(5 * _MOST, np.uint8)
+    masks = np.empty(5 * _EIGHT, np.uint32)
     width = length // step
-    if y == 0:
-        _undo_part(address + 1, 0, length, pitch, step, int64(byte_at(address)), False)
-        y = 1
     while y < height:
         row = address + y * pitch + 1
-        rows = _EIGHT if width >= 4 * _EIGHT and y + _EIGHT <= height else _FOUR
-        if step <= _LANES and width >= 4 * rows and y + rows <= height and _are_serial(row - 1, pitch, rows):
+        rows = _EIGHT if width >= 2 * _EIGHT and y + _EIGHT <= height else _FOUR
+        if step <= _LANES and width >= 2 * rows and y + rows <= height and _are_serial(row - 1, pitch, rows, y > 0):
+            known = int64(masks.ctypes.data)
             for i in range(rows):
-                kind = int64(byte_at(row + i * pitch - 1))
-                _set_masks(masks, i, rows, kind, step)
-                _undo_part(row + i * pitch, 0, (rows - i) * step, pitch, step, kind, True)
-            begin, known = row + rows * step, int64(masks.ctypes.data)
+                _set_masks(masks, i, rows, int64(byte_at(row + i * pitch - 1)), step, y + i > 0)
+            above = row - pitch if y else row  # does not count there
             if rows == _EIGHT:
-                _undo_eight(begin, begin - pitch, pitch, step, width - rows, known)
+                _undo_eight(row, above, pitch, step, width, known)
             else:
-                _undo_four(begin, begin - pitch, pitch, step, width - rows, known)
-            for i in range(1, rows):
-                kind = int64(byte_at(row + i * pitch - 1))
-                _undo_part(row + i * pitch, length - i * step, length, pitch, step, kind, True)
+                _undo_four(row, above, pitch, step, width, known)
             y += rows
         else:
-            _undo_part(row, 0, length, pitch, step, int64(byte_at(row - 1)), True)
+            _undo_part(row, 0, length, pitch, step, int64(byte_at(row - 1)), y > 0)
             y += 1
     return True
 
 
 @compiled
-def _are_serial(row: int, pitch: int, rows: int) -> bool:
-    """Whether one of some rows has a filter that takes pixels one after the other."""
+def _are_serial(row: int, pitch: int, rows: int, below: bool) -> bool:
+    """Whether some rows are better undone at once: one of them has a filter that takes pixels one after the other.
+
+    The first one must not be that of the average if there is no row above it.
+    """
     serial = False
     for i in range(rows):
         kind = int64(byte_at(row + i * pitch))
         serial = serial or kind in (SUB, AVERAGE, PAETH)
-    return serial
+    return serial and (below or byte_at(row) != uint64(AVERAGE))
 
 
 @compiled
-def _set_masks(masks: Any, row: int, rows: int, kind: int, step: int) -> None:
-    lanes = _LANES * rows
-    for i in range(_LANES):
-        lane = _LANES * row + i
-        masks[lane] = 0xFF * (kind == SUB or kind >= AVERAGE)
-        masks[lanes + lane] = 0xFF * (kind >= UP)
-        masks[2 * lanes + lane] = 0xFF * (kind == PAETH)
-        masks[3 * lanes + lane] = 0xFF * (kind == AVERAGE)
-        masks[4 * lanes + lane] = 0xFF * (i < step)
+def _set_masks(masks: Any, row: int, rows: int, kind: int, step: int, below: bool) -> None:
+    """Fill the masks of a row: see `_undo_pixels`."""
+    masks[row] = 0xFFFFFFFF * (kind == SUB or kind >= AVERAGE)
+    masks[rows + row] = 0xFFFFFFFF * (kind >= UP and below)
+    masks[2 * rows + row] = 0xFFFFFFFF * (kind == PAETH and below)
+    masks[3 * rows + row] = 0xFFFFFFFF * (kind == AVERAGE)
+    masks[4 * rows + row] = 0xFFFFFFFF >> (8 * (_LANES - step))
 
 
 @compiled
