@@ -6,15 +6,16 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from fastimg.loaders.jpeg.decoding.memory import byte_at, bytes_at, word_at
-from fastimg.loaders.jpeg.decoding.vectors import I8, I64, cgutils, intrinsic
+from fastimg.loaders.jpeg.decoding.memory import byte_at, word_at
+from fastimg.loaders.jpeg.decoding.vectors import I8, I16, I32, I64, cgutils, has_avx2, intrinsic, products, vector
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 _POLYNOMIAL = 0xEDB88320
 _STEP = 16  # bytes at a time
 _FOLDED = 256  # bytes from which on folding pays
 _BASE = 65521
-_BLOCK = 4096  # bytes whose weighted sum fits into 32 bits
+_PART = 16  # bytes at a time
+_MOST_PARTS = 1024  # whose weighted sums fit into 31 bits
 
 
 def _tables() -> Any:
@@ -147,18 +148,73 @@ def _of_words(one: Any, two: Any) -> Any:
     return value
 
 
+@intrinsic
+def _sums(_: Any, address: Any, parts: Any) -> Any:
+    """Sums of `parts` times 16 bytes at an address, at most _MOST_PARTS: of the bytes, and of each with those before.
+
+    The latter is the sum of the sums that there are behind each byte. Both are int64.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b = builder
+        address, parts = arguments
+        avx2 = has_avx2(context)
+        wide, sums = ir.VectorType(I16, _PART), ir.VectorType(I32, _PART // 2)
+        ones = vector(I16, 1, _PART)
+        weights = ir.Constant(wide, list(range(_PART, 0, -1)))
+        none = vector(I32, 0, _PART // 2)
+        before, loop, after = b.block, b.append_basic_block(), b.append_basic_block()
+        b.cbranch(b.icmp_signed(">", parts, ir.Constant(I64, 0)), loop, after)
+        b.position_at_end(loop)
+        done, at = b.phi(I64), b.phi(I64)
+        total, earlier, weighted = (b.phi(sums) for _ in range(3))
+        loaded = b.load(b.inttoptr(at, ir.VectorType(I8, _PART).as_pointer()), align=1)
+        values = b.zext(loaded, wide)
+        following = [
+            b.add(done, ir.Constant(I64, 1)),
+            b.add(at, ir.Constant(I64, _PART)),
+            b.add(total, products(b, avx2, values, ones)),
+            b.add(earlier, total),
+            b.add(weighted, products(b, avx2, values, weights)),
+        ]
+        b.cbranch(b.icmp_signed("<", following[0], parts), loop, after)
+        b.position_at_end(after)
+        results = [b.phi(sums) for _ in range(3)]
+        for phi, first, later in zip(
+            (done, at, total, earlier, weighted, *results),
+            (ir.Constant(I64, 0), address, none, none, none, none, none, none),
+            (*following, *following[2:]),
+            strict=True,
+        ):
+            phi.add_incoming(first, before)
+            phi.add_incoming(later, loop)
+
+        def added(lanes: Any) -> Any:
+            value = ir.Constant(I64, 0)
+            for lane in range(_PART // 2):
+                value = b.add(value, b.zext(b.extract_element(lanes, ir.Constant(I32, lane)), I64))
+            return value
+
+        total, earlier, weighted = (added(lanes) for lanes in results)
+        behind = b.add(b.mul(earlier, ir.Constant(I64, _PART)), weighted)
+        return context.make_tuple(builder, signature.return_type, [total, behind])
+
+    pair: Any = types.UniTuple(types.int64, 2)  # type: ignore[no-untyped-call]
+    return pair(types.int64, types.int64), generate
+
+
 @compiled
 def adler32(address: int, size: int) -> int:
     """The Adler-32 of the bytes at an address."""
-    first, second = 1, 0
-    data = bytes_at(address, size)
-    for begin in range(0, size, _BLOCK):
-        count = min(_BLOCK, size - begin)
-        total, weighted = np.uint32(0), np.uint32(0)
-        for i in range(count):
-            value = np.uint32(data[begin + i])
-            total = np.uint32(total + value)
-            weighted = np.uint32(weighted + np.uint32(np.uint32(count - i) * value))
-        second = (second + count * first + int64(weighted)) % _BASE
-        first = (first + int64(total)) % _BASE
-    return second << 16 | first
+    first, second, at, end = 1, 0, address, address + size
+    while at + _PART <= end:
+        parts = min((end - at) // _PART, _MOST_PARTS)
+        total, behind = _sums(at, parts)
+        second = (second + _PART * parts * first + behind) % _BASE
+        first = (first + total) % _BASE
+        at += _PART * parts
+    while at < end:
+        first += int64(byte_at(at))
+        second += first
+        at += 1
+    return second % _BASE << 16 | first % _BASE

@@ -13,10 +13,11 @@ SIZES = [*range(600), 4095, 4096, 4097, 65_536, 199_990]
 
 CHECK = """
 import zlib, numpy as np
-from fastimg.loaders.pictures.checksums import crc32
+from fastimg.loaders.pictures.checksums import adler32, crc32
 data = np.random.default_rng(0).integers(0, 256, 2000, dtype=np.uint8)
 for size in (0, 1, 255, 256, 257, 320, 1999):
     assert crc32(data.ctypes.data, size) == zlib.crc32(data[:size]), size
+    assert adler32(data.ctypes.data, size) == zlib.adler32(data[:size]), size
 """
 
 
@@ -27,6 +28,12 @@ def test_checksums_equal_those_of_zlib():
             part = data[begin : begin + size]
             assert crc32(data.ctypes.data + begin, size) == zlib.crc32(part), size
             assert adler32(data.ctypes.data + begin, size) == zlib.adler32(part), size
+
+
+def test_checksums_of_the_largest_bytes():
+    data = np.full(200_000, 255, np.uint8)
+    for size in SIZES:
+        assert adler32(data.ctypes.data, size) == zlib.adler32(data[:size]), size
 
 
 def test_checksums_without_the_processor_s_products(tmp_path):
