@@ -18,7 +18,7 @@ from fastimg.loaders.jpeg.exif import compiled_turn_of
 from fastimg.loaders.jpeg.plain_header import plain_glance
 from fastimg.loaders.jpeg.windows import compiled_rule, find_window
 from fastimg.loaders.runtime import compiled as machine_code
-from fastimg.loaders.runtime.compiled import compiled, held, is_kept, may_call
+from fastimg.loaders.runtime.compiled import compiled, held, is_kept, may_call, uint64
 from fastimg.loaders.runtime.compiling_nothing import compiles_nothing, compiles_tiled
 from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch
 
@@ -35,7 +35,7 @@ from .columns import (
 from .entropy.scan import STREAM, advance, advance_alone
 from .entropy.symbols import NATURAL
 from .frame import JPEG_HEADER, MAX_SIDE, SCANS, TILED, UNTILED, kind_of, new_header, parse_header, view_of
-from .memory import bytes_at, view_at
+from .memory import byte_at, bytes_at, view_at
 from .region import REGION, WINDOW, find_region, hold_luma
 from .scans import MAX_SCANS_BYTES, begin_scan, decode_progressive, end_row, size_of_scan, size_of_scans
 from .turning import resize_upright, size_of_resize
@@ -112,7 +112,11 @@ class CropQueue:
         rule. What it is to be `patient` is said in `add`.
         """
         known = compiled_rule(crop)
-        if known is None or not may_call(plan):
+        if known is None or not may_call(have_jpegs):
+            return None
+        if not have_jpegs(encoded.spans):  # before anything else is compiled
+            return list(range(len(encoded.spans)))
+        if not may_call(plan):
             return None
         kinds = sum(may_decode(kind, patient) << kind for kind in (TILED, UNTILED, SCANS))
         numbers = np.ascontiguousarray(draws, np.float64)
@@ -226,6 +230,16 @@ def compile_for(data: bytes | memoryview) -> None:
     queue, crop = CropQueue(), CenterCrop(size=8, resize=8)
     if queue.add(data, crop, (), MAX_SIDE**2, 0):
         queue.run(crop, 0, Scratch(), np.empty((1, 8, 8, 3), np.uint8))
+
+
+@held
+def have_jpegs(spans: Any) -> bool:
+    """Whether one of the files at `spans` [k, 2], addresses and sizes, begins as a JPEG does."""
+    for i in range(spans.shape[0]):
+        at = uint64(spans[i, 0])
+        if spans[i, 1] >= 2 and byte_at(at) == uint64(0xFF) and byte_at(at + uint64(1)) == uint64(0xD8):
+            return True
+    return False
 
 
 @held
