@@ -3,6 +3,7 @@
     python benchmarks/formats.py --data FOLDER                              # all of TASKS
     python benchmarks/formats.py --data FOLDER --tasks digits png --workers 2
     python benchmarks/formats.py --data FOLDER --inflate                    # the pixels of PNGs alone, by library
+    python benchmarks/formats.py --data FOLDER --tasks png --compile        # seconds that machine code takes, once
 
 FOLDER has photographs, of which the images are made: `digits` are gray, of 28 pixels, and read whole; the others have
 a longer side of 256 pixels, of which crops become 160. torch's DataLoader is torchvision's ImageFolder with Pillow and
@@ -12,6 +13,9 @@ are interleaved, and a ratio is the median over the rounds. Whole images are com
 
 import argparse
 import importlib
+import os
+import subprocess
+import sys
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -86,11 +90,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cold", action="store_true", help="drop all files from the page cache before each epoch")
     parser.add_argument("--inflate", action="store_true", help="only inflate the PNGs: our code, zlib, and others")
+    parser.add_argument("--compile", action="store_true", help="only compile what reads them, with an empty cache")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "formats.jsonl")
     args = parser.parse_args()
     here = measure.environment()
     if args.inflate:
         _inflate(args, here)
+        return
+    if args.compile:
+        _compile(args, here)
         return
     rows = []
     for name in args.tasks:
@@ -223,6 +231,34 @@ def _measure(files: Path, shards: Path, task: Task, workers: int, args: argparse
         for name in ("folder", "shards")
     }
     return rates | ratios
+
+
+_COMPILE = """
+import sys, time
+from fastimg.loaders import Loader
+loader = Loader(sys.argv[1], batch_size=16, crop=int(sys.argv[2]), channels=int(sys.argv[3]))
+began = time.process_time()
+loader.compile()
+print(time.process_time() - began)
+"""
+
+
+def _compile(args: argparse.Namespace, here: dict[str, Any]) -> None:
+    """Seconds of processor time that compiling takes of a process with an empty cache, by task."""
+    table = []
+    for name in args.tasks:
+        task, taken = TASKS[name]._replace(images=16), []
+        with tempfile.TemporaryDirectory(prefix="fastimg-formats-") as scratch:
+            write_images(Path(scratch) / "files", args.data, task)
+            for number in range(args.repeats):
+                command = [sys.executable, "-c", _COMPILE, f"{scratch}/files", str(task.size), str(task.channels)]
+                environment = os.environ | {"NUMBA_CACHE_DIR": f"{scratch}/cache-{number}"}
+                ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                taken.append(float(ran.stdout))
+        row = {"task": name, "seconds": Spread.of(taken)}
+        table.append(_texts(row))
+        measure.append(args.out, {"benchmark": "compile", **measure.flat(row), "n": args.repeats, "environment": here})
+    measure.show(Console(), f"processor seconds to compile, n = {args.repeats}", table)
 
 
 def _inflate(args: argparse.Namespace, here: dict[str, Any]) -> None:
