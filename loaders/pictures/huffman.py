@@ -30,7 +30,7 @@ SIZE = 1 << 13  # entries of a table with its subtables: more than any complete 
 
 # What making tables takes: the lengths of symbols and of distances behind them, how many of either have each length,
 # where those of a length begin, and the symbols by their lengths.
-SYMBOLS = 320
+SYMBOLS = 288 + 32
 NEAR, FAR = SYMBOLS, SYMBOLS + 16  # where the numbers of either begin
 _STARTS = FAR + 16
 _ORDERED = _STARTS + 16
@@ -58,7 +58,7 @@ def _table(first: int, extras: list[int], before: list[tuple[int, int]], size: i
 _LITERALS = [(symbol << 16 | 1 << 8, 1) for symbol in range(LITERALS)] + [(SPECIAL | END, 1)]
 _LENGTHS = [0] * 8 + [bits for bits in range(1, 6) for _ in range(4)]
 LITERAL_ENTRIES = _table(3, _LENGTHS, _LITERALS, 288)
-LITERAL_ENTRIES[285] = 258 << 16 | SPECIAL, 1 << 8 | 1
+LITERAL_ENTRIES[285] = 258 << 16 | SPECIAL, 1 << 8 | 1  # the longest match, without bits behind its code
 DISTANCE_ENTRIES = _table(1, [0, 0] + [bits for bits in range(14) for _ in range(2)], [], 32)
 CODE_ENTRIES = _table(0, [], [(symbol << 8, 1) for symbol in range(CODES)], CODES)
 
