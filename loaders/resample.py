@@ -9,7 +9,7 @@ import torch
 from .crop import Interpolation, Window, reaches_out
 from .decode import Pixels, T
 
-_KERNELS = {
+KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa,
 }
@@ -39,7 +39,7 @@ def resample(
     if not (_is_packed(box) and box.flags.writeable):  # Pillow's are not: torch warns about what it might write to
         box = box.copy()
     source = torch.from_numpy(box).permute(2, 0, 1).unsqueeze(0)  # [1, C, h, w], channels-last
-    kernel = _KERNELS[interpolation]
+    kernel = KERNELS[interpolation]
     size = [window.size[1], window.size[0]]
     if size == [out.shape[0], out.shape[1]]:
         kernel.out(source, size, False, None, None, out=torch.from_numpy(out).permute(2, 0, 1).unsqueeze(0))
@@ -85,7 +85,7 @@ def resample_deep(
         wide = np.float64 if out.dtype.itemsize > 2 and out.dtype != np.float32 else np.float32
         kept = resized.astype(wide, order="K")  # planes stay planes: interleaving them saves nothing
         source = torch.from_numpy(kept).permute(2, 0, 1).unsqueeze(0)
-        levels = _KERNELS[interpolation](source, [window.size[1], window.size[0]], False, None, None)
+        levels = KERNELS[interpolation](source, [window.size[1], window.size[0]], False, None, None)
         values = levels[0].permute(1, 2, 0).numpy()
         if out.dtype.kind in "iu":
             limits = np.iinfo(out.dtype.name)

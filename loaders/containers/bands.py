@@ -2,21 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.remote.fetched_files import fetched_files
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Encoded, Scratch
 
 from .content import Content
 from .datasets import Dataset
-from .fields import StoredField, no_field, packed_npy
+from .fields import SplitFields, StoredField, no_field, packed_npy
 from .targets import TargetColumn
 
 TYPES = ("uint8", "uint16", "float32")  # of bands that a model can read
+
+
+class StoredBands(NamedTuple):
+    """How arrays are stored that are read as encoded samples; a height and a width of 0 are those that each states."""
+
+    height: int = 0
+    width: int = 0
+    headed: bool = True  # whether they are .npy files, not their values alone
+    may_be_flat: bool = True  # whether [H, W] is a band
 
 
 def bands_of(dataset: Dataset, name: str) -> StoredField:
@@ -35,6 +44,12 @@ def bands_of(dataset: Dataset, name: str) -> StoredField:
             "from files of such a type"
         )
     return schema
+
+
+def _is_plain(dataset: Dataset, name: str) -> bool:
+    """Whether a field's arrays are stored without the header of an .npy file."""
+    fields: SplitFields | None = getattr(dataset, "stored", None)
+    return fields is not None and fields.is_plain(name)
 
 
 def _article(kind: str) -> str:
@@ -56,6 +71,8 @@ class BandsDataset:
         self.classes = source.classes
         self.labels = source.labels
         self.notes = source.notes
+        _, height, width = self.schema.shape
+        self.arrays = StoredBands(height, width, not _is_plain(source, name), may_be_flat=False)
         self._own = name
 
     def __len__(self) -> int:
@@ -72,6 +89,12 @@ class BandsDataset:
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """See Dataset: an .npy file."""
         return memoryview(packed_npy(self.read_array(index)))
+
+    def read_group(self, indices: Sequence[int], encoded: Encoded) -> None:
+        """Read several arrays as they are stored, `self.arrays`, but those that have to be read by `read_array`."""
+        read = getattr(self.source, "read_fields", None)
+        if read is not None:
+            read(self._own, indices, encoded)
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """See Dataset: whole shards that are fetched hold the fields, too; local images are not read."""

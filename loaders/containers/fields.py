@@ -12,7 +12,7 @@ is stated as [C, 0, 0], and a .beton has the array as an .npy file in bytes.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.runtime.scratch import Encoded
 
 from .extents import are_flags, are_inside
 
@@ -209,15 +210,21 @@ class FieldColumn:
 class SplitFields:
     """The fields of a split. `fetch(shard, offset, size)` reads bytes, on any thread, and raises ShardError.
 
-    `of_beton`: arrays are stored without the header of an .npy file.
+    `fetch_group` does so for several, into memory for them. `of_beton`: arrays are stored without the header of an .npy
+    file.
     """
 
     def __init__(
-        self, columns: Mapping[str, FieldColumn], fetch: Callable[[int, int, int], bytes], of_beton: bool
+        self,
+        columns: Mapping[str, FieldColumn],
+        fetch: Callable[[int, int, int], bytes],
+        fetch_group: Callable[[npt.NDArray[np.void], Encoded], None],
+        of_beton: bool,
     ) -> None:
         self.columns = columns
         self.schemas: Mapping[str, StoredField] = {name: column.schema for name, column in columns.items()}
         self._fetch = fetch
+        self._fetch_group = fetch_group
         self._of_beton = of_beton
 
     def read(self, dataset: str, name: str, index: int) -> npt.NDArray[Any] | bytes | None:
@@ -235,12 +242,22 @@ class SplitFields:
         if schema.kind in ("image", "bytes"):
             return data
         try:
-            plain = self._of_beton and not schema.varies
-            return unpacked_items(schema, data) if plain else unpacked_npy(schema, data)
+            return unpacked_items(schema, data) if self.is_plain(name) else unpacked_npy(schema, data)
         except ValueError as error:
             raise ShardError(
                 f"{dataset}: {name} of sample {index}: {error}; copy it again, or convert again with overwrite=True"
             ) from error
+
+    def is_plain(self, name: str) -> bool:
+        """Whether arrays of a field are stored without the header of an .npy file."""
+        return self._of_beton and not self.schemas[name].varies
+
+    def read_group(self, name: str, indices: Sequence[int], encoded: Encoded) -> None:
+        """Read several values as they are stored, but those that have to be read by `read`. Raises ShardError."""
+        column = self.columns[name]
+        chosen = list(indices)
+        if column.present[chosen].all():
+            self._fetch_group(column.positions[chosen], encoded)
 
 
 class WithFields:
@@ -259,3 +276,8 @@ class WithFields:
         if self.stored is None:
             raise no_field(self.name, name, {})
         return self.stored.read(self.name, name, index)
+
+    def read_fields(self, name: str, indices: Sequence[int], encoded: Encoded) -> None:
+        """See SplitFields.read_group."""
+        if self.stored is not None:
+            self.stored.read_group(name, indices, encoded)

@@ -8,15 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.containers.bands import TYPES, BandsDataset
+from fastimg.loaders.containers.bands import TYPES, BandsDataset, StoredBands
 from fastimg.loaders.crop import CropRule, Size, fill_of, shape_of, sized
 from fastimg.loaders.decode import MAX_PIXELS
-from fastimg.loaders.decoder import Decoder, Row, SampleReader
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.bands import read_bands
 from fastimg.loaders.resample import resample_deep
 from fastimg.loaders.runtime.scratch import Scratch
 
+from .bands_queue import BandsQueue, can_cut
 from .images import ImageDecoder, pixel_limit
 
 
@@ -53,6 +54,47 @@ class BandsDecoder(Decoder):
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See `Decoder`: the numbers that an image draws."""
         return ImageDecoder(self.crop).draw(seed, epoch, ids)
+
+    def fill(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """See `Decoder`: groups of arrays, of which most are cut in one call."""
+        if type(self).fill_row is not BandsDecoder.fill_row or not can_cut(self.crop):
+            return super().fill(reader, ids, draws, rows, scratch)
+        failures: list[Failure] = []
+        for group in scratch.groups(len(ids)):
+            failed = self._fill_group(reader, ids[group], draws[group], rows["inputs"][group], scratch)
+            failures += [(group.start + place, error) for place, error in failed]
+            if any(not isinstance(error, ImageError) for _, error in failed):
+                break
+        return failures
+
+    def _fill_group(
+        self,
+        reader: SampleReader,
+        ids: Sequence[int],
+        draws: npt.NDArray[np.float64],
+        out: npt.NDArray[Any],
+        scratch: Scratch,
+    ) -> list[Failure]:
+        """Fill `out` [k, H, W, C], k <= MOST; what the compiled code leaves is cut one by one."""
+        dataset = reader.dataset
+        stored = dataset.arrays if isinstance(dataset, BandsDataset) else StoredBands()
+        encoded = reader.read_group(ids, scratch)
+        filled = scratch.own(BandsQueue).cut(encoded, stored, self.crop, draws, self.max_pixels, scratch, out)
+        failures: list[Failure] = []
+        for place in np.flatnonzero(~filled).tolist():
+            held = None if isinstance(dataset, BandsDataset) else encoded[place]
+            numbers, row = draws[place].tolist(), {"inputs": out[place]}
+            if held is None:
+                error = attempt(self._read_row, reader, ids[place], numbers, row, scratch)
+            else:
+                error = attempt(self.fill_row, held, numbers, row, scratch)
+            if error is not None:
+                failures.append((place, error))
+                if not isinstance(error, ImageError):
+                    break
+        return failures
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`: the content of an .npy or TIFF file."""

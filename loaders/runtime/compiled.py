@@ -24,6 +24,7 @@ uint64: Any = np.uint64
 uint32: Any = np.uint32
 int32: Any = np.int32
 uint16: Any = np.uint16
+float32: Any = np.float32
 
 F = TypeVar("F", bound=Callable[..., Any])
 

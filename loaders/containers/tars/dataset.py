@@ -106,13 +106,16 @@ class TarDataset(WithFields):
 
         Raises ShardError as `read` does.
         """
+        self.fetch_group(self.records[list(indices)], encoded)
+
+    def fetch_group(self, members: npt.NDArray[np.void], encoded: Encoded) -> None:
+        """Read several members of any kind into `encoded`, each of a shard, an offset and a size, as `fetch` does."""
         from fastimg.loaders.runtime.compiled import may_call  # numba, which opening a dataset does not need
 
         from .member_sizes import are_stated
 
         if not may_call(are_stated):
             return
-        members = self.records[list(indices)]
         sizes, offsets = members["size"].astype(np.int64), members["offset"].astype(np.int64)
         parts = FileParts(members["shard"].tolist(), offsets - BLOCK, sizes + BLOCK)
         filled = self.shard_files.fill_group(parts, encoded)

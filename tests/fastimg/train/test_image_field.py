@@ -20,9 +20,11 @@ from fastimg.config.rule_tables.training import TRAIN
 from fastimg.config.rules import refuse
 from fastimg.data import datasets as data
 from fastimg.errors import UsageError
-from fastimg.loaders import CenterCrop, DataError, Loader, open_dataset
+from fastimg.loaders import CenterCrop, DataError, Loader, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers.bands import BandsDataset
+from fastimg.loaders.decoder import Decoder, SampleReader
 from fastimg.loaders.decoders.bands import BandsDecoder
+from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints.format import load_model
 
@@ -134,6 +136,28 @@ def test_bands_from_a_store_are_those_of_the_folder(banded, tmp_path, cli):
     assert ran.code == 0 and "5 bands of the field 'bands'; mean" in ran.out, ran.err
     evaluated = cli("eval", tmp_path / "run", url, "--no-amp", "--json", "--cache-dir", tmp_path / "cache")
     assert evaluated.code == 0, evaluated.err
+
+
+@pytest.mark.parametrize("form", ["tar", "beton"])
+@pytest.mark.parametrize("varies", [False, True])
+def test_groups_of_bands_are_read_and_cut_at_once(form, varies, tmp_path, cli, monkeypatch):
+    table = write_table(tmp_path / "source", "uint16")
+    if not varies:
+        for number in range(10):
+            np.save(table.parent / f"{number}.npy", bands_of(0))
+            Image.new("RGB", bands_of(0).shape[:0:-1]).save(table.parent / f"{number}.png")
+    made = cli("convert", table, tmp_path / "D", "--field", "bands:bands", "--format", form, "--val-fraction", "0")
+    assert made.code == 0, made.err
+    decoder = BandsDecoder(RandomResizedCrop(size=24), 5, "uint16")
+    draws = decoder.draw(1, 0, np.arange(10))
+    with contextlib.closing(BandsDataset(open_dataset(tmp_path / "D", "train"), "bands")) as dataset:
+        reader = SampleReader(dataset)
+        (inputs,) = decoder.fields
+        seen, wanted = ({"inputs": np.zeros((10, *inputs.shape), inputs.dtype)} for _ in range(2))
+        assert not Decoder.fill(decoder, reader, range(10), draws, wanted, Scratch())
+        monkeypatch.setattr(dataset, "read_array", None)  # which reads them one by one
+        assert not decoder.fill(reader, range(10), draws, seen, Scratch())
+    assert (seen["inputs"] == wanted["inputs"]).all()
 
 
 def test_a_resumed_run_keeps_its_mean(banded, tmp_path, cli):

@@ -1,0 +1,272 @@
+"""The antialiased resize of numbers in float32, in compiled code: torch's kernels, bit for bit.
+
+    rows of uint8, uint16 or float32 -> columns of floats -> resized across -> rows -> resized down -> rounded
+
+An output is the sum of its products in order (ATen's UpSampleKernel.cpp). Which of them are rounded before they are
+added, and which with the sum, is the choice of the compiler that built torch: none in its code for any CPU; for AVX2
+and AVX-512, GCC makes vectors of four of their products, which are rounded first. `order_of_sums` compares with torch.
+"""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastimg.loaders.jpeg.decoding.columns import aligned
+from fastimg.loaders.jpeg.decoding.memory import byte_at, copy_bytes
+from fastimg.loaders.resample import KERNELS
+from fastimg.loaders.runtime.compiled import compiled, float32, inlined, int64, may_call
+
+from .float_vectors import (
+    FLOATS,
+    clear_floats,
+    float_at,
+    fused,
+    narrow_to_bytes,
+    narrow_to_shorts,
+    store_float,
+    turn_bytes,
+    turn_floats,
+    turn_shorts,
+    weighted_floats,
+)
+from .resize_queue import JOB
+
+# Products that are rounded first: all, none but the first one, those of whole fours behind it; none of these.
+PLAIN, FUSED, FOURS, UNKNOWN = range(4)
+_SQUARE = 8  # numbers across and down that are turned at once
+
+# The filters' numbers, in the precision of torch's.
+_NONE, _HALF, _ONE, _ONE_HALF, _TWO, _TWO_HALF, _FOUR = (float32(number) for number in (0, 0.5, 1, 1.5, 2, 2.5, 4))
+
+
+@inlined
+def _filter(x: Any, bicubic: bool, order: int) -> Any:
+    """The filter of both kinds (Keys, with a = -1/2), rounded as the sums are."""
+    x = abs(x)
+    if not bicubic:
+        return _ONE - x if x < _ONE else _NONE
+    if x < _ONE:
+        if order == PLAIN:
+            return (_ONE_HALF * x - _TWO_HALF) * x * x + _ONE
+        return fused(fused(_ONE_HALF, x, -_TWO_HALF) * x, x, _ONE)
+    if x < _TWO:
+        if order == PLAIN:
+            return ((-_HALF * x + _TWO_HALF) * x - _FOUR) * x + _TWO
+        return fused(fused(fused(-_HALF, x, _TWO_HALF), x, -_FOUR), x, _TWO)
+    return _NONE
+
+
+@inlined
+def _scale_and_support(extent: int, size: int, bicubic: bool) -> tuple[Any, Any]:
+    scale = float32(extent) / float32(size)
+    reach = 2.0 if bicubic else 1.0
+    return scale, float32(reach * scale) if scale >= _ONE else float32(reach)
+
+
+@inlined
+def _taps(extent: int, size: int, bicubic: bool) -> int:
+    """The largest number of weights of an output when `extent` numbers are resized to `size`."""
+    _, support = _scale_and_support(extent, size, bicubic)
+    return int(math.ceil(support) * 2 + 1)
+
+
+@inlined
+def _reach(extent: int, size: int, bicubic: bool, place: int) -> tuple[int, int, Any]:
+    """What output `place` of `size` depends on: the first number, how many, and the output's centre among them."""
+    scale, support = _scale_and_support(extent, size, bicubic)
+    centre = float32(np.float64(scale) * (place + 0.5))
+    if extent == size:  # torch leaves such an axis out, and so the signs of zeros as they are
+        return place, 1, centre
+    begin = max(int(np.float64(float32(centre - support)) + 0.5), 0)
+    end = min(int(np.float64(float32(centre + support)) + 0.5), extent)
+    return begin, min(max(end - begin, 0), _taps(extent, size, bicubic)), centre
+
+
+@inlined
+def _span(extent: int, size: int, bicubic: bool, at: int, count: int) -> tuple[int, int]:
+    """The numbers [first, last) that outputs [at, at + count) depend on."""
+    first, _, _ = _reach(extent, size, bicubic, at)
+    begin, length, _ = _reach(extent, size, bicubic, at + count - 1)
+    return first, begin + length
+
+
+@compiled
+def _fill_weights(
+    extent: int, size: int, bicubic: bool, order: int, at: int, reaches: Any, weights: int, each: int
+) -> None:
+    """Write the weights of outputs [at, at + k) of `size` to an address, `each` bytes for one.
+
+    `reaches` [k, 2]: the first number that an output depends on, and how many.
+    """
+    scale, _ = _scale_and_support(extent, size, bicubic)
+    inverse = float32(1.0 / np.float64(scale)) if scale >= _ONE else _ONE
+    for i in range(reaches.shape[0]):
+        begin, count, centre = _reach(extent, size, bicubic, at + i)
+        reaches[i, 0], reaches[i, 1] = begin, count
+        total = _NONE
+        for j in range(count):
+            distance = np.float64(float32(float32(begin + j) - centre)) + 0.5
+            value = _filter(float32(distance * np.float64(inverse)), bicubic, order)
+            store_float(weights + i * each + 4 * j, value)
+            total = float32(total + value)
+        if total != _NONE:
+            for j in range(count):
+                place = weights + i * each + 4 * j
+                store_float(place, float32(float_at(place) / total))
+
+
+@inlined
+def _plain(taps: int, order: int) -> int:
+    """How many products behind the first one are rounded before they are added."""
+    behind = taps - 1
+    return behind if order == PLAIN else 0 if order == FUSED else behind - behind % 4
+
+
+@inlined
+def _padded(count: int) -> int:
+    return -(-count // FLOATS) * FLOATS
+
+
+@inlined
+def size_of_floats(job: Any, wide: int, tall: int, channels: int, bicubic: bool) -> int:
+    """The bytes of scratch that `resize_floats` takes for the window of a job."""
+    left, right = _span(job.width, job.resized_width, bicubic, job.at_x, wide)
+    top, bottom = _span(job.height, job.resized_height, bicubic, job.at_y, tall)
+    stride, row = _padded(bottom - top), _padded(channels * wide)
+    weights = max(
+        wide * _taps(job.width, job.resized_width, bicubic), tall * _taps(job.height, job.resized_height, bicubic)
+    )
+    return int(aligned(4 * (channels * (right - left) * stride + (_SQUARE + row) * stride + row + weights)))
+
+
+@compiled
+def resize_floats(
+    address: int,
+    pitch: int,
+    apart: int,
+    itemsize: int,
+    job: Any,
+    shape: Any,
+    bicubic: bool,
+    order: int,
+    scratch: int,
+    to: int,
+) -> None:
+    """Resize the box of a job, and write its window, of `shape` (height, width, channels), to an address.
+
+    The box begins at `address`; its rows are `pitch` bytes apart, its channels `apart`. Its numbers have `itemsize`
+    bytes: uint8, uint16 or float32. At `scratch` there are `size_of_floats` bytes.
+    """
+    tall, wide, channels = shape
+    left, right = _span(job.width, job.resized_width, bicubic, job.at_x, wide)
+    top, bottom = _span(job.height, job.resized_height, bicubic, job.at_y, tall)
+    across, height = right - left, bottom - top
+    stride, row = 4 * _padded(height), 4 * _padded(channels * wide)  # bytes
+    turned = scratch + channels * across * stride  # columns that are resized across
+    rows = turned + _SQUARE * stride
+    line = rows + row * (stride // 4)
+    begin = address + top * pitch + left * itemsize
+    for channel in range(channels):
+        _to_columns(begin + channel * apart, pitch, itemsize, across, height, scratch + channel * across * stride)
+    known = line + row
+    reaches = np.empty((max(wide, tall), 2), np.int64)
+    each = 4 * _taps(job.width, job.resized_width, bicubic)
+    _fill_weights(job.width, job.resized_width, bicubic, order, job.at_x, reaches[:wide], known, each)
+    for group in range(0, row // 4, _SQUARE):
+        for i in range(_SQUARE):
+            place = min(group + i, channels * wide - 1)
+            x, channel = place // channels, place % channels
+            column = scratch + (channel * across + reaches[x, 0] - left) * stride
+            taps = reaches[x, 1]
+            result = turned + i * stride
+            weighted_floats(column, stride, known + x * each, taps, _plain(taps, order), result, stride // (4 * FLOATS))
+        for y in range(0, stride // 4, _SQUARE):
+            turn_floats(turned + 4 * y, stride, rows + y * row + 4 * group, row)
+    each = 4 * _taps(job.height, job.resized_height, bicubic)
+    _fill_weights(job.height, job.resized_height, bicubic, order, job.at_y, reaches[:tall], known, each)
+    times = row // (4 * FLOATS)
+    for y in range(tall):
+        taps = reaches[y, 1]
+        source = rows + (reaches[y, 0] - top) * row
+        weighted_floats(source, row, known + y * each, taps, _plain(taps, order), line, times)
+        if itemsize == 1:
+            narrow_to_bytes(line, times)
+        elif itemsize == 2:
+            narrow_to_shorts(line, times)
+        nbytes = channels * wide * itemsize
+        copy_bytes(line, to + y * nbytes, nbytes)
+
+
+@compiled
+def _to_columns(address: int, pitch: int, itemsize: int, width: int, height: int, to: int) -> None:
+    """Rows of numbers at an address -> columns of floats at another, each of whole FLOATS, with zeros behind."""
+    stride = 4 * _padded(height)
+    for x in range(width):
+        clear_floats(to + (x + 1) * stride - 4 * FLOATS)
+    if width < _SQUARE or height < _SQUARE:
+        for x in range(width):
+            for y in range(height):
+                store_float(to + x * stride + 4 * y, _number_at(address + y * pitch + x * itemsize, itemsize))
+        return
+    for group in range(0, width, _SQUARE):
+        x = min(group, width - _SQUARE)  # the last squares overlap those before
+        for square in range(0, height, _SQUARE):
+            y = min(square, height - _SQUARE)
+            source, place = address + y * pitch + x * itemsize, to + x * stride + 4 * y
+            if itemsize == 1:
+                turn_bytes(source, pitch, place, stride)
+            elif itemsize == 2:
+                turn_shorts(source, pitch, place, stride)
+            else:
+                turn_floats(source, pitch, place, stride)
+
+
+@inlined
+def _number_at(address: int, itemsize: int) -> Any:
+    if itemsize == 4:
+        return float_at(address)
+    low = int64(byte_at(address))
+    return float32(low) if itemsize == 1 else float32(low | int64(byte_at(address + 1)) << 8)
+
+
+def may_compare() -> bool:
+    """Whether `order_of_sums` has its machine code."""
+    return may_call(_resize_whole)
+
+
+@functools.cache
+def order_of_sums() -> int:
+    """The order of sums that torch has on this machine; UNKNOWN where it is none of ours."""
+    return next((order for order in (FOURS, PLAIN, FUSED) if all(map(_is_torchs, [order] * 2, (False, True)))), UNKNOWN)
+
+
+_SIZES = ((7, 9), (40, 26), (150, 170))  # (width, height) that the comparison resizes to: sums of 2 to 57 products
+
+
+def _is_torchs(order: int, bicubic: bool) -> bool:
+    """Whether bands are resized as torch resizes them."""
+    tall, wide = 61, 97
+    numbers = np.arange(tall * wide, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(65521)
+    values = numbers.astype(np.float32).reshape(1, 1, tall, wide)
+    jobs = np.zeros(1, JOB)
+    kernel = KERNELS["bicubic" if bicubic else "bilinear"]
+    for width, height in _SIZES:
+        jobs[0] = (0, 0, 0, 0, 0, wide, tall, 0, 0, wide, tall, width, height, 0, 0)
+        found = np.empty((height, width), np.float32)
+        _resize_whole(values, jobs, bicubic, order, np.empty(1 << 20, np.uint8), found)
+        wanted = kernel(torch.from_numpy(values), [height, width], False, None, None)
+        if not torch.equal(torch.from_numpy(found), wanted[0, 0]):
+            return False
+    return True
+
+
+@compiled
+def _resize_whole(values: Any, jobs: Any, bicubic: bool, order: int, scratch: Any, out: Any) -> None:
+    """Resize floats [1, 1, h, w] to `out` [H, W]."""
+    tall, wide = out.shape
+    if size_of_floats(jobs[0], wide, tall, 1, bicubic) <= scratch.size:
+        begin, room, to = int64(values.ctypes.data), int64(scratch.ctypes.data), int64(out.ctypes.data)
+        resize_floats(begin, 4 * values.shape[3], 0, 4, jobs[0], (tall, wide, 1), bicubic, order, room, to)
