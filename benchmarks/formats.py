@@ -6,9 +6,11 @@
     python benchmarks/formats.py --data FOLDER --tasks png --compile        # seconds that machine code takes, once
 
 FOLDER has photographs, of which the images are made: `digits` are gray, of 28 pixels, and read whole; the others have
-a longer side of 256 pixels, of which crops become 160. torch's DataLoader is torchvision's ImageFolder with Pillow and
-v2 transforms, in persistent processes. All give uint8 batches on the CPU, from a warm page cache without --cold. Epochs
-are interleaved, and a ratio is the median over the rounds. Whole images are compared first.
+a longer side of 256 pixels, of which crops become 160. `npy` are arrays [3, H, W] of uint8, `bands` such [8, H, W] of
+uint16 that are mixed of the photographs' colours. torch's DataLoader is torchvision's ImageFolder with Pillow, or
+np.load, and v2 transforms, in persistent processes. All give batches on the CPU, of the arrays' type or uint8, from a
+warm page cache without --cold. Epochs are interleaved, and a ratio is the median over the rounds. Whole images are
+compared first.
 """
 
 import argparse
@@ -26,19 +28,23 @@ from typing import Any, NamedTuple
 
 import measure
 import numpy as np
+import numpy.typing as npt
 import torch
 from images import list_images
 from measure import Spread
 from PIL import Image
 from rich.console import Console
 from torch.utils.data import DataLoader
-from torchvision.datasets import ImageFolder
+from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
-from fastimg.loaders import Loader, RandomResizedCrop
-from fastimg.loaders.crop import CenterCrop
+from fastimg.loaders import FilesDataset, Loader, RandomResizedCrop, open_dataset
+from fastimg.loaders.containers.bands import BandsDataset
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.crop import CenterCrop, CropRule
+from fastimg.loaders.decoders.bands import BandsDecoder
 from fastimg.loaders.pictures.checksums import adler32
 from fastimg.loaders.pictures.huffman import new_tables
 from fastimg.loaders.pictures.inflate import SLACK, inflate, inflate_two
@@ -56,6 +62,7 @@ class Task(NamedTuple):
     mode: str = "RGB"
     options: dict[str, Any] = {}  # noqa: RUF012 - Pillow's, for saving
     square: bool = False
+    bands: int = 0  # of arrays; 0 for images
 
     @property
     def whole(self) -> bool:
@@ -65,7 +72,12 @@ class Task(NamedTuple):
     @property
     def channels(self) -> int:
         """Of the batches."""
-        return 1 if self.mode == "L" else 3
+        return self.bands or (1 if self.mode == "L" else 3)
+
+    @property
+    def dtype(self) -> str:
+        """Of the batches."""
+        return "uint16" if self.bands > 3 else "uint8"
 
 
 TASKS = {
@@ -76,6 +88,8 @@ TASKS = {
     "bmp": Task("bmp", 256, 160, 2_000),
     "ppm": Task("ppm", 256, 160, 2_000),
     "tiff": Task("tif", 256, 160, 2_000),
+    "npy": Task("npy", 256, 160, 2_000, bands=3),
+    "bands": Task("npy", 256, 160, 1_000, bands=8),
     "jpeg": Task("jpg", 256, 160, 2_000, options={"quality": 90}),
 }
 
@@ -106,7 +120,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="fastimg-formats-") as scratch:
             files, shards = Path(scratch) / "files", Path(scratch) / "shards"
             nbytes = write_images(files, args.data, task)
-            convert(Convert(src=files, dst=shards), Console(quiet=True))
+            field = "bands" if task.bands else None
+            convert(Convert(src=files, dst=shards, image_field=field), Console(quiet=True))
             _compare(files, shards, task)
             for workers in args.workers:
                 row = {"task": name, "workers": workers} | _measure(files, shards, task, workers, args)
@@ -139,27 +154,40 @@ def write_images(folder: Path, data: Path, task: Task) -> int:
                     else (round(image.width * scale), round(image.height * scale)),
                     Image.Resampling.BICUBIC,
                 )
-            kept = folder / f"{place}.npy"
+            kept = folder / f"{place}.kept.npy"
             kept.parent.mkdir(parents=True, exist_ok=True)
             np.save(kept, np.asarray(small))
-        pixels = np.roll(np.load(folder / f"{place}.npy"), times, axis=1)
+        pixels = np.roll(np.load(folder / f"{place}.kept.npy"), times, axis=1)
         file = folder / str(number % 10) / f"{number:06d}.{task.extension}"
         file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(file, **task.options)
+        if task.bands:
+            np.save(file, _bands_of(pixels, task))
+        else:
+            Image.fromarray(pixels).save(file, **task.options)
         nbytes += file.stat().st_size
-    for kept in folder.glob("*.npy"):
+    for kept in folder.glob("*.kept.npy"):
         kept.unlink()
     return round(nbytes / task.images)
+
+
+def _bands_of(pixels: npt.NDArray[np.uint8], task: Task) -> npt.NDArray[Any]:
+    """The colours as planes, or mixed to bands of 16 bits."""
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if task.dtype == "uint8":
+        return planes
+    shares = np.random.default_rng(0).dirichlet((1, 1, 1), task.bands)  # the same of all arrays
+    return np.einsum("bc,chw->bhw", shares, 257.0 * planes).round().astype(np.uint16)
 
 
 def _compare(files: Path, shards: Path, task: Task) -> None:
     """Raise AssertionError unless folder, shards and torch give the same pixels of whole images."""
     crop = CenterCrop(size=task.size, resize=task.size)
-    loaders = [
-        Loader(data, batch_size=128, crop=crop, order="sequential", channels=task.channels) for data in (files, shards)
-    ]
+    loaders = [_loader(data, task, crop, order="sequential") for data in (files, shards)]
     size = [task.size, task.size]
-    if task.whole:
+    if task.bands:  # torchvision's resize of uint8 is another one
+        resized = v2.Compose([v2.ToDtype(torch.float32), v2.Resize(task.size, antialias=True), v2.CenterCrop(size)])
+        transform = v2.Compose([resized, v2.Lambda(torch.round), v2.ToDtype(getattr(torch, task.dtype))])
+    elif task.whole:
         transform = v2.PILToTensor()
     else:
         transform = v2.Compose([v2.PILToTensor(), v2.Resize(task.size, antialias=True), v2.CenterCrop(size)])
@@ -182,13 +210,34 @@ def _opened(file: str, mode: str) -> Image.Image:
         return image.convert(mode)
 
 
-def _folder(files: Path, task: Task, transform: Callable[..., Any]) -> ImageFolder:
+def _loaded(file: str) -> torch.Tensor:
+    return torch.from_numpy(np.load(file))
+
+
+def _folder(files: Path, task: Task, transform: Callable[..., Any]) -> DatasetFolder:
+    if task.bands:
+        return DatasetFolder(str(files), _loaded, (".npy",), transform)
     return ImageFolder(str(files), transform, loader=partial(_opened, mode=task.mode))
+
+
+def _loader(data: Path, task: Task, crop: CropRule, **options: Any) -> Loader:
+    """Of a folder or of shards; arrays of a folder are read as its files, as no images are in it."""
+    options = {"batch_size": 128, **options}
+    if not task.bands:
+        return Loader(data, crop=crop, channels=task.channels, **options)
+    if next(data.rglob("*.npy"), None) is None:
+        dataset: Dataset = BandsDataset(open_dataset(data, "train"), "bands")
+    else:
+        files = sorted(data.rglob("*.npy"))
+        labels = [int(file.parent.name) for file in files]
+        classes = [str(number) for number in range(10)]
+        dataset = FilesDataset(data, [str(file.relative_to(data)) for file in files], classes, labels)
+    return Loader(dataset, BandsDecoder(crop, task.bands, task.dtype), **options)
 
 
 def _ours(data: Path, task: Task, workers: int, batch_size: int) -> Loader:
     crop = CenterCrop(size=task.size, resize=task.size) if task.whole else RandomResizedCrop(size=task.size)
-    loader = Loader(data, batch_size=batch_size, crop=crop, seed=1, workers=workers, channels=task.channels)
+    loader = _loader(data, task, crop, batch_size=batch_size, seed=1, workers=workers)
     loader.compile()
     return loader
 
@@ -197,7 +246,8 @@ def _theirs(files: Path, task: Task, workers: int, batch_size: int) -> DataLoade
     if task.whole:
         transform = v2.PILToTensor()
     else:
-        transform = v2.Compose([v2.RandomResizedCrop(task.size, antialias=True), v2.PILToTensor()])
+        crop = v2.RandomResizedCrop(task.size, antialias=True)
+        transform = crop if task.bands else v2.Compose([crop, v2.PILToTensor()])
     folder = _folder(files, task, transform)
     return DataLoader(folder, batch_size, shuffle=True, num_workers=workers, persistent_workers=True)
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastimg.loaders.jpeg.decoding.columns import aligned
 from fastimg.loaders.jpeg.decoding.memory import byte_at, copy_bytes
 from fastimg.loaders.resample import KERNELS
 from fastimg.loaders.runtime.compiled import compiled, float32, inlined, int64, may_call
@@ -29,6 +28,7 @@ from .float_vectors import (
     store_float,
     turn_bytes,
     turn_floats,
+    turn_many,
     turn_shorts,
     weighted_floats,
 )
@@ -37,6 +37,7 @@ from .resize_queue import JOB
 # Products that are rounded first: all, none but the first one, those of whole fours behind it; none of these.
 PLAIN, FUSED, FOURS, UNKNOWN = range(4)
 _SQUARE = 8  # numbers across and down that are turned at once
+_AT_ONCE = 256  # numbers of a row of the output that are made at once, where it has fewer channels
 
 # The filters' numbers, in the precision of torch's.
 _NONE, _HALF, _ONE, _ONE_HALF, _TWO, _TWO_HALF, _FOUR = (float32(number) for number in (0, 0.5, 1, 1.5, 2, 2.5, 4))
@@ -126,20 +127,46 @@ def _plain(taps: int, order: int) -> int:
 
 
 @inlined
-def _padded(count: int) -> int:
-    return -(-count // FLOATS) * FLOATS
+def _times(count: int) -> int:
+    """The whole FLOATS that so many floats fill."""
+    return -(-count // FLOATS)
 
 
 @inlined
+def _stride(count: int) -> int:
+    """The bytes from one column, or row, of so many floats to the next: of whole FLOATS, an odd number of them.
+
+    Neighbours that are a power of two apart would have the same places in the processor's cache.
+    """
+    return 4 * FLOATS * (_times(count) | 1)
+
+
+@inlined
+def _across(channels: int) -> int:
+    """The outputs across that are made at once."""
+    return max(1, _AT_ONCE // channels)
+
+
+@compiled
+def _most_across(job: Any, wide: int, at_once: int, bicubic: bool) -> int:
+    """The most numbers of a row that outputs depend on which are made at once."""
+    most = 0
+    for x in range(0, wide, at_once):
+        left, right = _span(job.width, job.resized_width, bicubic, job.at_x + x, min(at_once, wide - x))
+        most = max(most, right - left)
+    return most
+
+
+@compiled
 def size_of_floats(job: Any, wide: int, tall: int, channels: int, bicubic: bool) -> int:
     """The bytes of scratch that `resize_floats` takes for the window of a job."""
-    left, right = _span(job.width, job.resized_width, bicubic, job.at_x, wide)
     top, bottom = _span(job.height, job.resized_height, bicubic, job.at_y, tall)
-    stride, row = _padded(bottom - top), _padded(channels * wide)
-    weights = max(
-        wide * _taps(job.width, job.resized_width, bicubic), tall * _taps(job.height, job.resized_height, bicubic)
-    )
-    return int(aligned(4 * (channels * (right - left) * stride + (_SQUARE + row) * stride + row + weights)))
+    at_once = min(_across(channels), wide)
+    weights = wide * _taps(job.width, job.resized_width, bicubic)
+    weights += tall * _taps(job.height, job.resized_height, bicubic)
+    columns = (channels * _most_across(job, wide, at_once, bicubic) + FLOATS) * _stride(bottom - top)
+    rows = (_times(bottom - top) * FLOATS + 1) * _stride(channels * at_once)
+    return int(columns + rows + 4 * weights)
 
 
 @compiled
@@ -158,54 +185,61 @@ def resize_floats(
     """Resize the box of a job, and write its window, of `shape` (height, width, channels), to an address.
 
     The box begins at `address`; its rows are `pitch` bytes apart, its channels `apart`. Its numbers have `itemsize`
-    bytes: uint8, uint16 or float32. At `scratch` there are `size_of_floats` bytes.
+    bytes: uint8, uint16 or float32. At `scratch` there are `size_of_floats` bytes. Some columns of the output are made
+    at once, so that what is kept between the steps stays in the processor's cache.
     """
     tall, wide, channels = shape
-    left, right = _span(job.width, job.resized_width, bicubic, job.at_x, wide)
     top, bottom = _span(job.height, job.resized_height, bicubic, job.at_y, tall)
-    across, height = right - left, bottom - top
-    stride, row = 4 * _padded(height), 4 * _padded(channels * wide)  # bytes
-    turned = scratch + channels * across * stride  # columns that are resized across
-    rows = turned + _SQUARE * stride
-    line = rows + row * (stride // 4)
-    begin = address + top * pitch + left * itemsize
-    for channel in range(channels):
-        _to_columns(begin + channel * apart, pitch, itemsize, across, height, scratch + channel * across * stride)
+    height = bottom - top
+    at_once = min(_across(channels), wide)
+    stride, row, times = _stride(height), _stride(channels * at_once), _times(height)
+    each, each_down = (
+        4 * _taps(job.width, job.resized_width, bicubic),
+        4 * _taps(job.height, job.resized_height, bicubic),
+    )
+    columns = scratch
+    turned = columns + channels * _most_across(job, wide, at_once, bicubic) * stride  # columns, resized across
+    rows = turned + FLOATS * stride
+    line = rows + times * FLOATS * row
     known = line + row
-    reaches = np.empty((max(wide, tall), 2), np.int64)
-    each = 4 * _taps(job.width, job.resized_width, bicubic)
-    _fill_weights(job.width, job.resized_width, bicubic, order, job.at_x, reaches[:wide], known, each)
-    for group in range(0, row // 4, _SQUARE):
-        for i in range(_SQUARE):
-            place = min(group + i, channels * wide - 1)
-            x, channel = place // channels, place % channels
-            column = scratch + (channel * across + reaches[x, 0] - left) * stride
-            taps = reaches[x, 1]
-            result = turned + i * stride
-            weighted_floats(column, stride, known + x * each, taps, _plain(taps, order), result, stride // (4 * FLOATS))
-        for y in range(0, stride // 4, _SQUARE):
-            turn_floats(turned + 4 * y, stride, rows + y * row + 4 * group, row)
-    each = 4 * _taps(job.height, job.resized_height, bicubic)
-    _fill_weights(job.height, job.resized_height, bicubic, order, job.at_y, reaches[:tall], known, each)
-    times = row // (4 * FLOATS)
-    for y in range(tall):
-        taps = reaches[y, 1]
-        source = rows + (reaches[y, 0] - top) * row
-        weighted_floats(source, row, known + y * each, taps, _plain(taps, order), line, times)
-        if itemsize == 1:
-            narrow_to_bytes(line, times)
-        elif itemsize == 2:
-            narrow_to_shorts(line, times)
-        nbytes = channels * wide * itemsize
-        copy_bytes(line, to + y * nbytes, nbytes)
+    known_down = known + wide * each
+    reaches, reaches_down = np.empty((wide, 2), np.int64), np.empty((tall, 2), np.int64)
+    _fill_weights(job.width, job.resized_width, bicubic, order, job.at_x, reaches, known, each)
+    _fill_weights(job.height, job.resized_height, bicubic, order, job.at_y, reaches_down, known_down, each_down)
+    for begin in range(0, wide, at_once):
+        end = min(begin + at_once, wide)
+        count = channels * (end - begin)
+        left, right = reaches[begin, 0], reaches[end - 1, 0] + reaches[end - 1, 1]
+        for channel in range(channels):
+            source, place = address + top * pitch + left * itemsize + channel * apart, channel * (right - left) * stride
+            _to_columns(source, pitch, itemsize, right - left, height, columns + place)
+        for group in range(0, count, FLOATS):
+            for i in range(FLOATS):
+                place = min(group + i, count - 1)
+                x, channel = begin + place // channels, place % channels
+                column = columns + (channel * (right - left) + reaches[x, 0] - left) * stride
+                taps, result = reaches[x, 1], turned + i * stride
+                weighted_floats(column, stride, known + x * each, taps, _plain(taps, order), result, times)
+            for y in range(0, times * FLOATS, FLOATS):
+                turn_many(turned + 4 * y, stride, rows + y * row + 4 * group, row)
+        for y in range(tall):
+            taps = reaches_down[y, 1]
+            source, plain = rows + (reaches_down[y, 0] - top) * row, _plain(taps, order)
+            weighted_floats(source, row, known_down + y * each_down, taps, plain, line, _times(count))
+            if itemsize == 1:
+                narrow_to_bytes(line, _times(count))
+            elif itemsize == 2:
+                narrow_to_shorts(line, _times(count))
+            copy_bytes(line, to + (y * wide + begin) * channels * itemsize, count * itemsize)
 
 
 @compiled
 def _to_columns(address: int, pitch: int, itemsize: int, width: int, height: int, to: int) -> None:
     """Rows of numbers at an address -> columns of floats at another, each of whole FLOATS, with zeros behind."""
-    stride = 4 * _padded(height)
+    stride = _stride(height)
+    last = 4 * FLOATS * (_times(height) - 1)
     for x in range(width):
-        clear_floats(to + (x + 1) * stride - 4 * FLOATS)
+        clear_floats(to + x * stride + last)
     if width < _SQUARE or height < _SQUARE:
         for x in range(width):
             for y in range(height):

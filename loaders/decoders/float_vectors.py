@@ -84,8 +84,8 @@ def weighted_floats(_: Any, source: Any, stride: Any, weights: Any, taps: Any, p
     return types.none(*[types.int64] * 7), generate
 
 
-def _turned(kind: Any) -> Any:
-    """A function that turns squares of 8 x 8 numbers of a type into floats."""
+def _turned(kind: Any, side: int) -> Any:
+    """A function that turns squares of `side` x `side` numbers of a type into floats."""
 
     @intrinsic
     def turn(_: Any, source: Any, pitch: Any, to: Any, stride: Any) -> Any:
@@ -94,12 +94,12 @@ def _turned(kind: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             source, pitch, to, stride = arguments
             b = builder
-            narrow, wide = ir.VectorType(kind, LANES), ir.VectorType(F32, LANES)
+            narrow, wide = ir.VectorType(kind, side), ir.VectorType(F32, side)
             rows = []
-            for i in range(LANES):
+            for i in range(side):
                 place = b.add(source, b.mul(pitch, ir.Constant(I64, i)))
                 row = b.load(_place(b, place, narrow), align=1)
-                rows.append(row if kind == F32 else b.uitofp(b.zext(row, ir.VectorType(I32, LANES)), wide))
+                rows.append(row if kind == F32 else b.uitofp(b.zext(row, ir.VectorType(I32, side)), wide))
             for i, row in enumerate(transposed(b, rows)):
                 b.store(row, _place(b, b.add(to, b.mul(stride, ir.Constant(I64, i))), wide), align=4)
             return context.get_dummy_value()
@@ -109,7 +109,8 @@ def _turned(kind: Any) -> Any:
     return turn
 
 
-turn_bytes, turn_shorts, turn_floats = _turned(I8), _turned(I16), _turned(F32)
+turn_bytes, turn_shorts, turn_floats = _turned(I8, LANES), _turned(I16, LANES), _turned(F32, LANES)
+turn_many = _turned(F32, FLOATS)
 
 
 def _narrowed(kind: Any) -> Any:

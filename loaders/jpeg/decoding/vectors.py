@@ -57,9 +57,11 @@ def interleaved(builder: Any, a: Any, b: Any, lanes: int = LANES) -> tuple[Any, 
 
 
 def transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Eight vectors of eight, or of several blocks of eight, each transposed."""
-    for _ in range(3):  # each time a number's place, row and column as six bits, is rotated by one
-        rows = [vector for i in range(4) for vector in interleaved(builder, rows[i], rows[i + 4])]
+    """Eight vectors of eight, or of several blocks of eight, each transposed; or sixteen of sixteen."""
+    count = len(rows)
+    half = count // 2
+    for _ in range(count.bit_length() - 1):  # each time a number's place, row and column as bits, is rotated by one
+        rows = [vector for i in range(half) for vector in interleaved(builder, rows[i], rows[i + half], count)]
     return rows
 
 
