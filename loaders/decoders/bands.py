@@ -20,6 +20,8 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .bands_queue import BandsQueue, can_cut
 from .images import ImageDecoder, pixel_limit
 
+_AT_ONCE = 1 << 21  # bytes of crops: the arrays that they are cut from should stay in the processor's cache
+
 
 @dataclass(frozen=True)
 class BandsDecoder(Decoder):
@@ -62,8 +64,10 @@ class BandsDecoder(Decoder):
         if type(self).fill_row is not BandsDecoder.fill_row or not can_cut(self.crop):
             return super().fill(reader, ids, draws, rows, scratch)
         failures: list[Failure] = []
-        for group in scratch.groups(len(ids)):
-            failed = self._fill_group(reader, ids[group], draws[group], rows["inputs"][group], scratch)
+        out = rows["inputs"]
+        limit = max(1, _AT_ONCE * len(ids) // max(1, out.nbytes))
+        for group in scratch.groups(len(ids), limit):
+            failed = self._fill_group(reader, ids[group], draws[group], out[group], scratch)
             failures += [(group.start + place, error) for place, error in failed]
             if any(not isinstance(error, ImageError) for _, error in failed):
                 break

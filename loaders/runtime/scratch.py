@@ -145,11 +145,11 @@ class Scratch:
         self._group.begin(count)
         return self._group
 
-    def groups(self, count: int) -> Iterator[slice]:
-        """Cut `count` samples into groups, which are small where samples are large."""
+    def groups(self, count: int, limit: int = MOST) -> Iterator[slice]:
+        """Cut `count` samples into groups of at most `limit`, which are small where samples are large."""
         start = 0
         while start < count:
-            most = GROUP if self._group is None else self._group.most()
+            most = min(limit, GROUP if self._group is None else self._group.most())
             yield slice(start, min(start + most, count))
             start += most
 

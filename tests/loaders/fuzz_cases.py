@@ -4,11 +4,22 @@ import contextlib
 import io
 import json
 import random
+import re
 import tarfile
 
 import numpy as np
 import simplejpeg
-from mutations import beton_fields, idx_fields, jpeg_fields, mutated, near, png_fields, tar_fields, webp_fields
+from mutations import (
+    beton_fields,
+    idx_fields,
+    jpeg_fields,
+    mutated,
+    near,
+    npy_fields,
+    png_fields,
+    tar_fields,
+    webp_fields,
+)
 from picture_files import KINDS as PNG_KINDS
 from picture_files import bmp, chunk, png, ppm, tiff, webps
 from PIL import Image
@@ -458,4 +469,76 @@ class Betons:
         return f"{self.taken} taken"
 
 
-KINDS = {"jpeg": Jpegs, "picture": Pictures, "webp": WebPs, "tar": Tars, "idx": Indexes, "beton": Betons}
+def arrays():
+    """Small .npy files of every type that bands have, and of others."""
+    from fastimg.loaders.containers.fields import packed_npy
+    from fastimg.loaders.containers.npy import npy_bytes
+
+    rng = np.random.default_rng(0)
+    found = []
+    for dtype in ("<u2", "|u1", "<f4", ">u2", "<i2", "<f8"):
+        for shape in ((3, 21, 17), (1, 40, 9), (3, 9, 9), (2, 12, 30), (21, 17)):
+            values = rng.integers(0, 200, shape).astype(dtype)
+            found += [npy_bytes(values), packed_npy(values)]
+        buffer = io.BytesIO()
+        np.lib.format.write_array(buffer, np.asfortranarray(values), version=(2, 0))
+        found.append(buffer.getvalue())
+    return found
+
+
+def _said(error):
+    """The words of an error, without the address of an object that NumPy could not read."""
+    return re.sub("0x[0-9a-f]+", "", str(error))
+
+
+class Arrays:
+    """Crops of .npy files by compiled code equal those that torch resizes, or both are refused with the same words."""
+
+    def __init__(self, folder):
+        from fastimg.loaders import CenterCrop, RandomResizedCrop
+        from fastimg.loaders.decoders.bands import BandsDecoder
+
+        self.seeds = arrays()
+        self.taken = 0
+        crops = (CenterCrop(size=9, resize=9), RandomResizedCrop(size=8), CenterCrop(size=21, resize=(23, 21)))
+        self.decoders = [
+            BandsDecoder(crop, bands, dtype, MAX_PIXELS)
+            for crop in crops
+            for bands, dtype in ((3, "uint16"), (1, "uint16"), (3, "uint8"), (1, "float32"), (3, "float32"))
+        ]
+        for number, seed in enumerate(self.seeds):  # whatever they need is compiled before memory is limited
+            self.check(seed, random.Random(number))
+        self.taken = 0
+
+    def make(self, draw):
+        return mutated(draw.choice(self.seeds), self.seeds, draw, npy_fields)
+
+    def check(self, data, draw):
+        from fastimg.loaders.decoder import Decoder
+        from fastimg.loaders.runtime.scratch import Scratch
+
+        for decoder in self.decoders:
+            (field,) = decoder.fields
+            draws = np.array([[draw.random() for _ in range(decoder.draw(0, 0, np.zeros(1, int)).shape[1])]])
+            rows = {name: np.full((1, *field.shape), 7, field.dtype) for name in ("ours", "theirs")}
+            told = [
+                [_said(error) for _, error in fill(decoder, InMemory(data), [0], draws, {"inputs": out}, Scratch())]
+                for fill, out in zip((type(decoder).fill, Decoder.fill), rows.values(), strict=True)
+            ]
+            assert told[0] == told[1], told
+            assert told[0] or rows["ours"].tobytes() == rows["theirs"].tobytes()
+            self.taken += not told[0]
+
+    def close(self):
+        return f"{self.taken} crops"
+
+
+KINDS = {
+    "jpeg": Jpegs,
+    "picture": Pictures,
+    "webp": WebPs,
+    "npy": Arrays,
+    "tar": Tars,
+    "idx": Indexes,
+    "beton": Betons,
+}

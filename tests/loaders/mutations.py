@@ -1,5 +1,6 @@
-"""Mutations of JPEGs, pictures, tars, indexes and .beton files: anywhere, or in the fields of their formats."""
+"""Mutations of JPEGs, pictures, arrays, tars, indexes and .beton files: anywhere, or in the fields of their formats."""
 
+import re
 import struct
 import zlib
 
@@ -338,3 +339,41 @@ def tiff_fields(data, draw):
             value = int.from_bytes(data[at : at + width], order)
             data[at : at + width] = (near(value, draw) % 2 ** (8 * width)).to_bytes(width, order)
     return data
+
+
+def npy_fields(data, draw):
+    """Change the header of an .npy file: a number, a word, its length, the version or the padding; or values."""
+    begin = 12 if data[6:7] in (b"\x02", b"\x03") else 10
+    end = begin + int.from_bytes(data[8:begin], "little")
+    said = bytes(data[begin:end])
+    match draw.randrange(9):
+        case 0 | 1:
+            numbers = [found.span() for found in re.finditer(rb"[0-9]+", said)]
+            if numbers:
+                first, last = draw.choice(numbers)
+                said = said[:first] + b"%d" % near(int(said[first:last][:18]), draw) + said[last:]
+        case 2:
+            words = (b"<u2", b"|u1", b"<f4", b">u2", b"<i2", b"|O", b"<f2", b"True", b"False", b"()", b"-1", b"0", b"")
+            spots = [found.span() for found in re.finditer(rb"[<>|][a-zA-Z][0-9]|True|False|[0-9]+", said)]
+            if spots:
+                first, last = draw.choice(spots)
+                said = said[:first] + draw.choice(words) + said[last:]
+        case 3:
+            spot = draw.randrange(len(said) + 1)
+            said = said[:spot] + draw.choice((b" ", b",", b"\n", b"\0", b"(", b")", b"}", b"'", b"x")) + said[spot:]
+        case 4 if said:
+            spot = draw.randrange(len(said))
+            said = said[:spot] + said[spot + draw.choice((1, 2, 8)) :]
+        case 5:
+            data[draw.choice((6, 7, 8, 9))] = draw.choice((0, 1, 2, 3, 10, 64, 118, 119, 255))
+            return data
+        case 6:  # values that are no numbers, or small, or large
+            spot = draw.randrange(len(data))
+            data[spot : spot + 4] = draw.choice((b"\0\0\x80\x7f", b"\1\0\xc0\x7f", b"\1\0\0\0", b"\xff\xff\x7f\x7f"))
+            return data
+        case 7:
+            return data[: len(data) - draw.choice((1, 2, 4, 100))] if draw.random() < 0.5 else data + bytes(2)
+        case _:
+            return bytearray(data[:begin]) + said.rstrip() + b"\n" + data[end:]
+    length = len(said) if draw.random() < 0.8 else end - begin
+    return data[:8] + (length % 65536).to_bytes(begin - 8, "little") + said + data[end:]

@@ -1,5 +1,9 @@
 """Groups of arrays that compiled code cuts: the pixels, and the errors, of those that are cut one by one."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -97,8 +101,13 @@ def test_arrays_of_a_group_are_cut_by_compiled_code(dtype, tmp_path, monkeypatch
     assert not failures and counts == [5, 1]
 
 
-def test_torch_adds_in_a_known_order():
-    assert float_resize.order_of_sums() != float_resize.UNKNOWN
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_torch_adds_in_a_known_order(capability):
+    """For each kind of processor that torch has code for; what this one lacks, torch leaves out."""
+    program = "from fastimg.loaders.decoders import float_resize as f; assert f.order_of_sums() != f.UNKNOWN"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_where_torch_adds_in_another_order_it_resizes(tmp_path, monkeypatch):
