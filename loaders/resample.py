@@ -8,8 +8,9 @@ import torch
 
 from .crop import Interpolation, Window, reaches_out
 from .decode import Pixels, T
+from .float_resize import resize_box
 
-KERNELS = {
+_KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa,
 }
@@ -39,7 +40,7 @@ def resample(
     if not (_is_packed(box) and box.flags.writeable):  # Pillow's are not: torch warns about what it might write to
         box = box.copy()
     source = torch.from_numpy(box).permute(2, 0, 1).unsqueeze(0)  # [1, C, h, w], channels-last
-    kernel = KERNELS[interpolation]
+    kernel = _KERNELS[interpolation]
     size = [window.size[1], window.size[0]]
     if size == [out.shape[0], out.shape[1]]:
         kernel.out(source, size, False, None, None, out=torch.from_numpy(out).permute(2, 0, 1).unsqueeze(0))
@@ -82,15 +83,10 @@ def resample_deep(
     x, y, width, height = window.box
     resized = pixels[y : y + height, x : x + width]
     if window.size != (width, height):
-        wide = np.float64 if out.dtype.itemsize > 2 and out.dtype != np.float32 else np.float32
-        kept = resized.astype(wide, order="K")  # planes stay planes: interleaving them saves nothing
-        source = torch.from_numpy(kept).permute(2, 0, 1).unsqueeze(0)
-        levels = KERNELS[interpolation](source, [window.size[1], window.size[0]], False, None, None)
-        values = levels[0].permute(1, 2, 0).numpy()
-        if out.dtype.kind in "iu":
-            limits = np.iinfo(out.dtype.name)
-            values = np.rint(values).clip(limits.min, limits.max)
-        resized = values.astype(out.dtype)
+        inside = not reaches_out(window, out.shape[1], out.shape[0])
+        if inside and resize_box(resized, window.size, window.at, interpolation, out):
+            return
+        resized = _resized_deep(resized, window.size, interpolation, out.dtype)
     left, top = window.at
     if fill is not None:
         paste(resized, window, fill, out)
@@ -101,6 +97,22 @@ def resample_deep(
     rows = mirrored(top, out.shape[0], len(resized))
     columns = mirrored(left, out.shape[1], resized.shape[1])
     out[...] = resized[rows[:, None], columns]
+
+
+def _resized_deep(
+    box: npt.NDArray[T], size: tuple[int, int], interpolation: Interpolation, dtype: np.dtype[T]
+) -> npt.NDArray[T]:
+    """`box` [h, w, C] resized by torch to `size` (width, height)."""
+    wide = np.float64 if dtype.itemsize > 2 and dtype != np.float32 else np.float32
+    kept = box.astype(wide, order="K")  # planes stay planes: interleaving them saves nothing
+    source = torch.from_numpy(kept).permute(2, 0, 1).unsqueeze(0)
+    levels = _KERNELS[interpolation](source, [size[1], size[0]], False, None, None)
+    values: npt.NDArray[Any] = levels[0].permute(1, 2, 0).numpy()
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype.name)
+        values = np.rint(values).clip(limits.min, limits.max)
+    made: npt.NDArray[T] = values.astype(dtype)
+    return made
 
 
 def mirrored(begin: int, count: int, n: int) -> npt.NDArray[np.int64]:

@@ -16,15 +16,14 @@ import numpy.typing as npt
 from fastimg.loaders.containers.bands import StoredBands
 from fastimg.loaders.containers.npy import MAGIC
 from fastimg.loaders.crop import CropRule
+from fastimg.loaders.float_resize import MOST, UNKNOWN, may_resize, order_of_sums, resize_floats, size_of_floats
 from fastimg.loaders.jpeg.decoding.memory import bytes_at, view_at
 from fastimg.loaders.jpeg.windows import compiled_rule, is_inside, is_small, place_window
 from fastimg.loaders.runtime.compiled import compiled, int64, may_call, uint16, uint32
 from fastimg.loaders.runtime.scratch import Encoded, Scratch
 
-from .float_resize import UNKNOWN, may_compare, order_of_sums, resize_floats, size_of_floats
 from .resize_queue import JOB
 
-_MOST = 1 << 26  # bytes of scratch that an array may take
 _WAITS, _DONE, _OTHER = 0, 1, 2
 _BEGIN = 10  # bytes before what a header says: the magic, the version, and a length
 _MOST_DIGITS = 9  # of a number in a shape
@@ -72,7 +71,7 @@ class BandsQueue:
 
 def can_cut(crop: CropRule) -> bool:
     """Whether `BandsQueue` cuts windows of a crop, and has its machine code."""
-    return compiled_rule(crop) is not None and may_call(_cut) and may_compare()
+    return compiled_rule(crop) is not None and may_call(_cut) and may_resize()
 
 
 @lru_cache
@@ -112,7 +111,9 @@ def _cut(
         address, nbytes = spans[i, 0], spans[i, 1]
         begin = _find_values(view_at(address, nbytes), head, stated, shape)
         height, width = shape[0], shape[1]
-        if begin < 0 or height * width > max_pixels or begin + bands * height * width * itemsize != nbytes:
+        if begin < 0 or height * width > min(max_pixels, nbytes):
+            continue
+        if begin + bands * height * width * itemsize != nbytes:
             continue
         values = address + begin
         if itemsize == 4 and not _are_finite(values, bands * height * width):
@@ -131,13 +132,14 @@ def _cut(
         if order == UNKNOWN or job.resized_width == 1:  # torch's width of 1 depends on the layout in memory
             continue
         needed = size_of_floats(job, wide, tall, bands, bicubic)
-        if needed > _MOST:
+        if needed > MOST:
             continue
         if scratch.size < needed:
             status[i] = _WAITS
             return int(needed)
         room = int64(scratch.ctypes.data)
-        resize_floats(first, pitch, apart, itemsize, job, (tall, wide, bands), bicubic, order, room, to)
+        layout = itemsize, pitch, apart
+        resize_floats(first, layout, job, (tall, wide, bands), bicubic, order, room, to)
         status[i] = _DONE
     return 0
 

@@ -18,6 +18,7 @@ from fastimg.loaders.crop import Size, fill_of, shape_of
 from fastimg.loaders.decode import decode_mask_box
 from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.float_resize import make_ready
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .geometry import CropView, crop_bands, crop_box, crop_boxes, crop_mask, crop_points
@@ -106,6 +107,8 @@ class FieldsDecoder(Decoder):
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """See `Decoder`: the images of the chunk, and then the fields of those that could be decoded."""
+        if any(field.geometry == "bands" for field in self._selected):
+            make_ready()
         sizes = SizeReader(reader, self.images.max_pixels)
         failures = self.images.fill(sizes, ids, draws, rows, scratch)
         failed = {place for place, _ in failures}

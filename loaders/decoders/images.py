@@ -30,6 +30,7 @@ from fastimg.loaders.decode import (
 )
 from fastimg.loaders.decoder import Decoder, DrawCrops, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.float_resize import make_ready
 from fastimg.loaders.jpeg.decoding.crops import CropQueue
 from fastimg.loaders.jpeg.decoding.region import Scaling, scaling_of
 from fastimg.loaders.random import uniforms
@@ -128,6 +129,8 @@ class ImageDecoder(Decoder):
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """See `Decoder`: groups of samples, whose JPEGs are decoded in one call."""
+        if self.depth == 16:
+            make_ready()
         if not self.compiled or self.depth == 16 or type(self).fill_row is not ImageDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
         out = rows["inputs"]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastimg.loaders import CenterCrop, RandomResizedCrop
+from fastimg.loaders import CenterCrop, RandomResizedCrop, float_resize, resample
 from fastimg.loaders.containers.bands import StoredBands
 from fastimg.loaders.containers.fields import packed_npy
 from fastimg.loaders.containers.npy import npy_bytes
-from fastimg.loaders.crop import RandomCrop
+from fastimg.loaders.crop import RandomCrop, Window
 from fastimg.loaders.decoder import Decoder, SampleReader
-from fastimg.loaders.decoders import bands_queue, float_resize
+from fastimg.loaders.decoders import bands_queue
 from fastimg.loaders.decoders.bands import BandsDecoder
 from fastimg.loaders.decoders.bands_queue import BandsQueue
 from fastimg.loaders.folders.folder import FilesDataset
@@ -32,14 +32,17 @@ def some(high, wide, bands=4, dtype="uint16", seed=0):
 
 
 def filled(decoder, contents, draws, folder, one_by_one=False):
-    """The rows of files of these contents, as bytes, and the errors by place."""
+    """The rows of files of these contents, as bits, and the errors by place; `one_by_one` they are torch's."""
     for number, content in enumerate(contents):
         (folder / f"{number}.npy").write_bytes(content)
     files = FilesDataset(folder, [f"{number}.npy" for number in range(len(contents))])
     (field,) = decoder.fields
     rows = {field.name: np.zeros((len(contents), *field.shape), field.dtype)}
     fill = Decoder.fill if one_by_one else type(decoder).fill
-    failures = fill(decoder, SampleReader(files), range(len(contents)), draws, rows, Scratch())
+    with pytest.MonkeyPatch.context() as patched:
+        if one_by_one:
+            patched.setattr(resample, "resize_box", lambda *_: False)
+        failures = fill(decoder, SampleReader(files), range(len(contents)), draws, rows, Scratch())
     return rows["inputs"].view(f"u{field.dtype.itemsize}"), {place: str(error) for place, error in failures}
 
 
@@ -104,7 +107,7 @@ def test_arrays_of_a_group_are_cut_by_compiled_code(dtype, tmp_path, monkeypatch
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_torch_adds_in_a_known_order(capability):
     """For each kind of processor that torch has code for; what this one lacks, torch leaves out."""
-    program = "from fastimg.loaders.decoders import float_resize as f; assert f.order_of_sums() != f.UNKNOWN"
+    program = "from fastimg.loaders import float_resize as f; assert f.order_of_sums() != f.UNKNOWN"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True)
     assert ran.returncode == 0, ran.stderr
@@ -118,6 +121,37 @@ def test_where_torch_adds_in_another_order_it_resizes(tmp_path, monkeypatch):
     found, _ = filled(decoder, contents, np.zeros((2, 0)), tmp_path)
     wanted, _ = filled(decoder, contents, np.zeros((2, 0)), tmp_path, one_by_one=True)
     assert (found == wanted).all() and counts == [1]
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 5)),
+    size=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    layout=st.sampled_from(["packed", "planes", "turned", "flipped", "repeated"]),
+    dtype=st.sampled_from(DTYPES),
+    interpolation=st.sampled_from(["bilinear", "bicubic"]),
+    data=st.data(),
+)
+def test_single_arrays_in_any_layout_are_resized_as_by_torch(shape, size, layout, dtype, interpolation, data):
+    high, wide, bands = shape
+    pixels = {
+        "packed": lambda: np.ascontiguousarray(some(high, wide, bands, dtype).transpose(1, 2, 0)),
+        "planes": lambda: some(high, wide, bands, dtype).transpose(1, 2, 0),
+        "turned": lambda: some(wide, high, bands, dtype).transpose(2, 1, 0),
+        "flipped": lambda: some(high, wide, bands, dtype).transpose(1, 2, 0)[::-1, ::-1],
+        "repeated": lambda: np.broadcast_to(some(high, wide, 1, dtype).transpose(1, 2, 0), shape),
+    }[layout]()
+    left, top = data.draw(st.integers(0, wide - 1)), data.draw(st.integers(0, high - 1))
+    box = (left, top, data.draw(st.integers(1, wide - left)), data.draw(st.integers(1, high - top)))
+    at = data.draw(st.integers(0, size[0] - 1)), data.draw(st.integers(0, size[1] - 1))
+    window = Window(box, size, at)
+    out, wanted = (np.zeros((size[1] - at[1], size[0] - at[0], bands), dtype) for _ in range(2))
+    float_resize.order_of_sums()  # has the machine code made
+    resample.resample_deep(pixels, window, interpolation, out)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(resample, "resize_box", lambda *_: False)
+        resample.resample_deep(pixels, window, interpolation, wanted)
+    assert out.tobytes() == wanted.tobytes()
 
 
 def header(said, values, version=b"\x01\x00", length=None):

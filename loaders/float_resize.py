@@ -12,11 +12,8 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-
-from fastimg.loaders.jpeg.decoding.memory import byte_at, copy_bytes
-from fastimg.loaders.resample import KERNELS
-from fastimg.loaders.runtime.compiled import compiled, float32, inlined, int64, may_call
 
 from .float_vectors import (
     FLOATS,
@@ -32,10 +29,13 @@ from .float_vectors import (
     turn_shorts,
     weighted_floats,
 )
-from .resize_queue import JOB
+from .jpeg.decoding.memory import byte_at, copy_bytes
+from .jpeg.decoding.region import WINDOW
+from .runtime.compiled import compiled, float32, inlined, int64, is_ready, may_call
 
 # Products that are rounded first: all, none but the first one, those of whole fours behind it; none of these.
 PLAIN, FUSED, FOURS, UNKNOWN = range(4)
+MOST = 1 << 26  # bytes of scratch that are taken
 _SQUARE = 8  # numbers across and down that are turned at once
 _AT_ONCE = 256  # numbers of a row of the output that are made at once, where it has fewer channels
 
@@ -172,9 +172,7 @@ def size_of_floats(job: Any, wide: int, tall: int, channels: int, bicubic: bool)
 @compiled
 def resize_floats(
     address: int,
-    pitch: int,
-    apart: int,
-    itemsize: int,
+    layout: Any,
     job: Any,
     shape: Any,
     bicubic: bool,
@@ -184,11 +182,14 @@ def resize_floats(
 ) -> None:
     """Resize the box of a job, and write its window, of `shape` (height, width, channels), to an address.
 
-    The box begins at `address`; its rows are `pitch` bytes apart, its channels `apart`. Its numbers have `itemsize`
-    bytes: uint8, uint16 or float32. At `scratch` there are `size_of_floats` bytes. Some columns of the output are made
-    at once, so that what is kept between the steps stays in the processor's cache.
+    The box begins at `address`. `layout` is (itemsize, pitch, apart) in bytes: of a number, which is uint8, uint16 or
+    float32, from a row to the next, and from a channel to the next, 0 where the channels of a pixel are side by side.
+    At `scratch` there are `size_of_floats` bytes. Some columns of the output are made at once, so that what is kept
+    between the steps stays in the processor's cache.
     """
     tall, wide, channels = shape
+    itemsize, pitch, apart = layout
+    step = 1 if apart else channels  # numbers from a pixel to the next
     top, bottom = _span(job.height, job.resized_height, bicubic, job.at_y, tall)
     height = bottom - top
     at_once = min(_across(channels), wide)
@@ -210,16 +211,18 @@ def resize_floats(
         end = min(begin + at_once, wide)
         count = channels * (end - begin)
         left, right = reaches[begin, 0], reaches[end - 1, 0] + reaches[end - 1, 1]
-        for channel in range(channels):
-            source, place = address + top * pitch + left * itemsize + channel * apart, channel * (right - left) * stride
-            _to_columns(source, pitch, itemsize, right - left, height, columns + place)
+        across = right - left
+        source = address + top * pitch + left * step * itemsize
+        for plane in range(channels // step):
+            place = columns + plane * across * stride
+            _to_columns(source + plane * apart, pitch, itemsize, across * step, height, place)
         for group in range(0, count, FLOATS):
             for i in range(FLOATS):
                 place = min(group + i, count - 1)
                 x, channel = begin + place // channels, place % channels
-                column = columns + (channel * (right - left) + reaches[x, 0] - left) * stride
+                column = columns + ((reaches[x, 0] - left) * step + channel * (across if apart else 1)) * stride
                 taps, result = reaches[x, 1], turned + i * stride
-                weighted_floats(column, stride, known + x * each, taps, _plain(taps, order), result, times)
+                weighted_floats(column, step * stride, known + x * each, taps, _plain(taps, order), result, times)
             for y in range(0, times * FLOATS, FLOATS):
                 turn_many(turned + 4 * y, stride, rows + y * row + 4 * group, row)
         for y in range(tall):
@@ -266,41 +269,90 @@ def _number_at(address: int, itemsize: int) -> Any:
     return float32(low) if itemsize == 1 else float32(low | int64(byte_at(address + 1)) << 8)
 
 
-def may_compare() -> bool:
-    """Whether `order_of_sums` has its machine code."""
-    return may_call(_resize_whole)
-
-
 @functools.cache
 def order_of_sums() -> int:
     """The order of sums that torch has on this machine; UNKNOWN where it is none of ours."""
-    return next((order for order in (FOURS, PLAIN, FUSED) if all(map(_is_torchs, [order] * 2, (False, True)))), UNKNOWN)
+    for order in (FOURS, PLAIN, FUSED):
+        if all(_is_torchs(order, interpolation) for interpolation in _KERNELS):
+            return order
+    return UNKNOWN
 
 
 _SIZES = ((7, 9), (40, 26), (150, 170))  # (width, height) that the comparison resizes to: sums of 2 to 57 products
+_KERNELS = {"bilinear": torch.ops.aten._upsample_bilinear2d_aa, "bicubic": torch.ops.aten._upsample_bicubic2d_aa}
 
 
-def _is_torchs(order: int, bicubic: bool) -> bool:
-    """Whether bands are resized as torch resizes them."""
+def _is_torchs(order: int, interpolation: str) -> bool:
+    """Whether numbers are resized as torch resizes them."""
     tall, wide = 61, 97
     numbers = np.arange(tall * wide, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(65521)
-    values = numbers.astype(np.float32).reshape(1, 1, tall, wide)
-    jobs = np.zeros(1, JOB)
-    kernel = KERNELS["bicubic" if bicubic else "bilinear"]
+    values = numbers.astype(np.float32).reshape(tall, wide, 1)
     for width, height in _SIZES:
-        jobs[0] = (0, 0, 0, 0, 0, wide, tall, 0, 0, wide, tall, width, height, 0, 0)
-        found = np.empty((height, width), np.float32)
-        _resize_whole(values, jobs, bicubic, order, np.empty(1 << 20, np.uint8), found)
-        wanted = kernel(torch.from_numpy(values), [height, width], False, None, None)
-        if not torch.equal(torch.from_numpy(found), wanted[0, 0]):
+        found = np.empty((height, width, 1), np.float32)
+        _resize(values, (wide, tall, width, height, 0, 0), interpolation, order, found)
+        source = torch.from_numpy(values).permute(2, 0, 1).unsqueeze(0)
+        wanted = _KERNELS[interpolation](source, [height, width], False, None, None)[0].permute(1, 2, 0)
+        if not torch.equal(torch.from_numpy(found), wanted):
             return False
     return True
 
 
+def resize_box(
+    box: npt.NDArray[Any], size: tuple[int, int], at: tuple[int, int], interpolation: str, out: npt.NDArray[Any]
+) -> bool:
+    """Resize `box` [h, w, C] to `size` (width, height), and write what begins `at` (x, y) to `out` [H, W, C].
+
+    They are of one type, uint8, uint16 or float32. False where torch has to do it: where machine code is not ready, and
+    where torch's sums have another order. Pixels one across, whose sums depend on torch's layout, are left to it, too.
+    """
+    if box.dtype != out.dtype or box.dtype.str not in ("|u1", "<u2", "<f4") or not is_ready(_resize_at):
+        return False
+    if size[0] == 1 or not out.flags.c_contiguous or (order := order_of_sums()) == UNKNOWN:
+        return False
+    return _resize(box, (box.shape[1], box.shape[0], *size, *at), interpolation, order, out)
+
+
+def may_resize() -> bool:
+    """Whether machine code of `resize_box` is ready, or may be made here, which `order_of_sums` does."""
+    return may_call(_resize_at)
+
+
+def make_ready() -> None:
+    """Have the machine code of `resize_box`, in threads that compile: before many boxes are resized."""
+    if may_resize():
+        order_of_sums()
+
+
+def _resize(
+    box: npt.NDArray[Any], window: tuple[int, ...], interpolation: str, order: int, out: npt.NDArray[Any]
+) -> bool:
+    """See `resize_box`; `window` is (width, height, resized width, resized height, x, y)."""
+    channels = box.shape[2]
+    pitch, step, apart = box.strides
+    planes = step == box.itemsize and apart > 0 and channels > 1
+    packed = step == channels * box.itemsize and (apart == box.itemsize or channels == 1)
+    if not planes and not packed:
+        box = np.ascontiguousarray(box)
+        pitch, step, apart = box.strides
+    layout = box.itemsize, pitch, apart if planes else 0
+    windows = np.array([(0, 0, *window)], np.dtype(WINDOW))
+    address, to = (each.__array_interface__["data"][0] for each in (box, out))
+    scratch = np.empty(0, np.uint8)
+    while needed := _resize_at(address, layout, windows, out.shape, interpolation == "bicubic", order, scratch, to):
+        if needed > MOST:
+            return False
+        scratch = np.empty(needed, np.uint8)
+    return True
+
+
 @compiled
-def _resize_whole(values: Any, jobs: Any, bicubic: bool, order: int, scratch: Any, out: Any) -> None:
-    """Resize floats [1, 1, h, w] to `out` [H, W]."""
-    tall, wide = out.shape
-    if size_of_floats(jobs[0], wide, tall, 1, bicubic) <= scratch.size:
-        begin, room, to = int64(values.ctypes.data), int64(scratch.ctypes.data), int64(out.ctypes.data)
-        resize_floats(begin, 4 * values.shape[3], 0, 4, jobs[0], (tall, wide, 1), bicubic, order, room, to)
+def _resize_at(
+    address: int, layout: Any, windows: Any, shape: Any, bicubic: bool, order: int, scratch: Any, to: int
+) -> int:
+    """Resize a box, as `resize_floats` does. Returns 0, or the bytes of scratch that it needs."""
+    tall, wide, channels = shape
+    needed = size_of_floats(windows[0], wide, tall, channels, bicubic)
+    if scratch.size < needed:
+        return int(needed)
+    resize_floats(address, layout, windows[0], shape, bicubic, order, int64(scratch.ctypes.data), to)
+    return 0

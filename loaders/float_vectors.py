@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from fastimg.loaders.jpeg.decoding.vectors import I8, I16, I32, I64, LANES, cgutils, intrinsic, splat, transposed
+from .jpeg.decoding.vectors import I8, I16, I32, I64, LANES, cgutils, intrinsic, splat, transposed
 
 FLOATS = 16  # numbers that `weighted_floats` and `narrow_floats` take at once
 
