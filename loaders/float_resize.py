@@ -36,6 +36,7 @@ from .runtime.compiled import compiled, float32, inlined, int64, is_ready, may_c
 # Products that are rounded first: all, none but the first one, those of whole fours behind it; none of these.
 PLAIN, FUSED, FOURS, UNKNOWN = range(4)
 MOST = 1 << 26  # bytes of scratch that are taken
+_LONGEST = 1 << 22  # numbers along an axis: float32 tells their places and the half-way points apart
 _SQUARE = 8  # numbers across and down that are turned at once
 _AT_ONCE = 256  # numbers of a row of the output that are made at once, where it has fewer channels
 
@@ -159,7 +160,9 @@ def _most_across(job: Any, wide: int, at_once: int, bicubic: bool) -> int:
 
 @compiled
 def size_of_floats(job: Any, wide: int, tall: int, channels: int, bicubic: bool) -> int:
-    """The bytes of scratch that `resize_floats` takes for the window of a job."""
+    """The bytes of scratch that `resize_floats` takes for the window of a job; more than MOST where it does not."""
+    if max(job.width, job.height) > _LONGEST:
+        return MOST + 1
     top, bottom = _span(job.height, job.resized_height, bicubic, job.at_y, tall)
     at_once = min(_across(channels), wide)
     weights = wide * _taps(job.width, job.resized_width, bicubic)

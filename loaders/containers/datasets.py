@@ -390,7 +390,7 @@ def _attach_fields(
         lengths = dataset.shard_files.lengths
     columns = field_columns(place, fields, len(dataset), dataset.fingerprint, lengths, derive)
     by_name = {column.schema.name: column for column in columns}
-    dataset.stored = SplitFields(by_name, dataset.fetch, dataset.fetch_group, isinstance(dataset, BetonDataset))
+    dataset.stored = SplitFields(by_name, dataset.fetch, isinstance(dataset, BetonDataset), dataset.fetch_group)
 
 
 def _check_size(file: Path, size: int) -> None:

@@ -210,16 +210,16 @@ class FieldColumn:
 class SplitFields:
     """The fields of a split. `fetch(shard, offset, size)` reads bytes, on any thread, and raises ShardError.
 
-    `fetch_group` does so for several, into memory for them. `of_beton`: arrays are stored without the header of an .npy
-    file.
+    `of_beton`: arrays are stored without the header of an .npy file. `fetch_group` reads several values into memory for
+    them, of their POSITION [k]; without it they are read one by one.
     """
 
     def __init__(
         self,
         columns: Mapping[str, FieldColumn],
         fetch: Callable[[int, int, int], bytes],
-        fetch_group: Callable[[npt.NDArray[np.void], Encoded], None],
         of_beton: bool,
+        fetch_group: Callable[[npt.NDArray[np.void], Encoded], None] | None = None,
     ) -> None:
         self.columns = columns
         self.schemas: Mapping[str, StoredField] = {name: column.schema for name, column in columns.items()}
@@ -256,7 +256,7 @@ class SplitFields:
         """Read several values as they are stored, but those that have to be read by `read`. Raises ShardError."""
         column = self.columns[name]
         chosen = list(indices)
-        if column.present[chosen].all():
+        if self._fetch_group is not None and column.present[chosen].all():
             self._fetch_group(column.positions[chosen], encoded)
 
 

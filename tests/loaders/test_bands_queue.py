@@ -154,6 +154,16 @@ def test_single_arrays_in_any_layout_are_resized_as_by_torch(shape, size, layout
     assert out.tobytes() == wanted.tobytes()
 
 
+def test_strips_whose_places_floats_do_not_tell_apart_are_left_to_torch():
+    float_resize.order_of_sums()
+    out = np.zeros((1, 64, 1), np.uint8)
+    for wide, expected in ((5_000_000, False), (500_000, True)):
+        strip = np.full((1, wide, 1), 9, np.uint8)
+        assert float_resize.resize_box(strip, (64, 1), (0, 0), "bilinear", out) == expected
+        resample.resample_deep(strip, Window((0, 0, wide, 1), (64, 1), (0, 0)), "bilinear", out)
+        assert (out == 9).all()
+
+
 def header(said, values, version=b"\x01\x00", length=None):
     text = said.encode().ljust(117) + b"\n"
     return b"\x93NUMPY" + version + (len(text) if length is None else length).to_bytes(2, "little") + text + values
