@@ -1,7 +1,8 @@
 """Machine code that a loader's threads call: made before they start, and only where it saves more time than it takes.
 
-A thread compiles nothing (`runtime.compiling_nothing`). What is not ready it does without: JPEGs are decoded by
-libjpeg-turbo, PNG files by Pillow, pictures resized by torch, files read by Python's own functions, to the same bits.
+A thread compiles nothing (`runtime.compiling_nothing`), and loads nothing from the machine's cache after the first
+batch. What is not ready it does without: JPEGs are decoded by libjpeg-turbo, PNG files by Pillow, pictures resized by
+torch, files read by Python's own functions, to the same bits. What it missed is loaded or compiled in the `background`.
 The exception is the decoder of tiled JPEGs where it scales them, as nothing else has its bits: it is made for any
 number of them.
 """
@@ -70,6 +71,18 @@ def _some(dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> npt.NDArra
 def compile_for(decoder: Decoder, dataset: Dataset, indices: npt.NDArray[np.int64] | None) -> None:
     """Compile what a loader's threads can call, and say so by logging."""
     compile_path(decoder, dataset, _some(dataset, indices), _log.warning)
+    if getattr(dataset, "blocks", None) is not None:
+        _compile_large(dataset)
+
+
+def _compile_large(dataset: Dataset) -> None:
+    """Compile what decodes parts of large photographs."""
+    from .decoders.large import compile_large, will_compile_large  # of a package that texts do not need
+    from .runtime.compiled import saying_what_is_compiled
+
+    if will_compile_large(dataset):
+        with saying_what_is_compiled("the reading of large photographs", _log.warning), suppress(Exception):
+            compile_large(dataset)
 
 
 def compile_path(decoder: Decoder, dataset: Dataset, ids: npt.NDArray[np.int64], say: Callable[[str], object]) -> None:

@@ -211,6 +211,7 @@ class Loader(Epochs):
         ring, slots = self._ring, self._slots  # others may be taken before this iteration is closed
         known = plan.again is None  # one that comes again has other crops
         job = pool.begin(self._next, partial(self._next.draw, self.config.seed, plan.crop_epoch) if known else None)
+        job.loading = not self._handed_out
         ring.release()  # the previous iteration may not have been finished
         layout = self._layout(job.decoder)
         for slot in slots:  # every time: an interrupt may have stopped this loop halfway
@@ -231,6 +232,7 @@ class Loader(Epochs):
                 self._collect(slot)
                 self.passed(plan, step)
                 self._handed_out += self.config.batch_size
+                job.loading = False
                 batch = Batch(
                     inputs=job.decoder.present(tensors["inputs"], slot.arrays),
                     targets=tensors["targets"],
@@ -245,8 +247,7 @@ class Loader(Epochs):
                 held.add(batch)
                 yield copied(batch) if self._copy else batch
                 held.refuse_overwritten()
-                if self._compiled_for is not job.decoder:
-                    self._background.look(self)
+                self._background.look(self, compiles=self._compiled_for is not job.decoder)
                 job.check()  # before writing to slots that may belong to another iteration by now
                 ring.reclaim()
                 if step + len(slots) < plan.steps:

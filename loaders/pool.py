@@ -44,7 +44,7 @@ class Job:
     numbers of their crops, where these are known.
     """
 
-    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure", "group", "least", "turns")
+    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure", "group", "least", "loading", "turns")
 
     def __init__(self, decoder: Decoder, draw: DrawCrops | None, least: int = 1, turns: bool = False) -> None:
         self.turns = Turns(turns)
@@ -56,6 +56,7 @@ class Job:
         self.blanks = {field.name: field.blank for field in decoder.fields}
         self.cancelled = False
         self.failure: BaseException | None = None
+        self.loading = False  # whether threads load machine code from the cache, which delays what they fill
 
     def check(self) -> None:
         """Raise RuntimeError if the job is cancelled."""
@@ -247,7 +248,7 @@ class Pool:
             scratch = Scratch()
             while (chunk := self._queue.get()) is not None:
                 if self._take(number, chunk.job):
-                    with compiling_nothing(but_tiled=chunk.job.decoder.scales_tiled):
+                    with compiling_nothing(chunk.job.decoder.scales_tiled, chunk.job.loading):
                         failure = self._try_rows(number, chunk, scratch)
                     self._settle(number, chunk, failure)
                     del failure  # or a waiting thread would keep the consumer's frames alive, which its traceback gets

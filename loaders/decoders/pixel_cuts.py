@@ -59,10 +59,8 @@ class PixelCuts:
         others tell. Raises Cancelled, and DataError if the data has changed.
         """
         rule = compiled_rule(crop, padded=True)
-        if rule is None or not may_call(_read):
-            return None
-        pixels = reader.stored_pixels(ids)
-        if pixels is None:
+        pixels = None if rule is None else reader.stored_pixels(ids)
+        if rule is None or pixels is None or not may_call(_read):
             return None
         numbers = np.ascontiguousarray(draws, np.float64)
         room = np.frombuffer(scratch.pixels(_ROOM), np.uint8)

@@ -66,10 +66,8 @@ class ViewCuts:
         `draws` [k, d] are the numbers of all crops, one crop's after the other's. None if none are filled: of other
         rules, and of data that has no stored pixels. Raises Cancelled, and DataError if the data has changed.
         """
-        if not self._knows(crops) or not may_call(_cut_stored):
-            return None
-        pixels = reader.stored_pixels(ids)
-        if pixels is None:
+        pixels = reader.stored_pixels(ids) if self._knows(crops) else None
+        if pixels is None or not may_call(_cut_stored):
             return None
         status = np.full(len(ids), _WAITS)
         numbers, targets = np.ascontiguousarray(draws, np.float64), targets_of(crops, outs)

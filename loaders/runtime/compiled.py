@@ -11,12 +11,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from llvmlite import binding as llvm
-from numba import njit
+from numba import njit as untyped_njit
 from numba.core import event
 from numba.core.caching import IndexDataCacheFile
 
-from .compiling_nothing import compiles_nothing
+from .compiling_nothing import compiles_nothing, loads_code
 from .made_of import made_of
+
+njit: Any = untyped_njit  # its types leave out an option
 
 # NumPy's scalar types for compiled code. Any: numba mixes them with int exactly, which type checkers do not know.
 int64: Any = np.int64
@@ -30,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F, nogil: bool = True) -> F:
-    """`function`, compiled at its first call and run without the GIL.
+    """`function`, compiled at its first call and run without the GIL. C cannot call it, which would have a price.
 
     The machine code is cached next to the source or in the user's cache directory (set NUMBA_CACHE_DIR to change that).
     If neither can be written, or the disk is full, every process compiles again: a slower start, but no error. The
@@ -40,9 +42,9 @@ def compiled(function: F, nogil: bool = True) -> F:
     first `splice` 2 s; with cached code 0.8 s, once per process.
     """
     try:
-        dispatcher: Any = njit(nogil=nogil, cache=True)(function)
+        dispatcher: Any = njit(nogil=nogil, no_cfunc_wrapper=True, cache=True)(function)
     except RuntimeError:  # "cannot cache function: no locator available"
-        dispatcher = njit(nogil=nogil)(function)
+        dispatcher = njit(nogil=nogil, no_cfunc_wrapper=True)(function)
     cache = getattr(dispatcher, "_cache", None)
     if cache is not None:
         if hasattr(cache, "_cache_file"):
@@ -143,7 +145,7 @@ def saying_what_is_compiled(what: str, say: Callable[[str], object]) -> Iterator
 
 def inlined(function: F) -> F:
     """`function`, inlined into the compiled functions that call it. Best for scalars: an array argument costs 10 ns."""
-    return cast(F, njit(nogil=True, forceinline=True)(function))
+    return cast(F, njit(nogil=True, no_cfunc_wrapper=True, forceinline=True)(function))
 
 
 def held(function: F) -> F:
@@ -159,22 +161,32 @@ def is_compiled(function: Callable[..., Any]) -> bool:
 
 def is_kept(function: Callable[..., Any]) -> bool:
     """Whether a compiled function has its machine code already, in this process or in the cache on disk."""
-    dispatcher: Any = function
-    file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if is_compiled(function) or file is None:
-        return is_compiled(function)
+    return is_compiled(function) or bool(_kept_signatures(function))
+
+
+def _kept_signatures(function: Any) -> list[Any]:
+    """The signatures of which the cache on disk has a function's machine code, for this processor."""
+    cache = getattr(function, "_cache", None)
+    file = getattr(cache, "_cache_file", None)
+    if cache is None or file is None:
+        return []
     try:
-        return bool(file._load_index())
+        codegen = function.targetctx.codegen()
+        return [key[0] for key in file._load_index() if cache._index_key(key[0], codegen) == key]
     except OSError:  # too many open files, or no right to read it
-        return False
+        return []
 
 
 def is_ready(function: Callable[..., Any]) -> bool:
-    """Whether a compiled function can be called without compiling it; the disk is asked once, until `look_again`."""
-    return is_compiled(function) or _was_kept(function)
+    """Whether a compiled function can be called without compiling it, and without loading it where a thread does not.
+
+    The disk is asked once, until `look_again`.
+    """
+    return is_compiled(function) or (loads_code() and _was_kept(function))
 
 
 _kept: dict[Callable[..., Any], bool] = {}  # functions that were asked for
+_missed: set[Callable[..., Any]] = set()  # functions that threads have done without
 
 
 def _was_kept(function: Callable[..., Any]) -> bool:
@@ -186,12 +198,28 @@ def _was_kept(function: Callable[..., Any]) -> bool:
 
 
 def lacks_code() -> bool:
-    """Whether a compiled function was asked for that had no machine code, and may get it from another process."""
-    return not all(_kept.copy().values())
+    """Whether a thread has done without a function that this process does not have, and neither has the cache."""
+    return any(not is_compiled(function) and not _was_kept(function) for function in _missed.copy())
+
+
+def has_to_load() -> bool:
+    """Whether a thread has done without a function that the machine's cache has."""
+    return any(not is_compiled(function) and _was_kept(function) for function in _missed.copy())
+
+
+def load_missed() -> None:
+    """Load from the machine's cache what threads have done without, with all signatures that it has there."""
+    for function in _missed.copy():
+        if not is_compiled(function) and _was_kept(function):
+            dispatcher: Any = function
+            for signature in _kept_signatures(function):
+                dispatcher.compile(signature)
+            _kept[function] = is_compiled(function)  # the cache may have been deleted
 
 
 def look_again() -> None:
-    """Have `is_ready` ask the disk again for functions that had no machine code there."""
+    """Have the disk asked again for functions that had no machine code there."""
+    _missed.clear()
     for function, known in _kept.copy().items():
         if not known:
             _kept.pop(function, None)
@@ -199,7 +227,16 @@ def look_again() -> None:
 
 def may_call(function: Callable[..., Any]) -> bool:
     """Whether to call a compiled function, or to do the same without it: see `compiling_nothing`."""
-    return not compiles_nothing() or is_ready(function)
+    if not compiles_nothing() or is_ready(function):
+        return True
+    _missed.add(function)
+    return False
+
+
+def miss(function: Callable[..., Any]) -> None:
+    """Note that what is at hand would have been for this function, which a thread does not compile."""
+    if compiles_nothing():
+        _missed.add(function)
 
 
 class _CacheIndex(IndexDataCacheFile):

@@ -7,13 +7,16 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numba import njit
 from PIL import Image
 
 from fastimg.loaders import ImageDecoder, Loader, RandomResizedCrop, background
 from fastimg.loaders.runtime import compiled
+from fastimg.loaders.runtime.compiling_nothing import compiling_nothing
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 
@@ -28,6 +31,14 @@ class Given:
         return self.message
 
 
+class Waiting(Given):
+    """One whose batches have been waited for so long."""
+
+    def __init__(self, kind, given, seconds):
+        super().__init__(kind, given)
+        self.waits = SimpleNamespace(seconds=seconds)
+
+
 @pytest.fixture
 def at_once(monkeypatch):
     """Nothing is waited for, and code is lacking."""
@@ -35,6 +46,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(background, "_AFTER", 0)
     monkeypatch.setattr(background, "_OFTEN", 0)
     monkeypatch.setattr(background, "lacks_code", lambda: True)
+    monkeypatch.setattr(background, "has_to_load", lambda: False)
     for name in ("LOCAL_RANK", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -72,7 +84,8 @@ def test_another_process_compiles_and_then_the_cache_is_asked_again(folder, at_o
 
 def test_it_starts_only_after_a_second_in_which_code_was_lacking(folder, monkeypatch):
     processes = []
-    monkeypatch.setattr(background, "_started", lambda loader: processes.append(loader))
+    monkeypatch.setattr(background, "_started", lambda loader, makes_way: processes.append(loader))
+    monkeypatch.setattr(background, "has_to_load", lambda: False)
     monkeypatch.setattr(background, "_OFTEN", 0)
     now = [10.0]
     monkeypatch.setattr(background.time, "perf_counter", lambda: now[0])
@@ -110,6 +123,34 @@ def test_a_process_that_fails_changes_nothing(at_once, monkeypatch):
     assert not found.running
 
 
+def niceness(process):
+    return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[16])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("waited", "gets_more"), [(6.0, True), (4.0, False)])
+def test_it_makes_way_but_not_for_long_where_batches_are_waited_for(waited, gets_more, at_once, monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr(background.time, "perf_counter", lambda: now[0])
+    loader = Waiting(partial(time.sleep, 600), {}, waited)
+    found = started(loader)
+    first, own = found._process, os.nice(0)
+    while niceness(first) == own:  # it has not begun
+        time.sleep(0.01)
+    assert niceness(first) == min(19, own + 10)
+    for now[0] in (19.9, 20.1):
+        found.look(loader)
+    assert (found._process is not first) == gets_more == (first.poll() == -9)
+    if gets_more:
+        found.look(loader)
+        assert niceness(found._process) == own and found.running
+    _end(found)
+
+
+def _end(found):
+    background._stop(found._process)
+
+
 def test_it_ends_with_the_loader(at_once):
     found = started(Given(partial(time.sleep, 600), {}))
     process = found._process
@@ -125,6 +166,7 @@ from functools import partial
 from fastimg.loaders import background
 background._AFTER = background._OFTEN = 0
 background.lacks_code = lambda: True
+background.has_to_load = lambda: False
 class Given:
     def for_compiling(self):
         return partial(time.sleep, 600), {}
@@ -150,21 +192,53 @@ def is_alive(process):
         return False
 
 
-def test_what_was_lacking_is_asked_for_again_and_what_was_there_is_not(monkeypatch):
-    answers = {"here": True, "lacking": False}
+def test_what_was_missed_is_asked_for_again_and_what_was_there_is_not(monkeypatch):
+    here, lacking = njit(lambda: 1), njit(lambda: 2)
+    answers = {here: True, lacking: False}
     asked = []
     monkeypatch.setattr(compiled, "_kept", {})
-    monkeypatch.setattr(compiled, "is_kept", lambda name: asked.append(name) or answers[name])
-    assert not compiled.lacks_code()
-    for _ in range(2):
-        assert compiled._was_kept("here") and not compiled._was_kept("lacking")
-    assert asked == ["here", "lacking"]
-    assert compiled.lacks_code()
+    monkeypatch.setattr(compiled, "_missed", set())
+    monkeypatch.setattr(compiled, "is_kept", lambda function: asked.append(function) or answers[function])
+    with compiling_nothing():
+        assert compiled.may_call(here) and not compiled.may_call(lacking)
+    assert asked == [here, lacking]
+    assert compiled.lacks_code() and not compiled.has_to_load()
     compiled.look_again()
-    answers["lacking"] = True
-    assert compiled._was_kept("here") and compiled._was_kept("lacking")
-    assert asked == ["here", "lacking", "lacking"]
     assert not compiled.lacks_code()
+    answers[lacking] = True
+    with compiling_nothing(loading=False):
+        assert not compiled.may_call(here) and not compiled.may_call(lacking)
+    assert compiled.has_to_load() and not compiled.lacks_code()
+    assert asked == [here, lacking, lacking]
+    with compiling_nothing():
+        assert compiled.may_call(lacking)
+    for function in (here, lacking):
+        function()  # compiles it
+    with compiling_nothing(loading=False):
+        assert compiled.may_call(here) and compiled.may_call(lacking)
+    assert not compiled.has_to_load()
+
+
+def test_what_no_image_needs_is_not_missed(tmp_path, monkeypatch):
+    """Decoders of other kinds than the images' are asked for in their threads, too."""
+    for number in range(6):
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 30, 3), np.uint8)
+        (tmp_path / "a").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "a" / f"{number}.jpg", progressive=number == 5)
+    with Loader(tmp_path, batch_size=2, crop=8, seed=1, workers=1, split="train") as loader:
+        loader.compile()
+        monkeypatch.setattr(compiled, "_missed", set())
+        monkeypatch.setattr(compiled, "_kept", {})
+        absent = {"_crop_tiled"}
+        ready = compiled.is_ready
+        monkeypatch.setattr(compiled, "is_ready", lambda one: one.__name__ not in absent and ready(one))
+        for _ in loader:
+            pass
+        assert not compiled._missed
+        absent.add("_crop_progressive")
+        for _ in loader:
+            pass
+        assert {function.__name__ for function in compiled._missed} >= {"_crop_progressive"}
 
 
 def test_no_thread_is_left_that_sends(at_once):

@@ -1,6 +1,7 @@
 """What a loader compiles, and when: before its threads start, if ever; they do without what is not ready."""
 
 import io
+import json
 import subprocess
 import sys
 import threading
@@ -120,6 +121,63 @@ def test_a_small_folder_compiles_nothing(tmp_path, monkeypatch):
     command = [sys.executable, "-W", "ignore", "-c", COLD, str(tmp_path / "data")]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("72 []\n", "")
+
+
+WARM = """
+import json, sys, threading
+from numba.core import event
+from fastimg.loaders import Loader, background
+from fastimg.loaders.runtime import compiled
+
+background._OFTEN = 0
+epoch, events = 0, []
+
+def note(function):
+    events.append((epoch, threading.current_thread().name.rstrip("-0123456789"), function.__name__))
+
+class Listener(event.Listener):
+    def on_start(self, event):
+        note(event.data["dispatcher"].py_func)
+    def on_end(self, event):
+        pass
+
+event.register("numba:compile", Listener())
+load = compiled._load_kept
+
+def load_and_note(cache, *given):
+    note(cache._py_func)
+    return load(cache, *given)
+
+compiled._load_kept = load_and_note
+with Loader(sys.argv[1], batch_size=4, crop=24, workers=2, prefetch=2, order="sequential") as loader:
+    if sys.argv[2] == "compile":
+        loader.compile()
+    else:
+        while epoch < 3 or compiled.has_to_load() or loader._background._loading.is_alive():
+            for batch in loader:
+                pass
+            epoch += 1
+        print(json.dumps(events))
+"""
+
+
+def test_threads_load_and_compile_nothing_after_the_first_batch(tmp_path):
+    """Machine code of another process is loaded in the first batch, and after it by a thread that fills no batches."""
+    for number in range(36):
+        folder = tmp_path / ("a" if number < 24 else "b")
+        folder.mkdir(exist_ok=True)
+        kind = "baseline" if number < 24 else ("png", "progressive")[number % 2]
+        (folder / f"{number}").with_suffix(".png" if kind == "png" else ".jpg").write_bytes(saved(kind, number))
+    for task in ("compile", "read"):
+        command = [sys.executable, "-W", "ignore", "-c", WARM, str(tmp_path), task]
+        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    events = json.loads(ran.stdout)
+    loaded = {thread: {name for _, other, name in events if other == thread} for _, thread, _ in events}
+    assert loaded.keys() == {"fastimg-loader", "fastimg-loading"}
+    assert "_crop_untiled" in loaded["fastimg-loader"]
+    assert {"_crop_progressive", "_decode"} <= loaded["fastimg-loading"]
+    assert not loaded["fastimg-loader"] & loaded["fastimg-loading"]
+    assert {epoch for epoch, thread, _ in events if thread == "fastimg-loader"} == {0}
 
 
 class Cropped(Stamp):

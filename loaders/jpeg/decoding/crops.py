@@ -40,6 +40,7 @@ from .region import REGION, WINDOW, find_region, hold_luma
 from .scans import MAX_SCANS_BYTES, begin_scan, decode_progressive, end_row, size_of_scan, size_of_scans
 from .turning import resize_upright, size_of_resize
 
+KINDS = (TILED, UNTILED, SCANS)
 _WORTH = 10_000  # crops
 _LARGE = 1 << 25  # bytes: untiled JPEGs that take more of scratch are decoded one at a time
 
@@ -91,7 +92,10 @@ class CropQueue:
         view = view_of(data)
         number = len(self._queued) if self._group is None else row
         width, height, address, kind = peek(view, self._places[number])
-        if kind == 0 or width * height > max_pixels or not may_decode(kind, patient):
+        if kind == 0 or width * height > max_pixels:
+            return False
+        if not may_decode(kind, patient):
+            machine_code.miss(_decoder_of(kind))
             return False
         window = crop.window(width, height, draws)
         box, size, at = window
@@ -118,9 +122,12 @@ class CropQueue:
             return list(range(len(encoded.spans)))
         if not may_call(plan):
             return None
-        kinds = sum(may_decode(kind, patient) << kind for kind in (TILED, UNTILED, SCANS))
+        kinds = sum(may_decode(kind, patient) << kind for kind in KINDS)
         numbers = np.ascontiguousarray(draws, np.float64)
-        self._kinds, left = plan(self._headers, self._jobs, encoded.spans, numbers, known, max_pixels, kinds)
+        self._kinds, left, others = plan(self._headers, self._jobs, encoded.spans, numbers, known, max_pixels, kinds)
+        for kind in KINDS if others else ():
+            if others >> kind & 1:
+                machine_code.miss(_decoder_of(kind))
         self._group = encoded
         self._count = len(encoded.spans)
         if left == (1 << self._count) - 1:
@@ -243,37 +250,44 @@ def have_jpegs(spans: Any) -> bool:
 
 
 @held
-def plan(headers: Any, jobs: Any, spans: Any, draws: Any, rule: Any, max_pixels: int, kinds: int) -> tuple[int, int]:
+def plan(
+    headers: Any, jobs: Any, spans: Any, draws: Any, rule: Any, max_pixels: int, kinds: int
+) -> tuple[int, int, int]:
     """Fill the jobs of up to MOST JPEGs at `spans` [k, 2], addresses and sizes, with the windows of a rule's crops.
 
-    `draws` [k, d] are the rule's numbers; see `windows`. Returns the kinds among the jobs and the places that are left
-    to others, as bits. Those are JPEGs of other kinds than `kinds`, larger ones, and what is no JPEG.
+    `draws` [k, d] are the rule's numbers; see `windows`. Returns the kinds among the jobs, the places that are left to
+    others, and the other kinds than `kinds` among these, as bits. Left are these, larger JPEGs, and what is no JPEG.
     """
-    found, left = 0, 0
+    found, left, others = 0, 0, 0
     for i in range(spans.shape[0]):
         job = jobs[i]
         job.row, job.address, job.nbytes, job.status = i, spans[i, 0], spans[i, 1], DONE
         kind, width, height = look(spans[i, 0], spans[i, 1], headers[i : i + 1], max_pixels, kinds)
-        if kind and find_window(width, height, draws[i], rule, jobs[i : i + 1], max_pixels):
+        if kind > 0 and find_window(width, height, draws[i], rule, jobs[i : i + 1], max_pixels):
             job.kind, job.status = kind, 0
             found |= 1 << kind
         else:
             left |= 1 << i
-    return found, left
+            if kind < 0:
+                others |= 1 << -kind
+    return found, left, others
 
 
 @compiled
 def look(address: int, nbytes: int, headers: Any, max_pixels: int, kinds: int) -> tuple[int, int, int]:
     """Fill the header of a JPEG at an address; return its kind, width and height, upright.
 
-    The kind is 0 for one that is not of the `kinds`, as bits, or has more than `max_pixels`, and for what is no JPEG.
+    The kind is 0 for one that has more than `max_pixels`, and for what is no JPEG. It is negative for one that is not
+    of the `kinds`, as bits.
     """
     if nbytes < 2 or not parse_header(view_at(address, nbytes), headers):
         return 0, 0, 0
     header = headers[0]
     kind, width, height = kind_of(headers), header.width, header.height
-    if kind == 0 or not kinds >> kind & 1 or width * height > max_pixels:
+    if kind == 0 or width * height > max_pixels:
         return 0, 0, 0
+    if not kinds >> kind & 1:
+        return -kind, 0, 0
     if compiled_turn_of(header.orientation)[0]:
         return kind, height, width
     return kind, width, height

@@ -29,7 +29,7 @@ from .columns import (
     size_of_planes,
     size_of_sums,
 )
-from .crops import is_mirrored, look, may_compile, may_peek, peek
+from .crops import KINDS, is_mirrored, look, may_compile, may_peek, peek
 from .entropy.scan import STREAM
 from .filters import resize_columns
 from .frame import JPEG_HEADER, SCANS, TILED, UNTILED, view_of
@@ -106,12 +106,15 @@ class UnionQueue:
         """
         if self._known is None or not may_call(plan_views):
             return None
-        kinds = sum(_may_decode(kind, patient) << kind for kind in (TILED, UNTILED, SCANS))
+        kinds = sum(_may_decode(kind, patient) << kind for kind in KINDS)
         numbers = np.ascontiguousarray(draws, np.float64)
         known = *self._known, self._targets
-        self._kinds, other, alone = plan_views(
+        self._kinds, other, alone, others = plan_views(
             self._headers, self._images, self._crops, encoded.spans, numbers, *known, max_pixels, kinds
         )
+        for kind in KINDS if others else ():
+            if others >> kind & 1:
+                machine_code.miss(_decoder_of(kind))
         self._group = encoded
         self._count = len(encoded.spans)
         if not other | alone:
@@ -142,7 +145,10 @@ class UnionQueue:
         view = view_of(data)
         number = len(self._queued) if self._group is None else row
         width, height, address, kind = peek(view, self._places[number])
-        if kind == 0 or width * height > max_pixels or not _may_decode(kind, patient):
+        if kind == 0 or width * height > max_pixels:
+            return "other"
+        if not _may_decode(kind, patient):
+            machine_code.miss(_decoder_of(kind))
             return "other"
         jobs = self._crops[number]
         for k, (crop, (begin, stride, *shape)) in enumerate(zip(self._rules, self._targets.tolist(), strict=True)):
@@ -212,19 +218,21 @@ def plan_views(
     targets: Any,
     max_pixels: int,
     kinds: int,
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """Fill images [k] and their crops [k, n] for JPEGs at `spans` [k, 2], as `crops.plan` does for one rule.
 
-    Returns the kinds among them, and as bits the places that this decoder does not decode, and those of which some
-    crops have to be made alone.
+    Returns, as bits, the kinds among them, the places that this decoder does not decode, those of which some crops have
+    to be made alone, and the other kinds than `kinds` among what it does not decode.
     """
-    found, other, alone = 0, 0, 0
+    found, other, alone, others = 0, 0, 0, 0
     for i in range(spans.shape[0]):
         image = images[i]
         image.address, image.nbytes, image.status = spans[i, 0], spans[i, 1], DONE
         kind, width, height = look(spans[i, 0], spans[i, 1], headers[i : i + 1], max_pixels, kinds)
-        if kind == 0:
+        if kind <= 0:
             other |= 1 << i
+            if kind < 0:
+                others |= 1 << -kind
             continue
         whole = True
         for k in range(rules.shape[0]):
@@ -239,7 +247,7 @@ def plan_views(
             found |= 1 << kind
         else:
             alone |= 1 << i
-    return found, other, alone
+    return found, other, alone, others
 
 
 def is_ready(kind: int) -> bool:
