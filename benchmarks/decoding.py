@@ -8,15 +8,19 @@ the rounds: so a busy machine disturbs it little. Of the other checkout only `lo
 """
 
 import argparse
+import atexit
 import importlib
 import importlib.util
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import measure
+import numba
 import numpy as np
 from images import list_images
 from measure import Spread
@@ -71,7 +75,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=16)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "decoding.jsonl")
     args = parser.parse_args()
-    both = [Decoding(_imported(args.before)), Decoding("fastimg.loaders.jpeg.decoding")]
+    both = [_before(args.before), Decoding("fastimg.loaders.jpeg.decoding")]
     crops = _crops(args.data, args.size)
     pixels = np.zeros((2, len(crops), args.size, args.size, 3), np.uint8)
     rounds: list[list[list[float]]] = []  # [round, checkout, part]
@@ -111,6 +115,22 @@ def _commit(checkout: Path) -> str:
     """The commit that a checkout is at."""
     command = ["git", "rev-parse", "--short=12", "HEAD"]
     return subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def _before(checkout: Path) -> Decoding:
+    """The decoder of another checkout, which compiles into a folder that is deleted at the end.
+
+    Beside the other checkout's sources its machine code could be taken for that of those alone, as modules that it
+    takes from this checkout are not looked at by older versions.
+    """
+    folder = tempfile.mkdtemp(prefix="fastimg-before-")
+    atexit.register(shutil.rmtree, folder)
+    usual = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = folder
+    try:
+        return Decoding(_imported(checkout))
+    finally:
+        numba.config.CACHE_DIR = usual
 
 
 def _imported(checkout: Path) -> str:

@@ -2,12 +2,19 @@
 
 import errno
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite
+import numba
+import numpy as np
 import pytest
+from PIL import Image
 
+import fastimg
 import fastimg.augment.cpu.compiled
 import fastimg.loaders.runtime
 from fastimg.loaders.jpeg import exif
@@ -151,6 +158,67 @@ def test_what_functions_are_made_of(monkeypatch):
     assert changed(dct, "_saturated", lambda *_: None) == [True, False]
     assert changed(exif, "_FLIPS_X", ~exif._FLIPS_X) == [True, True]
     assert changed(frame, "compiled", None) == [False, False]
+
+
+@pytest.mark.parametrize("library", [numba, llvmlite, np])
+def test_other_versions_of_compilers_are_noticed(library, monkeypatch):
+    before = made_of(crops.peek)
+    monkeypatch.setattr(library, "__version__", "0.0.1")
+    assert made_of(crops.peek) != before
+
+
+def test_code_for_another_processor_is_not_taken(tmp_path, monkeypatch):
+    """As on machines that share a home directory."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setitem(sys.modules, "called_by_test", None)
+    (tmp_path / "called_by_test.py").write_text(CALLED.format(kind="compiled", number=3))
+    number = loaded(tmp_path, "called_by_test").number
+    codegen = type(number.targetctx.codegen())
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(codegen, "magic_tuple", lambda self: ("another-triple", "another-cpu", "+avx9"))
+        assert number() == 3
+        assert is_kept(loaded(tmp_path, "called_by_test").number)
+    assert not is_kept(loaded(tmp_path, "called_by_test").number)
+
+
+DECODING = """
+import sys
+import numpy as np
+from fastimg.loaders.crop import CenterCrop
+from fastimg.loaders.jpeg.decoding import crops
+from fastimg.loaders.runtime.scratch import Scratch
+
+assert crops.__file__.startswith(sys.argv[1])
+crop, queue, out = CenterCrop(size=40, resize=40), crops.CropQueue(), np.zeros((1, 40, 40, 1), np.uint8)
+assert queue.add(open(sys.argv[2], "rb").read(), crop, (), 1600, 0) and not queue.run(crop, 0, Scratch(), out)
+sys.stdout.buffer.write(out.tobytes())
+"""
+
+
+def test_pixels_follow_a_constant_of_another_module(tmp_path):
+    """The order of coefficients turned over turns each block over, with the machine code of before in the cache."""
+    copied = tmp_path / "fastimg"
+    shutil.copytree(fastimg.__path__[0], copied, ignore=shutil.ignore_patterns("__pycache__"))
+    y, x = np.mgrid[:40, :40]
+    Image.fromarray((4 * x + (x - 20) * (y - 20) // 9 + y).clip(0, 255).astype(np.uint8)).save(tmp_path / "gray.jpg")
+    environment = os.environ | {
+        "PYTHONPATH": str(tmp_path),
+        "NUMBA_CACHE_DIR": str(tmp_path / "code"),
+        "PYTHONDONTWRITEBYTECODE": "1",  # an edit within a second would not be noticed
+    }
+
+    def decoded():
+        command = [sys.executable, "-c", DECODING, str(copied), str(tmp_path / "gray.jpg")]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=True)
+        return np.frombuffer(ran.stdout, np.uint8).reshape(40, 40)
+
+    before = decoded()
+    assert (before == np.array(Image.open(tmp_path / "gray.jpg"))).all()
+    constants = copied / "loaders" / "jpeg" / "decoding" / "entropy" / "symbols.py"
+    constants.write_text(constants.read_text() + "\nNATURAL[:64] = NATURAL[:64] % 8 * 8 + NATURAL[:64] // 8\n")
+    turned = before.reshape(5, 8, 5, 8).transpose(0, 3, 2, 1).reshape(40, 40)
+    assert np.abs(turned.astype(int) - before).max() > 20
+    assert np.abs(turned.astype(int) - decoded()).max() <= 1  # rounded first down, then across
 
 
 def test_both_libraries_look_at_the_same():
