@@ -5,6 +5,10 @@
 Both are `ImageDecoder`, which takes groups of 8 encoded images in memory; the pixels must be equal. The processor time
 of the thread is counted, either goes first in every second round over all images, and a ratio is the median over the
 rounds. The first line of output says how long the decoder took to compile, if it was not in the machine's cache.
+
+With `--restarts` the compiled decoder alone takes the same random crops of the images as they are and encoded again
+with restarts: before each row of MCUs, and before each 8 MCUs. It leaves out intervals in which nothing is wanted, so
+this is what an index of places to begin at could gain at most, without the time of making and reading the index.
 """
 
 import argparse
@@ -54,6 +58,7 @@ def main() -> None:
         "--restart-rows", type=int, default=0, help="rows of MCUs between restarts, with which JPEGs are encoded again"
     )
     parser.add_argument("--progressive", action="store_true", help="JPEGs are encoded again, as progressive ones")
+    parser.add_argument("--restarts", action="store_true", help="compare JPEGs without and with restarts instead")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "untiled.jsonl")
     args = parser.parse_args()
     console = Console(width=150)
@@ -65,6 +70,9 @@ def main() -> None:
         compile_for(images[0])
         seconds = round(time.perf_counter() - began, 1)
     console.print("compiled before" if seconds is None else f"compiled in {seconds} s")
+    if args.restarts:
+        _compare_restarts(console, images, args)
+        return
     rows = []
     for name, crop in (
         ("random", RandomResizedCrop(size=args.size)),
@@ -92,13 +100,44 @@ def main() -> None:
     measure.show(console, title, rows)
 
 
-def _saved(image: bytes, restart_rows: int, progressive: bool) -> bytes:
+def _compare_restarts(console: Console, images: Sequence[bytes], args: argparse.Namespace) -> None:
+    jpegs = [image for image in images if image[:2] == b"\xff\xd8"]
+    kinds = {
+        "none": jpegs,
+        "each row of MCUs": [_saved(jpeg, 1, False) for jpeg in jpegs],
+        "each 8 MCUs": [_saved(jpeg, 0, False, 8) for jpeg in jpegs],
+    }
+    decoder, ids, scratch = ImageDecoder(RandomResizedCrop(size=args.size)), np.arange(len(jpegs)), Scratch()
+    readers = [SampleReader(_Held(kind)) for kind in kinds.values()]
+    rows = {"inputs": np.zeros((len(jpegs), *decoder.fields[0].shape), np.uint8)}
+    times = np.zeros((1 + args.repeats, len(kinds)))
+    for number in range(1 + args.repeats):
+        draws = decoder.draw(0, number, ids)
+        for i in np.roll(np.arange(len(kinds)), number).tolist():
+            began = time.thread_time()
+            if failures := decoder.fill(readers[i], ids.tolist(), draws, rows, scratch):
+                raise RuntimeError(f"image {failures[0][0]} cannot be decoded: {failures[0][1]}")
+            times[number, i] = time.thread_time() - began
+    times = times[1:] / len(jpegs) * 1e6
+    shown = []
+    for i, (name, kind) in enumerate(kinds.items()):
+        spent, ratio = Spread.of(times[:, i].tolist()), Spread.of((times[:, 0] / times[:, i]).tolist())
+        nbytes = round(sum(map(len, kind)) / len(kind))
+        record = {"benchmark": "untiled", "restarts": name, "images": len(kind), "size": args.size, "bytes": nbytes}
+        fields = {**spent.fields("compiled_microseconds"), **ratio.fields("ratio")}
+        measure.append(args.out, {**record, **fields, "environment": measure.environment()})
+        shown.append({"restarts": name, "bytes": nbytes, "compiled": f"{spent.median:.1f}", **ratio.columns("ratio")})
+    measure.show(console, f"{len(jpegs)} JPEGs, crops to {args.size}, microseconds of one thread an image", shown)
+
+
+def _saved(image: bytes, restart_rows: int, progressive: bool, restart_mcus: int = 0) -> bytes:
     """A JPEG with restarts, or progressive, quantised as before; other images as they are."""
-    if not (restart_rows or progressive) or image[:2] != b"\xff\xd8":
+    if not (restart_rows or restart_mcus or progressive) or image[:2] != b"\xff\xd8":
         return image
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(image)) as opened:
-        opened.save(buffer, "JPEG", quality="keep", restart_marker_rows=restart_rows, progressive=progressive)
+        restarts = {"restart_marker_rows": restart_rows, "restart_marker_blocks": restart_mcus}
+        opened.save(buffer, "JPEG", quality="keep", progressive=progressive, **restarts)
     return buffer.getvalue()
 
 
