@@ -83,8 +83,8 @@ def native(work: Workload) -> Batches:
     return batches_of(work, *work.sources.open())
 
 
-def batches_of(work: Workload, data: Dataset, ids: npt.NDArray[np.int64] | None = None) -> Batches:
-    """fastimg's loader on samples of a dataset, None for all."""
+def batches_of(work: Workload, data: Dataset | Path, ids: npt.NDArray[np.int64] | None = None) -> Batches:
+    """fastimg's loader on samples of a dataset, or of the one at a path; None: all."""
     random = work.crop == "random"
     crop = RandomResizedCrop(size=work.size) if random else CenterCrop(size=work.size, resize=work.resize)
     config = LoaderConfig(
