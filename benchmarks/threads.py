@@ -276,7 +276,7 @@ def _others_sleep(microseconds: int) -> None:
         return 0
 
     cuts._read, queue._decode = read, decode
-    cuts.may_call = queue.may_call = lambda function: True
+    cuts.may_call = queue.may_call = queue.may_call_all = lambda *functions: True  # older checkouts have two of these
 
 
 def _sleep_instead(microseconds: int) -> None:

@@ -24,7 +24,7 @@ from fastimg.loaders.jpeg.indexed.crops import crop_known
 from fastimg.loaders.jpeg.indexed.dc_images import SLACK, crop_planes, plane_extents
 from fastimg.loaders.jpeg.indexed.spans import join, locate
 from fastimg.loaders.jpeg.indexed.sparse import are_marked
-from fastimg.loaders.runtime.compiled import is_kept, may_call
+from fastimg.loaders.runtime.compiled import is_kept, may_call_all
 from fastimg.loaders.runtime.scratch import Scratch
 
 GAP = 16384  # bytes between ranges that are read with them rather than skipped
@@ -78,7 +78,7 @@ class PartialReads:
         dataset: Any = reader.dataset
         blocks = reader.blocks
         entry = blocks.entry(index) if blocks is not None else None
-        if blocks is None or entry is None or not all(may_call(kernel) for kernel in (*_KERNELS, peek, find_region)):
+        if blocks is None or entry is None or not may_call_all(*_KERNELS, peek, find_region):
             return False
         header, region = self._header, self._region
         begin = entry[3]

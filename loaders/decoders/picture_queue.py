@@ -30,7 +30,7 @@ from fastimg.loaders.pictures.ppm import parse_ppm
 from fastimg.loaders.pictures.record import DEFLATED, PICTURE, WEBP
 from fastimg.loaders.pictures.tiff import parse_tiff
 from fastimg.loaders.pictures.webp import parse_webp
-from fastimg.loaders.runtime.compiled import compiled, held, int64, is_ready, may_call
+from fastimg.loaders.runtime.compiled import compiled, held, int64, is_ready, may_call_all
 from fastimg.loaders.runtime.scratch import MOST, Encoded, Scratch, address_of
 
 from .resize_queue import JOB, resize_rows
@@ -95,7 +95,7 @@ class PictureQueue:
         """
         self.clear()
         known = compiled_rule(crop, padded=True)
-        if known is None or not places or not (may_call(_plan) and may_call(_decode)):
+        if known is None or not places or not may_call_all(_plan, _decode):
             return places
         count = len(encoded.spans)
         wanted = (1 << count) - 1 if len(places) == count else sum(1 << place for place in places)

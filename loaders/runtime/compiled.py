@@ -233,6 +233,12 @@ def may_call(function: Callable[..., Any]) -> bool:
     return False
 
 
+def may_call_all(*functions: Callable[..., Any]) -> bool:
+    """Whether to call several functions, which are needed together. `may_call` is asked of each: all are missed."""
+    missed = [function for function in functions if not may_call(function)]
+    return not missed
+
+
 def miss(function: Callable[..., Any]) -> None:
     """Note that what is at hand would have been for this function, which a thread does not compile."""
     if compiles_nothing():

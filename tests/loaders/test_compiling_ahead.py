@@ -127,6 +127,8 @@ WARM = """
 import json, sys, threading
 from numba.core import event
 from fastimg.loaders import Loader, background
+from fastimg.loaders.decoders.picture_queue import _decode
+from fastimg.loaders.jpeg.decoding.crops import _crop_progressive
 from fastimg.loaders.runtime import compiled
 
 background._OFTEN = 0
@@ -153,10 +155,12 @@ with Loader(sys.argv[1], batch_size=4, crop=24, workers=2, prefetch=2, order="se
     if sys.argv[2] == "compile":
         loader.compile()
     else:
-        while epoch < 3 or compiled.has_to_load() or loader._background._loading.is_alive():
+        after = 0
+        while after < 2:
             for batch in loader:
                 pass
             epoch += 1
+            after += compiled.is_compiled(_crop_progressive) and compiled.is_compiled(_decode)
         print(json.dumps(events))
 """
 
