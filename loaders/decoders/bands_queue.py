@@ -71,7 +71,8 @@ class BandsQueue:
 
 def can_cut(crop: CropRule) -> bool:
     """Whether `BandsQueue` cuts windows of a crop, and has its machine code."""
-    return compiled_rule(crop) is not None and may_call(_cut) and may_resize()
+    cuts, resizes = may_call(_cut), may_resize()  # both are asked: what is missed is compiled together
+    return compiled_rule(crop) is not None and cuts and resizes
 
 
 @lru_cache
