@@ -166,6 +166,20 @@ def parse_segment(data: Any, headers: Any) -> int:
     return marker
 
 
+@held
+def parse_segments(data: Any, headers: Any, found: Any) -> int:
+    """Read segments as `parse_segment` does, up to a scan, the end or a fault, as many as `found` [n, 3] has rows.
+
+    Of each it takes the marker, and the begin and end of the body. Returns their number.
+    """
+    for count in range(len(found)):
+        marker = parse_segment(data, headers)
+        found[count, 0], found[count, 1], found[count, 2] = marker, headers[0].body, headers[0].offset
+        if headers[0].fault or marker in (SOS, EOI):
+            return count + 1
+    return len(found)
+
+
 @inlined
 def most_scans(pixels: int) -> int:
     """The scans that a JPEG of so many pixels may have."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.runtime.compiled import compiled, int64, uint64
+from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 from .markers import Table
 
@@ -55,32 +55,24 @@ OK, DAMAGED, RANGE = 0, 1, 2  # what the compiled functions return
 @lru_cache(maxsize=256)  # encoders reuse the same tables; a row is 9 KB
 def lookup(table: Table) -> npt.NDArray[np.int32]:
     """A Huffman table as the row that the compiled functions read."""
-    row = np.zeros(_ROW, np.int32)
-    symbols = np.frombuffer(table[1], np.uint8).astype(np.int64)
-    _fill_row(np.frombuffer(table[0], np.uint8).astype(np.int64), symbols, row)
+    row = np.empty(_ROW, np.int32)
+    _fill_row(np.frombuffer(table[0] + table[1], np.uint8), 0, row)
     row.flags.writeable = False
     return row
 
 
-@lru_cache(maxsize=64)  # up to 100 KB
-def lookups(dc: tuple[Table, ...], ac: tuple[Table, ...]) -> tuple[Any, Any, Any]:
-    """Rows of several tables [n, ...] for `walk`: DC, AC, and runs of AC."""
-    dc_rows = np.stack([lookup(table) for table in dc])
-    ac_rows = np.stack([lookup(table) for table in ac])
-    runs = np.zeros((len(ac), 1 << RUN_LOOK), np.uint16)
-    _fill_runs(ac_rows, runs)
-    return dc_rows, ac_rows, runs
-
-
 @compiled
-def _fill_row(counts: Any, symbols: Any, row: Any) -> None:
+def _fill_row(data: Any, at: int, row: Any) -> None:
+    """Fill a row [_ROW] from the 16 counts and the symbols at `data[at]`, which are a valid code."""
+    for entry in range(_ROW):
+        row[entry] = 0
     code, first = 0, 0
     for length in range(1, 17):
-        count = counts[length - 1]
+        count = int64(data[at + length - 1])
         row[_LAST + length] = code + count - 1 if count else -1
         row[_OFFSET + length] = first - code
         for i in range(count):
-            symbol = symbols[first + i]
+            symbol = int64(data[at + 16 + first + i])
             row[_SYMBOLS + first + i] = symbol
             if length <= LOOK:
                 begin = (code + i) << (LOOK - length)
@@ -91,24 +83,66 @@ def _fill_row(counts: Any, symbols: Any, row: Any) -> None:
 
 
 @compiled
-def _fill_runs(rows: Any, runs: Any) -> None:
-    for n in range(rows.shape[0]):
-        for bits in range(1 << RUN_LOOK):  # as many symbols as have their codes in `bits`; a value may lie outside
-            used, run, end = 0, 0, 0
-            while used < RUN_LOOK and end == 0:
-                entry = symbol(uint64(bits) << uint64(64 - RUN_LOOK + used), rows[n])
-                length = entry & 255
-                coded = entry >> 8
-                if entry == 0 or used + length > RUN_LOOK or (coded & 15 == 0 and coded != 0 and coded != 0xF0):
-                    break
+def _fill_runs(data: Any, at: int, levels: Any, row: Any) -> None:
+    """Fill a row of runs [1 << RUN_LOOK] from the counts and symbols at `data[at]`.
+
+    An entry has as many symbols as have their codes in these bits; the last one's value may lie outside. Those behind
+    the first symbol are taken from the runs of fewer bits: of n bits from place 1 << n of `levels` [1 << RUN_LOOK] on.
+    """
+    for place in range(1 << RUN_LOOK):
+        levels[place] = row[place] = 0
+    least = _least_bits(data, at)
+    for bits in range(1, RUN_LOOK + 1):
+        if RUN_LOOK - least < bits < RUN_LOOK:  # behind no symbol are so many bits
+            continue
+        filled, begin = (row, 0) if bits == RUN_LOOK else (levels, 1 << bits)
+        code, first = 0, 0
+        for length in range(1, bits + 1):
+            count = int64(data[at + length - 1])
+            for i in range(count):
+                coded = int64(data[at + 16 + first + i])
+                size = coded & 15
+                place = begin + ((code + i) << (bits - length))
+                entries = 1 << (bits - length)
+                entry = (length + size) | ((coded >> 4) + 1) << 6
                 if coded == 0:
-                    end = _ENDED
-                elif run + (coded >> 4) + 1 > 63:
-                    break
+                    entry = length | _ENDED << 6
+                if size == 0 and coded != 0 and coded != 0xF0:
+                    continue  # no such symbol
+                if coded == 0 or length + size >= bits:
+                    for further in range(entries):
+                        filled[place + further] = entry
                 else:
-                    run += (coded >> 4) + 1
-                used += length + (coded & 15)
-            runs[n, bits] = used | (run + end) << 6 if used else _NONE << 6
+                    _fill_further(levels, entries >> size, filled, place, entries, entry)
+            first += count
+            code = (code + count) << 1
+    for place in range(1 << RUN_LOOK):
+        if row[place] == 0:
+            row[place] = _NONE << 6
+
+
+@inlined
+def _least_bits(data: Any, at: int) -> Any:
+    """The number of bits of the shortest symbol with its value, except for the end of a block."""
+    least, first = RUN_LOOK, 0
+    for length in range(1, 17):
+        count = int64(data[at + length - 1])
+        for i in range(count):
+            coded = int64(data[at + 16 + first + i])
+            if coded != 0:
+                least = min(least, length + (coded & 15))
+        first += count
+    return least
+
+
+@inlined
+def _fill_further(levels: Any, behind: int, filled: Any, place: int, entries: int, entry: int) -> None:
+    """Fill `entries` from `place` on: a symbol, and after each of its values the runs of the bits behind it."""
+    for begin in range(place, place + entries, behind):
+        for rest in range(behind):
+            further = int64(levels[behind + rest])
+            fits = (further >> 6 & 63) + (entry >> 6) < 64
+            filled[begin + rest] = entry + further if fits else entry
 
 
 @compiled
@@ -216,6 +250,7 @@ def walk(
     bounds: Any,
     interval: int,
     owners: Any,
+    numbers: Any,
     dc_rows: Any,
     ac_rows: Any,
     runs: Any,
@@ -225,8 +260,8 @@ def walk(
 ) -> tuple[int, int]:
     """Go through an interleaved sequential scan, and record the DC value and the AC bits' position of each block.
 
-    `owners` is the component of each block of an MCU; the rows are the components' tables. Returns a status and the
-    total number of AC bits.
+    `owners` is the component of each block of an MCU; `numbers` [2, components] are the rows of its tables of DC and
+    AC. Returns a status and the total number of AC bits.
 
     `held` contains the next bits, the first one highest; at least `left` of them are valid, and `at` is the byte after
     those. A refill leaves 56 or more. Between two refills at most these are consumed: a DC difference of 27 bits and a
@@ -248,7 +283,8 @@ def walk(
         while block < stop:
             for j in range(per_mcu):
                 owner = owners[j]
-                entry = symbol(held, dc_rows[owner])
+                dc_row, number = dc_rows[numbers[0, owner]], numbers[1, owner]
+                entry = symbol(held, dc_row)
                 size = entry >> 8
                 if entry == 0 or size > 11:
                     return DAMAGED, 0
@@ -262,7 +298,7 @@ def walk(
                 left -= uint64((entry & 255) + size)
                 begin = (at << uint64(3)) - left
                 begins[block] = begin
-                row = runs[owner]
+                row = runs[number]
                 k = uint64(1)
                 while True:
                     run = uint64(row[held >> uint64(64 - RUN_LOOK)])
@@ -289,7 +325,7 @@ def walk(
                     held |= load(data, at) >> left
                     at += (uint64(63) - left) >> uint64(3)
                     left |= uint64(56)
-                    entry = symbol(held, ac_rows[owner])
+                    entry = symbol(held, ac_rows[number])
                     size = entry >> 8 & 15
                     if entry == 0:
                         return DAMAGED, 0
@@ -327,19 +363,27 @@ def read_scan(
     bounds: Any,
     interval: int,
     owners: Any,
-    dc_rows: Any,
-    ac_rows: Any,
-    runs: Any,
+    numbers: Any,
+    places: Any,
     dc: Any,
     begins: Any,
     lengths: Any,
 ) -> tuple[int, int, int]:
-    """`unstuff` and `walk` in one call, because each call reacquires the GIL.
+    """`unstuff`, the tables and `walk` in one call, because each call reacquires the GIL.
 
-    Returns a status, the number of AC bits, and the position of the next marker.
+    `places` [2, 4] are where `data` has the tables of DC and AC of each number, 0 for none. Returns a status, the
+    number of AC bits, and the position of the next marker.
     """
     intervals, end = unstuff(data, at, clean, bounds)
     if intervals != bounds.size - 1:
         return DAMAGED, 0, end
-    status, total = walk(clean, bounds, interval, owners, dc_rows, ac_rows, runs, dc, begins, lengths)
+    dc_rows, ac_rows = np.empty((4, _ROW), np.int32), np.empty((4, _ROW), np.int32)
+    runs, levels = np.empty((4, 1 << RUN_LOOK), np.uint16), np.empty(1 << RUN_LOOK, np.uint16)
+    for number in range(4):
+        if places[0, number]:
+            _fill_row(data, places[0, number], dc_rows[number])
+        if places[1, number]:
+            _fill_row(data, places[1, number], ac_rows[number])
+            _fill_runs(data, places[1, number], levels, runs[number])
+    status, total = walk(clean, bounds, interval, owners, numbers, dc_rows, ac_rows, runs, dc, begins, lengths)
     return status, total, end

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.jpeg.decoding.frame import DHT, DRI, EOI, SOI, SOS, Header, new_header, parse_segment, view_of
+from fastimg.loaders.jpeg.decoding.frame import DHT, DRI, EOI, SOI, SOS, Header, new_header, parse_segments, view_of
 
 _ICC = 0xE2
+_SEGMENTS = 32  # that are read in one call; most files have fewer before their scan
 
 
 class Reason(StrEnum):
@@ -163,23 +164,27 @@ class Parser:
             raise Untileable(Reason.NOT_JPEG)
         header = self.header[0]
         header["offset"] = 2
+        found = np.empty((_SEGMENTS, 3), np.int64)
+        segments = self.head
         while True:
-            marker = parse_segment(self.array, self.header)
+            count = parse_segments(self.array, self.header, found)
             refused = _REFUSED[header["fault"]]
             if refused is not None:
                 raise Untileable(refused)
-            if marker == EOI:
-                if header["scans"] == 0:
-                    raise Untileable(Reason.DAMAGED)
-                self.end = int(header["offset"])
-                return
-            body = bytes(self.data[header["body"] : header["offset"]])
-            if marker == SOS:
-                if header["scans"] == 1:
-                    self._check_profile()
-                yield self._scan(body)
-            elif marker not in (DHT, DRI):
-                (self.tail if header["scans"] else self.head).append(Segment(marker, body))
+            for marker, begin, end in found[:count].tolist():
+                if marker == EOI:
+                    if header["scans"] == 0:
+                        raise Untileable(Reason.DAMAGED)
+                    self.end = end
+                    return
+                body = bytes(self.data[begin:end])
+                if marker == SOS:
+                    if header["scans"] == 1:
+                        self._check_profile()
+                    yield self._scan(body)
+                    segments = self.tail
+                elif marker not in (DHT, DRI):
+                    segments.append(Segment(marker, body))
 
     def resume(self, at: int) -> None:
         """Continue at the marker that ended a scan's data."""
@@ -203,6 +208,12 @@ class Parser:
                     counts = bytes(self.data[begin : begin + 16])
                     tables[kind, number] = counts, bytes(self.data[begin + 16 : begin + 16 + sum(counts)])
         return tables
+
+    @property
+    def code_places(self) -> npt.NDArray[np.int64]:
+        """Where the current Huffman tables begin in the data [2, 4], by class and id; 0 for none."""
+        header = self.header[0]
+        return np.array((header["dc_codes"], header["ac_codes"]), np.int64)
 
     def _check_profile(self) -> None:
         """Refuse a colour profile with missing pieces, which libjpeg warns about."""

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from fastimg.loaders.jpeg.decoding.memory import copy_wide
+from fastimg.loaders.jpeg.decoding.vectors import WIDE
 from fastimg.loaders.runtime.compiled import compiled, int64, uint64
 
 from .huffman import OK, RANGE, Ints, load
@@ -249,7 +251,16 @@ def store(out: Any, at: Any, word: Any) -> None:
 @compiled
 def stuff(source: Any, size: Any, out: Any, at: Any) -> Any:
     """Copy the first `size` bytes of `source` to `out[at:]`, with a 0 after each 255; return where the copy ends."""
-    done = uint64(0)
+    taken, put = uint64(source.ctypes.data), uint64(out.ctypes.data)
+    done, wide, one, two = uint64(0), uint64(WIDE), uint64(1), uint64(2)
+    while done + wide <= size:  # as many bytes of `out` will be written, at least
+        ahead = copy_wide(taken + done, put + at)
+        done += ahead
+        at += ahead
+        if ahead != wide:  # the byte 255 was copied, too
+            out[at + one] = 0
+            done += one
+            at += two
     while done < size:
         word = load(source, done)
         count = min(uint64(8), size - done)

@@ -15,7 +15,7 @@ from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, DHT, DRI, EOI, EXTENDED, PROGRESSIVE, SOI, SOS
 
 from .coefficients import Plane, planes, scan_room
-from .huffman import OK, RANGE, Coded, Ints, lookups, read_scan
+from .huffman import OK, RANGE, Coded, Ints, read_scan
 from .markers import Frame, Parser, Reason, Scan, Segment, Table, Untileable, table_body
 from .recode import recode
 from .restarts import write_scan
@@ -116,14 +116,15 @@ def walked(parser: Parser, scan: Scan) -> tuple[Coded, Ints, int]:
         raise Untileable(Reason.DAMAGED)
     interval = scan.interval or columns * rows
     bits, bounds = scan_room(array.size - scan.begin, -(-columns * rows // interval))
-    try:
-        tables = lookups(tuple([scan.tables[0, t] for t in scan.dc]), tuple([scan.tables[1, t] for t in scan.ac]))
-    except KeyError as error:
-        raise Untileable(Reason.UNUSUAL) from error
+    numbers, places = np.array((scan.dc, scan.ac)), parser.code_places
+    if any((kind, t) not in scan.tables for kind, chosen in enumerate((scan.dc, scan.ac)) for t in chosen):
+        raise Untileable(Reason.UNUSUAL)
     dc = np.empty(blocks, np.int32)
     begins = np.empty(blocks, np.int64)
     lengths = np.empty(blocks, np.int32)
-    status, total, end = read_scan(array, scan.begin, bits, bounds, interval, owners, *tables, dc, begins, lengths)
+    status, total, end = read_scan(
+        array, scan.begin, bits, bounds, interval, owners, numbers, places, dc, begins, lengths
+    )
     _check(status)
     return Coded(bits, dc, begins, lengths, total), bounds, end
 
