@@ -8,6 +8,7 @@ import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -16,6 +17,7 @@ from fastimg.loaders.runtime.file_locks import same_file, try_lock, unlock, unlo
 
 _PATIENCE = 60.0  # seconds that another writer of the same file may take
 _POLL = 0.005
+_EARLY = 32 << 20  # bytes after which a file is synced while more is written
 
 
 def temporary(path: Path) -> Path:
@@ -116,11 +118,41 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+class EarlySync:
+    """Puts what has been written to an open file on disk while more is written, so that its last fsync waits little."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._begun = 0  # bytes that the file had when the last fsync began
+        self._pool = ThreadPoolExecutor(1, "fastimg-sync")  # starts its thread with the first one
+        self._running: Future[None] | None = None
+
+    def reached(self, size: int) -> None:
+        """Begin an fsync if enough has been written since the last one, which has ended. Raises its OSError."""
+        if size - self._begun < _EARLY or (self._running is not None and not self._running.done()):
+            return
+        if self._running is not None:
+            self._running.result()
+        self._begun = size
+        self._running = self._pool.submit(os.fsync, self._file)
+
+    def close(self) -> None:
+        """Wait for the fsync that runs; to be called before the file is closed.
+
+        Raises its OSError, since the system tells of an error only once.
+        """
+        self._pool.shutdown()
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+
 class WholeFile(ABC):
     """A file that appears under its name only if its `with` block ends without an error."""
 
     path: Path
     _file: BinaryIO  # open at `temporary(path)`
+    _early: EarlySync  # of it
 
     @abstractmethod
     def _publish(self) -> None:
@@ -137,5 +169,11 @@ class WholeFile(ABC):
                 self._publish()
         finally:  # already gone if there was no error
             temporary(self.path).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a full disk fails again on buffered data
-                self._file.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Close the file after an error."""
+        with contextlib.suppress(OSError):
+            self._early.close()
+        with contextlib.suppress(OSError):  # a full disk fails again on buffered data
+            self._file.close()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.containers.atomic import WholeFile, sync_folder, temporary
+from fastimg.loaders.containers.atomic import EarlySync, WholeFile, sync_folder, temporary
 from fastimg.loaders.containers.readahead import ask
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import ShardError
@@ -102,6 +102,7 @@ class BetonWriter(WholeFile):
             self.samples += part.samples
             self._end = part.end
         self._file = temporary(path).open("r+b" if parts else "w+b")
+        self._early = EarlySync(self._file.fileno())
         self._file.truncate(self._start + self._end if parts else 0)
         self._file.seek(self._start + self._end)
         self._parted = self.samples, len(self._metadata), len(self._table)  # what parts already describe
@@ -116,8 +117,7 @@ class BetonWriter(WholeFile):
                 return super().__exit__(kind, error, trace)
             finally:
                 self._moving.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a full disk fails again on what is still buffered
-            self._file.close()
+        self._close()
         return None
 
     def add(self, sample: Mapping[str, object]) -> None:
@@ -148,6 +148,7 @@ class BetonWriter(WholeFile):
             self._end += region.nbytes
         self._metadata += record.tobytes()
         self.samples += 1
+        self._early.reached(self._end)
 
     def part(self) -> BetonPart:
         """Flush what was added since the last part to disk; another writer can continue from all parts so far."""
@@ -201,6 +202,7 @@ class BetonWriter(WholeFile):
         self._file.seek(end)
         self._file.write(table.tobytes())
         self._file.flush()
+        self._early.close()
         os.fsync(self._file.fileno())
         self._file.close()
         self.bytes = end + table.nbytes

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fastimg.loaders.containers.atomic import WholeFile, replace_file, sync_folder, temporary
+from fastimg.loaders.containers.atomic import EarlySync, WholeFile, replace_file, sync_folder, temporary
 from fastimg.loaders.containers.identities import identity_of_file
 from fastimg.loaders.containers.quick_sums import QuickSum
 from fastimg.loaders.errors import ShardError
@@ -24,6 +24,7 @@ from .grouping import KeyDots, Member, Sample, grouped, split_name
 from .headers import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, TarMember, entries, member_header
 
 _NUMBER = re.compile("[0-9]{1,18}")
+_TOGETHER = 1 << 20  # bytes that are written and hashed in one call each: every call waits for the GIL afterwards
 
 
 class ShardWriter(WholeFile):
@@ -31,7 +32,7 @@ class ShardWriter(WholeFile):
 
     Both files appear under their names when the block ends without an error, the tar last; otherwise neither does.
     Afterwards `count`, `bytes`, `sha256`, `xxh3` (the quick sum), `identity`, `index_bytes` and `index_sha256` describe
-    what was written. The text of the index is kept in memory.
+    what was written. The text of the index is kept in memory, and up to a megabyte of samples, or one that is larger.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +43,10 @@ class ShardWriter(WholeFile):
         self._hash = hashlib.sha256()
         self._quick = QuickSum()
         self._index = bytearray()
+        self._pieces: list[bytes] = []  # that are not written yet
+        self._written = 0  # bytes
         self._file = temporary(path).open("wb")
+        self._early = EarlySync(self._file.fileno())
 
     def add(self, stem: str, fields: Mapping[str, bytes]) -> None:
         """Append one sample, its members in the order given."""
@@ -57,19 +61,30 @@ class ShardWriter(WholeFile):
             pieces += (member_header(name, len(data)), data, padding)
             members.append(Member(ext, end + BLOCK, len(data), name))
             end += BLOCK + len(data) + len(padding)
-        self._write(b"".join(pieces))  # in one call: each call releases the GIL and waits for it again
         self._index += _index_line(tuple(members)).encode()
         self.count += 1
+        self._append(pieces)
 
-    def _write(self, data: bytes) -> None:
+    def _append(self, pieces: list[bytes]) -> None:
+        self._pieces += pieces
+        self.bytes += sum(map(len, pieces))
+        if self.bytes - self._written >= _TOGETHER:
+            self._write()
+
+    def _write(self) -> None:
+        data = b"".join(self._pieces)
+        self._pieces.clear()
         self._file.write(data)
         self._hash.update(data)
         self._quick.update(data)
-        self.bytes += len(data)
+        self._written = self.bytes
+        self._early.reached(self._written)
 
     def _publish(self) -> None:
-        self._write(bytes(2 * BLOCK))
+        self._append([bytes(2 * BLOCK)])
+        self._write()
         self._file.flush()
+        self._early.close()
         os.fsync(self._file.fileno())
         self._file.close()
         self.identity = identity_of_file(temporary(self.path))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastimg.loaders.containers import atomic
-from fastimg.loaders.containers.atomic import replace_file, replace_output, temporary, whole
+from fastimg.loaders.containers.atomic import EarlySync, replace_file, replace_output, temporary, whole
 from fastimg.loaders.errors import not_written
 
 CONTENTS = [bytes([number]) * (1 << 16) for number in range(8)]
@@ -116,3 +116,38 @@ class TestOutputs:
 def test_why_a_file_was_not_written(error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fastimg.loaders.errors.resource.getrlimit", lambda _: (9000, 9000))
     assert not_written(error, "choose another file").startswith(sentence)
+
+
+class TestEarlySync:
+    """Syncs of a file while more is written to it."""
+
+    @pytest.fixture
+    def synced(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """The files that are synced, in order."""
+        monkeypatch.setattr(atomic, "_EARLY", 100)
+        files: list[int] = []
+        monkeypatch.setattr(os, "fsync", files.append)
+        return files
+
+    def test_only_after_enough_was_written_and_one_at_a_time(self, synced: list[int]):
+        early = EarlySync(7)
+        for size in (50, 99):
+            early.reached(size)
+        early.close()
+        assert synced == []
+        early = EarlySync(7)
+        early.reached(100)
+        early.close()
+        assert synced == [7]
+
+    def test_an_error_is_told_once(self, monkeypatch: pytest.MonkeyPatch):
+        def fail(file: int) -> None:
+            raise OSError(errno.EIO, "an error of the disk")
+
+        monkeypatch.setattr(atomic, "_EARLY", 100)
+        monkeypatch.setattr(os, "fsync", fail)
+        early = EarlySync(7)
+        early.reached(100)
+        with pytest.raises(OSError, match="an error of the disk"):
+            early.close()
+        early.close()
