@@ -70,6 +70,8 @@ _HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", 
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _JXL_STARTS = (b"\xff\x0a", b"\x00\x00\x00\x0cJXL \r\n\x87\n")
 
+_JPEGS = frozenset({".jpg", ".jpeg"})
+
 _REGISTERING = threading.RLock()  # Pillow's tables must not grow while they are read
 
 
@@ -111,10 +113,12 @@ class ImageExtensions(Set[str]):
     """Extensions of what is opened by Pillow and its installed plugins, in lower case, with the dot.
 
     Pillow's plugins are imported for an extension that is none of the commonest formats'. Those take 30 ms and 70
-    modules.
+    modules. For a JPEG's none are imported: those of the commonest formats take 10 ms.
     """
 
     def __contains__(self, extension: object) -> bool:
+        if extension in _JPEGS:
+            return True
         Image.preinit()  # BMP, GIF, JPEG, PPM and PNG
         name = Image.EXTENSION.get(str(extension))
         return (name in Image.OPEN and name in FORMATS) or extension in self._all

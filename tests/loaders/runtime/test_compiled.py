@@ -306,3 +306,28 @@ def test_an_index_that_cannot_be_opened_keeps_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(number._cache._cache_file, "_load_index", refused)
     assert not is_kept(number)
     assert not is_compiled(number)
+
+
+ALLOCATES = """
+import sys
+import numpy as np
+from fastimg.loaders.runtime.compiled import compiled
+
+
+@compiled
+def total(count):
+    found = np.zeros(count, np.int64)
+    found[:] = 2
+    return found[0] + found[count - 1]
+
+
+assert total(3) == 4
+print("numba.np.arrayobj" in sys.modules)
+"""
+
+
+def test_kept_code_imports_nothing_of_numba_for_its_functions(tmp_path):
+    (tmp_path / "allocates.py").write_text(ALLOCATES)
+    command = [sys.executable, "allocates.py"]
+    ran = [subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [each.stdout.strip() for each in ran] == ["True", "False"]
