@@ -21,6 +21,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
 _compiles_nothing: ContextVar[bool] = ContextVar("compiles_nothing", default=False)
 
+_LINES = {"fused": lines.line_of, "cpu": lines.double_line_of}
+
 _PLAIN = {3: Policy(), 1: Policy(mean=(0.0,), std=(1.0,))}  # by channels: between stages, levels are not normalised
 
 
@@ -103,7 +105,7 @@ def _one_stage(
     dtype: torch.dtype,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    line = lines.line_of(policy, dtype) if kind == "fused" else None
+    line = _LINES[kind](policy, dtype) if kind in _LINES else None
     return _by_table(kind, plan, images, _table(policy, dtype, images.device), out, line)
 
 
@@ -127,7 +129,7 @@ def _by_table(
     if kind == "cpu":
         from . import cpu  # numba is slow to import, and not needed on a GPU
 
-        return cpu.augment(plan, images, table, out)
+        return cpu.augment(plan, images, table, out, line)
     if kind == "fused" and (fused := _fused()) is not None:
         launched: torch.Tensor = fused.fused(plan, images, table, table.dtype, out, line)
         return launched

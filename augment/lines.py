@@ -1,4 +1,4 @@
-"""Normalisation as a line: level * scale + bias in float32, where that gives the table's bits.
+"""Normalisation as a line: level * scale + bias, where that gives the table's bits.
 
 A look-up per value is what the pass over the pixels would wait for; a multiplication and addition costs one
 instruction. Which line gives the bits is searched on the host: the two numbers, rounded to float32, and their
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class LevelLine:
-    """A level's value in each channel: level * scale + bias, with one rounding to float32, then one to the type."""
+    """A level's value in each channel: level * scale + bias, rounded as the function says that found the line."""
 
     scales: Triple
     biases: Triple
@@ -31,6 +31,8 @@ class LevelLine:
 @functools.lru_cache(maxsize=16)
 def line_of(policy: Policy, dtype: torch.dtype) -> LevelLine | None:
     """The line that gives `normalisation_table(policy, dtype)` bit for bit; None if one of the 768 entries differs.
+
+    It is rounded once to float32, and then to the type.
 
     None for uint8, whose levels are their own values, and as a rule for float32: the bias alone is rounded as much
     as the entries are.
@@ -47,6 +49,30 @@ def line_of(policy: Policy, dtype: torch.dtype) -> LevelLine | None:
         return None
     (red, red_bias), (green, green_bias), (blue, blue_bias) = pairs
     return LevelLine((red, green, blue), (red_bias, green_bias, blue_bias))
+
+
+@functools.lru_cache(maxsize=16)
+def double_line_of(policy: Policy, dtype: torch.dtype) -> LevelLine | None:
+    """The line that gives `normalisation_table(policy, torch.float32)` bit for bit in float64, rounded once at the end.
+
+    The product and the sum are rounded to float64, each by itself. None if an entry differs, and for other types.
+    """
+    if dtype != torch.float32:
+        return None
+    entries = normalisation_table(policy, dtype)[:768].view(3, 256)
+    std = np.array(policy.std) * (1.0 if policy.as_stored else 255.0)
+    line = LevelLine(_triple(1.0 / std), _triple(-np.array(policy.mean) / np.array(policy.std)))
+    levels = np.arange(256, dtype=np.float64)
+    for of_channel, scale, bias in zip(entries, line.scales, line.biases, strict=True):
+        values = (levels * np.float64(scale) + np.float64(bias)).astype(np.float32)
+        if not same_bits(torch.from_numpy(values), of_channel):
+            return None
+    return line
+
+
+def _triple(values: npt.NDArray[np.float64]) -> Triple:
+    red, green, blue = values.tolist()
+    return red, green, blue
 
 
 def _channel(entries: torch.Tensor, scale: float, bias: float) -> tuple[float, float] | None:

@@ -32,8 +32,8 @@ def compiled(function: F) -> F:
     writable, or the disk is full, every process compiles for itself: a slower start, but not an error. The function is
     also compiled again when it or a function that it calls changes, or a constant that one of them names.
 
-    On one core of a shared server (numba 0.68), the first normalisation takes 1 s and the first plan 6 s; with cached
-    code 0.7 s, once per process, most of it spent in numba itself.
+    On one core of a shared server (numba 0.68), the first normalisation takes 1.3 s and the first plan 9 s; with
+    cached code 0.7 s, once per process, most of it spent in numba itself.
     """
     try:
         dispatcher: Any = njit(nogil=True, cache=True)(function)
@@ -52,6 +52,11 @@ def compiled(function: F) -> F:
 
         cache.save_overload = save_if_possible
     return cast(F, dispatcher)
+
+
+def inlined(function: F) -> F:
+    """`function`, inlined into the compiled functions that call it: where an array argument, 10 ns, is too much."""
+    return cast(F, njit(nogil=True, forceinline=True)(function))
 
 
 def is_kept(function: Callable[..., Any]) -> bool:

@@ -2,43 +2,55 @@
 
 from typing import Any
 
-from .compiled import compiled, float32, float64, int32, uint8
+from .compiled import compiled, float32, float64, int32, position, uint8
 
 # The values of ops.Op.
 BRIGHTNESS, COLOR, CONTRAST, SHARPNESS, POSTERIZE, SOLARIZE, AUTOCONTRAST, EQUALIZE, INVERT, ADD, HUE = range(1, 12)
+
+
+# Rows are parts of flat arrays here: an array made for each of them counts references, which takes as long as pixels.
 
 
 @compiled
 def color(current: Any, factor: float, line: Any, changed: Any) -> None:
     """`ops.Op.COLOR`. `line` int16 [W * 3] holds the grey levels of a row."""
     height, width, _ = current.shape
+    taken, put = current.ravel(), changed.ravel()
+    size = 3 * width
     for y in range(height):
-        taken, put = current[y].ravel(), changed[y].ravel()
+        row = position(y * size)
         for x in range(width):
-            gray = _luma(current[y, x, 0], current[y, x, 1], current[y, x, 2])
+            pixel = row + position(3 * x)
+            gray = _luma(taken[pixel], taken[pixel + position(1)], taken[pixel + position(2)])
             line[3 * x] = line[3 * x + 1] = line[3 * x + 2] = gray
-        for entry in range(3 * width):
-            put[entry] = _blend(line[entry], taken[entry], factor)
+        for entry in range(size):
+            put[row + position(entry)] = _blend(line[entry], taken[row + position(entry)], factor)
 
 
 @compiled
 def sharpen(current: Any, factor: float, line: Any, changed: Any) -> None:
     """`ops.Op.SHARPNESS`. The outermost pixels are unchanged. `line` int16 [W * 3] holds sums over three rows."""
     height, width, _ = current.shape
+    taken, put = current.ravel(), changed.ravel()
+    size = 3 * width
     for y in range(height):
-        taken, put = current[y].ravel(), changed[y].ravel()
-        for entry in range(3 * width):
-            put[entry] = taken[entry]
+        row = position(y * size)
         if y == 0 or y == height - 1 or width < 3:
+            for entry in range(size):
+                put[row + position(entry)] = taken[row + position(entry)]
             continue
-        above, below = current[y - 1].ravel(), current[y + 1].ravel()
-        for entry in range(3 * width):
-            line[entry] = int32(above[entry]) + int32(taken[entry]) + int32(below[entry])
-        left, middle, right = line[:-6], line[3:-3], line[6:]
-        taken, put = taken[3:-3], put[3:-3]
-        for entry in range(3 * width - 6):
-            total = int32(left[entry]) + int32(middle[entry]) + int32(right[entry]) + 4 * int32(taken[entry])
-            put[entry] = _blend(_smooth(total), taken[entry], factor)
+        above, below = row - position(size), row + position(size)
+        for entry in range(size):
+            at = position(entry)
+            line[at] = int32(taken[above + at]) + int32(taken[row + at]) + int32(taken[below + at])
+        for entry in range(3):
+            put[row + position(entry)] = taken[row + position(entry)]
+            put[below - position(1 + entry)] = taken[below - position(1 + entry)]
+        for entry in range(3, size - 3):
+            at = position(entry)
+            level = taken[row + at]
+            sides = int32(line[at - position(3)]) + int32(line[at]) + int32(line[at + position(3)])
+            put[row + at] = _blend(_smooth(sides + 4 * int32(level)), level, factor)
 
 
 @compiled
@@ -51,19 +63,47 @@ def _smooth(total: int) -> Any:
 def mean_luma(current: Any, lut: Any, mapped: bool) -> Any:
     """`ops.mean_level` of an image [H, W, 3] after the look-up tables lut [768]."""
     height, width, _ = current.shape
+    taken = current.ravel()
     total = 0
     for y in range(height):
-        taken = current[y]
+        row = position(3 * y * width)
         line = int32(0)
         if mapped:
             for x in range(width):
-                line += _luma(lut[taken[x, 0]], lut[256 + taken[x, 1]], lut[512 + taken[x, 2]])
+                pixel = row + position(3 * x)
+                red, green, blue = taken[pixel], taken[pixel + position(1)], taken[pixel + position(2)]
+                line += _luma(lut[red], lut[256 + green], lut[512 + blue])
         else:
             for x in range(width):
-                line += _luma(taken[x, 0], taken[x, 1], taken[x, 2])
+                pixel = row + position(3 * x)
+                line += _luma(taken[pixel], taken[pixel + position(1)], taken[pixel + position(2)])
         total += line
     pixels = height * width
     return (2 * total + pixels) // (2 * pixels)
+
+
+@compiled
+def find_ends(current: Any, line: Any, counts: Any) -> None:
+    """Count the least and the greatest level of each channel, in counts[0] [768], and nothing between them.
+
+    `line` int16 [W * 6] holds the two of each place in a row.
+    """
+    height, width, _ = current.shape
+    taken = current.ravel()
+    size = 3 * width
+    least, most = line[:size], line[size : 2 * size]
+    for entry in range(size):
+        least[entry] = most[entry] = taken[entry]
+    for y in range(1, height):
+        row = position(y * size)
+        for entry in range(size):
+            level = taken[row + position(entry)]
+            least[entry] = min(least[entry], level)
+            most[entry] = max(most[entry], level)
+    counts[0] = 0
+    for entry in range(size):
+        channel = 256 * (entry % 3)
+        counts[0, channel + least[entry]] = counts[0, channel + most[entry]] = 1
 
 
 @compiled

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from .compiled import compiled, int64, position
+from .rows import is_straight, span
 from .threads import in_threads
-from .warps import is_straight, span
 
 
 def warp(masks: torch.Tensor, affine: torch.Tensor, ignore: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from numba.core.runtime import _nrt_python, rtsys
 
 from fastimg.augment import Policy, apply, draw
 from fastimg.augment.backends import backend_of
+from fastimg.augment.cpu import images as cpu_images
 from fastimg.augment.cpu.levels import _smooth
 from fastimg.augment.cpu.results import ResultPool
 from fastimg.augment.cpu.threads import in_threads
@@ -75,6 +76,30 @@ def test_bits_equal_the_reference(policy, size):
         got = apply(plan, source, policy, dtype, backend="cpu")
         assert torch.equal(got, expected), [i for i in range(batch) if not torch.equal(got[i], expected[i])]
         assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (16, 5), (9, 6), (7, 17)], ids=str)
+def test_bits_of_results_that_caches_do_not_hold(size, monkeypatch):
+    """They are streamed to memory where rows are whole cache lines, as those of 16 pixels are."""
+    monkeypatch.setattr(cpu_images, "_STREAMED", 0)
+    source = images(240, *size)
+    for policy in (EVERYTHING, POLICIES["flips"]):
+        for plan in (draw(policy, np.arange(240), 1, 1), None):
+            for dtype in DTYPES:
+                expected = apply(plan, source, policy, dtype, backend="reference")
+                assert torch.equal(apply(plan, source, policy, dtype, backend="cpu"), expected)
+
+
+def test_nothing_behind_a_result_is_written():
+    """Not by vectors, nor by pixels copied with the byte behind them; sizes with every remainder."""
+    for width in range(1, 36):
+        source, plan = images(3, 4, width), draw(EVERYTHING, np.arange(3), width, 0)
+        whole = torch.full((5, 4, width, 3), 7.0)
+        out = whole[1:4].permute(0, 3, 1, 2)
+        assert torch.equal(
+            apply(plan, source, EVERYTHING, out=out), apply(plan, source, EVERYTHING, backend="reference")
+        )
+        assert (whole[0] == 7).all() and (whole[4] == 7).all()
 
 
 def test_calls_for_fewer_images_than_threads_start_no_new_ones(monkeypatch):
@@ -164,7 +189,7 @@ def test_only_the_result_is_allocated(policy):
     finally:
         tracemalloc.stop()
         _nrt_python.memsys_disable_stats()
-    arrays, calls = 11, 8 * torch.get_num_threads()
+    arrays, calls = 14, 8 * torch.get_num_threads()
     assert after.alloc - before.alloc <= arrays * calls and after.alloc - after.free == before.alloc - before.free
     assert peak < 100_000 < source[0].numel() * 4  # less than one image
 

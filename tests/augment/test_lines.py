@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastimg.augment import Policy
-from fastimg.augment.lines import LevelLine, _channel, evaluate, line_of
+from fastimg.augment.lines import LevelLine, _channel, double_line_of, evaluate, line_of
 from fastimg.augment.reference import normalisation_table
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -78,3 +78,19 @@ def test_no_line_if_float64_rounds_the_sum():
     assert evaluate(np.float32(1.1e-20), np.float32(1.3)) is None
     assert evaluate(np.float32(1.5), np.float32(-2.25)) is not None
     assert line_of(Policy(mean=(1e-30, 1e-30, 1e-30), std=(1.0, 1.0, 1.0)), torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("policy", NORMALISATIONS.values(), ids=NORMALISATIONS)
+def test_a_line_of_float64_gives_float32s_bits(policy):
+    line = double_line_of(policy, torch.float32)
+    assert line is not None
+    values = np.arange(256, dtype=np.float64) * np.array(line.scales)[:, None] + np.array(line.biases)[:, None]
+    expected = normalisation_table(policy, torch.float32)[:768].view(3, 256)
+    assert torch.equal(torch.from_numpy(values.astype(np.float32)).view(torch.int32), expected.view(torch.int32))
+
+
+def test_no_line_of_float64_where_an_entry_differs():
+    assert double_line_of(Policy(), torch.bfloat16) is None and double_line_of(Policy(), torch.uint8) is None
+    # (100 / 255 - mean) / std is nearly 0, and the line loses what is left of it.
+    mean = 100 / 255 * (1 + 1e-12)
+    assert double_line_of(Policy(mean=(mean,) * 3, std=(1e-6,) * 3), torch.float32) is None
