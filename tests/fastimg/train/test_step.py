@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from fastimg.augment.cpu import images
 from fastimg.bench import rig as bench
 from fastimg.data.datasets import DatasetPart
 from fastimg.loaders import open_dataset
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
-from fastimg.train import loop, setup
+from fastimg.train import loop, setup, step
 from fastimg.train.assembly import Blueprint, assemble
 from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.choices import batch_size
@@ -121,6 +122,24 @@ def test_what_is_measured_is_what_trains(train, trained, monkeypatch, flags, pre
     rig.close()
     assert rig.run.progress.step == steps
     assert_same(outcome(rig.run), expected)
+
+
+def test_augmented_batches_share_memory(train, monkeypatch):
+    """A batch is released before the next but one is made, so two buffers serve all; values are as without them."""
+    places = []
+    made = step.model_input
+
+    def noted(*arguments):
+        batch = made(*arguments)
+        places.append(batch.untyped_storage().data_ptr())
+        return batch
+
+    monkeypatch.setattr(step, "model_input", noted)
+    flags = ("-b", "4", "--grad-accum-steps", "2", "--epochs", "2")
+    pooled = train(flags, FLOAT, "pooled")
+    assert len(places) >= 12 and len(set(places[-8:])) <= 2  # the first ones are larger, or kept for a while
+    monkeypatch.setattr(images.results, "tensor", lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    assert_same(outcome(train(flags, FLOAT, "fresh")), outcome(pooled))
 
 
 def test_clipping_compares_with_the_true_norm(train):
