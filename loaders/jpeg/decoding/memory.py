@@ -9,7 +9,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .vectors import I8, I16, I32, I64, WIDE, cgutils, intrinsic, vector
+from .vectors import I8, I16, I32, I64, WIDE, cgutils, has_avx512, intrinsic, vector
 
 
 def _array_at(readonly: bool) -> Any:
@@ -136,3 +136,97 @@ def copy_wide(_: Any, source: Any, to: Any) -> Any:
         return b.cttz(found, ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64, types.uint64), generate
+
+
+# Entropy-coded bytes, in which 255 is followed by a stuffed 0 or by a marker. As the last byte that is looked at may be
+# 255, there must be one more.
+def _at_once(context: Any) -> int:
+    return 64 if has_avx512(context) else WIDE
+
+
+@intrinsic
+def bytes_at_once(_: Any) -> Any:
+    """How many bytes the next two functions look at."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(I64, _at_once(context))
+
+    return types.uint64(), generate
+
+
+def _mask(builder: Any, found: Any) -> Any:
+    """A bit for each lane, in 64 bits."""
+    return builder.zext(builder.bitcast(found, ir.IntType(found.type.count)), I64)
+
+
+def _loaded(builder: Any, context: Any, address: Any, behind: int = 0) -> Any:
+    kind = ir.VectorType(I8, _at_once(context))
+    place = builder.inttoptr(builder.add(address, ir.Constant(I64, behind)), kind.as_pointer())
+    return builder.load(place, align=1)
+
+
+def _markers(builder: Any, context: Any, value: Any, address: Any) -> Any:
+    """The lanes in which a marker begins."""
+    b, lanes = builder, value.type.count
+    following = _loaded(b, context, address, 1)
+    full = b.icmp_signed("==", value, vector(I8, -1, lanes))
+    return _mask(b, b.and_(full, b.icmp_signed("!=", following, vector(I8, 0, lanes))))
+
+
+def _first(builder: Any, mask: Any, lanes: int) -> Any:
+    """The first lane of a mask; their number if there is none."""
+    b = builder
+    mask = mask if lanes == 64 else b.or_(mask, ir.Constant(I64, 1 << lanes))
+    return b.cttz(mask, ir.Constant(ir.IntType(1), 0))
+
+
+@intrinsic
+def before_marker(_: Any, source: Any) -> Any:
+    """How many of `bytes_at_once` come before the first marker: all, if there is none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = _loaded(builder, context, arguments[0])
+        return _first(builder, _markers(builder, context, value, arguments[0]), value.type.count)
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def copy_unstuffed(_: Any, source: Any, to: Any) -> Any:
+    """Copy what of `bytes_at_once` comes before the first marker, or less, without stuffed bytes.
+
+    Returns how many bytes were read and written. `bytes_at_once` are stored; those behind the written ones do not
+    count. A first byte 0 behind a byte 255 is stuffed, whether that was read or not.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b = builder
+        source, to = arguments
+        value = _loaded(b, context, source)
+        lanes = value.type.count
+        target = b.inttoptr(to, value.type.as_pointer())
+        if lanes == 64:
+            none = vector(I8, 0, lanes)
+            before = _loaded(b, context, source, -1)
+            stuffed = b.and_(b.icmp_signed("==", before, vector(I8, -1, lanes)), b.icmp_signed("==", value, none))
+            markers = _markers(b, context, value, source)
+            read = _first(b, markers, lanes)
+            below = b.and_(b.sub(markers, ir.Constant(I64, 1)), b.not_(markers))  # the lanes before the first one
+            kept = b.and_(below, b.not_(_mask(b, stuffed)))
+            lane_bits = ir.VectorType(ir.IntType(1), lanes)
+            function = ir.FunctionType(value.type, [value.type, value.type, lane_bits])
+            compress = cgutils.get_or_insert_function(b.module, function, "llvm.x86.avx512.mask.compress.v64i8")
+            b.store(b.call(compress, [value, none, b.bitcast(kept, lane_bits)]), target, align=1)
+            written = b.ctpop(kept)
+        else:  # up to the first 255, and this one if a 0 follows
+            b.store(value, target, align=1)
+            found = _first(b, _mask(b, b.icmp_signed("==", value, vector(I8, -1, lanes))), lanes)
+            behind = b.load(b.inttoptr(b.add(b.add(source, found), ir.Constant(I64, 1)), I8.as_pointer()))
+            whole = b.icmp_unsigned("==", found, ir.Constant(I64, lanes))
+            stuffed = b.and_(b.not_(whole), b.icmp_unsigned("==", behind, ir.Constant(I8, 0)))
+            written = b.add(found, b.zext(stuffed, I64))
+            read = b.add(written, b.zext(stuffed, I64))
+        return context.make_tuple(b, signature.return_type, [read, written])
+
+    tuples: Any = types.UniTuple
+    return tuples(types.uint64, 2)(types.uint64, types.uint64), generate

@@ -65,9 +65,20 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def _features(context: Any) -> list[str]:
+    """What the CPU has that numba compiles for, in LLVM's words."""
+    names: list[str] = context.codegen().magic_tuple()[2].split(",")
+    return names
+
+
 def has_avx2(context: Any) -> bool:
     """Whether numba compiles for a CPU with AVX2."""
-    return "+avx2" in context.codegen().magic_tuple()[2].split(",")
+    return "+avx2" in _features(context)
+
+
+def has_avx512(context: Any) -> bool:
+    """Whether it is one with AVX-512 as since Ice Lake and Zen 4, whose clock does not suffer from 512 bits."""
+    return {"+avx512bw", "+avx512vbmi2"} <= set(_features(context))
 
 
 def _avx2(builder: Any, name: str, kind: ir.Type, a: Any, b: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fastimg.loaders.jpeg.decoding.frame import MAX_SCAN_BLOCKS
-from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short, word_at
-from fastimg.loaders.jpeg.decoding.vectors import WIDE
+from fastimg.loaders.jpeg.decoding.memory import store_short, word_at
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 from .lookups import TABLE, code_at, value_of
+from .stuffing import copy_to_marker
 from .symbols import PAD, STRIDE, behind_block, held_at, two_entries
 
 # A scan that is being decoded. `position`, `end` and `begin` are bits from address 0; `base`, `table`, `tables`, `out`,
@@ -61,31 +61,15 @@ def collect_scan(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]
     Interval i, from one restart to the next, is then in clean[bounds[i]:bounds[i + 1]], and `bounds` is one longer than
     that.
     """
-    source, target = uint64(data.ctypes.data), uint64(clean.ctypes.data)
-    begin, size = uint64(at), uint64(data.size)
-    wide, two = uint64(WIDE), uint64(2)
-    n = uint64(0)
+    begin, n = uint64(at), uint64(0)
     intervals, number = bounds.size - 2, 0
     bounds[0] = 0
     while True:
-        while begin + wide <= size:
-            ahead = copy_wide(source + begin, target + n)
-            begin += ahead
-            n += ahead
-            if ahead != wide:
-                break
-        while begin < size and data[begin] != 255:
-            clean[n] = data[begin]
-            begin += uint64(1)
-            n += uint64(1)
-        if begin + two > size:
+        begin, n = copy_to_marker(data, begin, clean, n)
+        if begin == uint64(data.size):
             return 0, 0
         marker = int64(data[begin + uint64(1)])
-        begin += two
-        if marker == 0:
-            clean[n] = 255
-            n += uint64(1)
-            continue
+        begin += uint64(2)
         number += 1
         bounds[number] = int64(n)
         if number == intervals:

@@ -7,11 +7,11 @@ and two entries of each are looked up in bits that are loaded once.
 from typing import Any
 
 from fastimg.loaders.jpeg.decoding.frame import EOI
-from fastimg.loaders.jpeg.decoding.memory import copy_wide, store_short
-from fastimg.loaders.jpeg.decoding.vectors import WIDE
+from fastimg.loaders.jpeg.decoding.memory import store_short
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 from .lookups import TABLE, code_at, value_of
+from .stuffing import copy_to_marker, find_marker
 from .symbols import PAD, STRIDE, behind_block, held_at, two_entries
 
 
@@ -120,45 +120,25 @@ def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> b
     bottom = region.bottom
     tiles = -(-header.width // header.mcu_width) // header.interval
     total = tiles * -(-header.height // header.mcu_height)
-    source, target = uint64(data.ctypes.data), uint64(clean.ctypes.data)
-    at, size = uint64(header.offset), uint64(data.size)
-    wide, two = uint64(WIDE), uint64(2)
-    n = uint64(0)
+    at, n = uint64(header.offset), uint64(0)
     found = 0
     bounds[0] = 0
     stop = (bottom - 1) * tiles + right
     for tile in range(stop):
         column = tile % tiles
-        wanted = tile >= top * tiles and left <= column < right
-        begin = n
-        while True:
-            while at + wide <= size:  # what is not wanted is overwritten
-                ahead = copy_wide(source + at, target + n)
-                at += ahead
-                n += ahead
-                if ahead != wide:
-                    break
-            while at < size and data[at] != 255:
-                clean[n] = data[at]
-                at += uint64(1)
-                n += uint64(1)
-            if at + two > size:
-                return False
-            if data[at + uint64(1)]:
-                break
-            clean[n] = 255
-            n += uint64(1)
-            at += two
-        if wanted:
+        if tile >= top * tiles and left <= column < right:
+            at, n = copy_to_marker(data, at, clean, n)
             found += 1
             bounds[found] = int64(n)
         else:
-            n = begin
+            at = find_marker(data, at)
+        if at == uint64(data.size):
+            return False
         marker = int64(data[at + uint64(1)])
         if marker != (0xD0 + tile % 8 if tile + 1 < total else EOI):
             return False
-        at += two
-    if at + two > size and stop < total:  # as in `splice`: the file ends with a tile
+        at += uint64(2)
+    if at + uint64(2) > uint64(data.size) and stop < total:  # as in `splice`: the file ends with a tile
         return False
     clean[int64(n) : int64(n) + PAD] = 0
     return True
