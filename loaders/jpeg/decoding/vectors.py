@@ -145,6 +145,25 @@ def splat(builder: Any, value: Any, lanes: int) -> Any:
     return shuffle(builder, one, one, [0] * lanes)
 
 
+def gather(builder: Any, context: Any, begin: Any, places: Any) -> Any:
+    """Eight numbers of 64 bits, at `places` behind an address."""
+    b = builder
+    if has_avx512(context):
+        lanes = ir.VectorType(ir.IntType(1), LANES)
+        kinds = [places.type, I8.as_pointer(), places.type, lanes, I32]
+        name = "llvm.x86.avx512.mask.gather.qpq.512"
+        function = cgutils.get_or_insert_function(b.module, ir.FunctionType(places.type, kinds), name)
+        address = b.bitcast(begin, I8.as_pointer())
+        return b.call(
+            function, [ir.Constant(places.type, None), address, places, ir.Constant(lanes, [1] * LANES), I32(8)]
+        )
+    found = ir.Constant(places.type, ir.Undefined)
+    for i in range(LANES):
+        lane = ir.Constant(I32, i)
+        found = b.insert_element(found, b.load(b.gep(begin, [b.extract_element(places, lane)])), lane)
+    return found
+
+
 @intrinsic
 def transpose(_: Any, source: Any, at: Any, stride: Any, out: Any, to: Any, out_stride: Any) -> Any:
     """A square of 8 x 8 bytes: `out[to + j*out_stride + i] = source[at + i*stride + j]`."""

@@ -6,13 +6,18 @@ of the next symbol if both symbols fit.
 
 from typing import Any
 
+import numpy as np
+from llvmlite import ir
+from numba import types
+
 from fastimg.loaders.jpeg.decoding.memory import word_at
+from fastimg.loaders.jpeg.decoding.vectors import I64, LANES, gather, intrinsic, pointer, splat, vector
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 # The bytes of an entry: the number of its bits; the number of coefficients that its first symbol covers, END at the end
 # of a block; the number that all of it covers; the number of bits of the first symbol. Above them are the values of the
 # first and of the last symbol, 16 bits each. Without a second symbol, the first is the last.
-LOOK = 10
+LOOK = 11
 SIZE = 1 << LOOK
 END = 140
 
@@ -46,23 +51,14 @@ def fill_table(data: Any, at: int, table: Any, ac: bool, values: bool = True) ->
                 return False
             entry = _code(symbol, length, ac)
             table[SYMBOLS + first + i] = entry
-            place = (code + i) << max(LOOK - length, 0)
-            size = symbol & 15
-            unused = LOOK - length - size
-            if ac and values and entry != _NONE and unused >= 0:
-                for bits in range(1 << size):
-                    value = bits if bits >= 1 << size >> 1 else bits + 1 - (1 << size)
-                    full = _entry(entry, value if size else 0)
-                    for _ in range(1 << unused):
-                        table[place] = full
-                        place += 1
-            elif length <= LOOK:
+            if length <= LOOK:
+                place = (code + i) << (LOOK - length)
                 for further in range(1 << (LOOK - length)):
                     table[place + further] = entry << 8
         first += count
         code = (code + count) << 1
     if ac and values:
-        _add_second_symbols(table)
+        _add_values(table)
     return True
 
 
@@ -89,18 +85,49 @@ def _entry(code: Any, value: Any) -> Any:
 
 
 @compiled
-def _add_second_symbols(table: Any) -> None:
+def _add_values(table: Any) -> None:
+    """Make entries of symbols, and of two symbols, of codes' entries, where they fit."""
+    single = np.empty(SIZE, np.int64)
     for place in range(SIZE):
-        entry = table[place]
-        bits = entry & 255
-        passed = (entry >> 8) & 255
-        if bits == 0 or passed == END:
-            continue
-        second = table[(place << bits) & (SIZE - 1)]  # its first symbol stays what it was
-        both = bits + ((second >> 24) & 255)
-        if second & 255 and both <= LOOK:
-            passed = passed + ((second >> 8) & 255)
-            table[place] = (entry & 0xFFFFFF00FF00) | both | passed << 16 | second >> 32 << 48
+        code = table[place] >> 8
+        fits = (code != 0) & (code != _NONE) & (code & 255 <= LOOK)
+        entry = int64(entry_of(uint64(place) << uint64(64 - LOOK), uint64(code)))
+        single[place] = entry if fits else code << 8
+    for place in range(0, SIZE, LANES):
+        _add_second_symbols(single, place, table)
+
+
+@intrinsic
+def _add_second_symbols(_: Any, single: Any, place: Any, table: Any) -> Any:
+    """Make table[place:place + LANES] of entries of single symbols: of two symbols, where both fit."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b = builder
+        kind = ir.VectorType(I64, LANES)
+
+        def all_of(value: int) -> Any:
+            return vector(I64, value, LANES)
+
+        def byte(entry: Any, number: int) -> Any:
+            return b.and_(b.lshr(entry, all_of(8 * number)), all_of(255))
+
+        source, target = (pointer(b, context, signature.args[i], arguments[i], arguments[1]) for i in (0, 2))
+        entry = b.load(b.bitcast(source, kind.as_pointer()), align=8)
+        bits = byte(entry, 0)
+        places = b.add(splat(b, arguments[1], LANES), ir.Constant(kind, [*range(LANES)]))
+        behind = b.and_(b.shl(places, bits), all_of(SIZE - 1))
+        second = gather(b, context, pointer(b, context, signature.args[0], arguments[0], ir.Constant(I64, 0)), behind)
+        both = b.add(bits, byte(second, 3))
+        fits = b.and_(b.icmp_unsigned("!=", bits, all_of(0)), b.icmp_unsigned("!=", byte(entry, 1), all_of(END)))
+        fits = b.and_(fits, b.icmp_unsigned("!=", byte(second, 0), all_of(0)))
+        fits = b.and_(fits, b.icmp_unsigned("<=", both, all_of(LOOK)))
+        passed = b.shl(b.add(byte(entry, 1), byte(second, 1)), all_of(16))
+        values = b.shl(b.lshr(second, all_of(32)), all_of(48))
+        pair = b.or_(b.or_(b.and_(entry, all_of(0xFFFFFF00FF00)), both), b.or_(passed, values))
+        b.store(b.select(fits, pair, entry), b.bitcast(target, kind.as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    return types.none(single, types.intp, table), generate
 
 
 @inlined
