@@ -81,33 +81,44 @@ def has_avx512(context: Any) -> bool:
     return {"+avx512bw", "+avx512vbmi2"} <= set(_features(context))
 
 
-def _avx2(builder: Any, name: str, kind: ir.Type, a: Any, b: Any) -> Any:
+_MULTIPLY = {256: "avx2.pmadd.wd", 512: "avx512.pmaddw.d.512"}
+_PACK = {
+    (256, 32): "avx2.packssdw",
+    (256, 16): "avx2.packsswb",
+    (512, 32): "avx512.packssdw.512",
+    (512, 16): "avx512.packsswb.512",
+}
+
+
+def _x86(builder: Any, name: str, kind: ir.Type, a: Any, b: Any) -> Any:
     function = ir.FunctionType(kind, [a.type, b.type])
-    return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.x86.avx2.{name}"), [a, b])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.x86.{name}"), [a, b])
 
 
-# The next two are what AVX2's instructions do, and elsewhere as many as LLVM makes of it. Products of two vectors that
-# were interleaved are the first halves of both blocks, and the second halves; `packed` puts such halves together.
-def products(builder: Any, avx2: bool, pairs: Any, factors: Any) -> Any:
-    """a0 * f0 + a1 * f1, a2 * f2 + a3 * f3, ... in 32 bits, of two vectors of PAIRED int16."""
-    if avx2:
-        return _avx2(builder, "pmadd.wd", ir.VectorType(I32, LANES), pairs, factors)
-    wide = ir.VectorType(I32, PAIRED)
+# The next two are what AVX2's and AVX-512's instructions do, and elsewhere as many as LLVM makes of it. Products of two
+# vectors that were interleaved are the first halves of all blocks, and the second halves; `packed` puts such halves
+# together.
+def products(builder: Any, native: bool, pairs: Any, factors: Any) -> Any:
+    """a0 * f0 + a1 * f1, a2 * f2 + a3 * f3, ... in 32 bits, of two vectors of int16."""
+    count = pairs.type.count
+    if native:
+        return _x86(builder, _MULTIPLY[16 * count], ir.VectorType(I32, count // 2), pairs, factors)
+    wide = ir.VectorType(I32, count)
     each = builder.mul(builder.sext(pairs, wide), builder.sext(factors, wide))
-    even, odd = (shuffle(builder, each, each, range(side, PAIRED, 2)) for side in (0, 1))
+    even, odd = (shuffle(builder, each, each, range(side, count, 2)) for side in (0, 1))
     return builder.add(even, odd)
 
 
-def packed(builder: Any, avx2: bool, lower: Any, upper: Any) -> Any:
-    """Two vectors of 256 bits as one of numbers of half as many bits, saturated."""
+def packed(builder: Any, native: bool, lower: Any, upper: Any) -> Any:
+    """Two vectors as one of numbers of half as many bits, saturated, within each 128 bits."""
     count, bits = lower.type.count, lower.type.element.width
     kind = ir.VectorType(ir.IntType(bits // 2), 2 * count)
-    if avx2:
-        return _avx2(builder, "packssdw" if bits == 32 else "packsswb", kind, lower, upper)
+    if native:
+        return _x86(builder, _PACK[count * bits, bits], kind, lower, upper)
     most = (1 << (bits // 2 - 1)) - 1
     lower, upper = (clamp(builder, half, -most - 1, most) for half in (lower, upper))
-    block = count // 2
-    order = [side + first + i for first in (0, block) for side in (0, count) for i in range(block)]
+    block = 128 // bits
+    order = [side + first + i for first in range(0, count, block) for side in (0, count) for i in range(block)]
     return builder.trunc(shuffle(builder, lower, upper, order), kind)
 
 
@@ -291,18 +302,25 @@ def quotient(_: Any, a: Any, b: Any) -> Any:
 _FEW = 4  # pairs of weights that stay in registers
 
 
-def _pair_products(builder: Any, avx2: bool, near: Any, far: Any, pair: Any) -> list[Any]:
-    """Sums of two products in 32 bits, of WIDE bytes of two rows and their weights, PAIRED int16."""
-    none = vector(I8, 0, WIDE)
-    both = interleaved(builder, near, far, PAIRED)
-    halves = [part for values in both for part in interleaved(builder, values, none, PAIRED)]
-    return [products(builder, avx2, builder.bitcast(part, ir.VectorType(I16, PAIRED)), pair) for part in halves]
+def _pair_products(builder: Any, native: bool, near: Any, far: Any, pair: Any) -> list[Any]:
+    """Sums of two products in 32 bits, of bytes of two rows and their weights: of even bytes and odd ones, in turn."""
+    b = builder
+    count = near.type.count // 2
+    words = ir.VectorType(I16, count)
+    sums = []
+    for mixed in interleaved(b, b.bitcast(near, words), b.bitcast(far, words)):
+        for part in (b.and_(mixed, vector(I16, 255, count)), b.lshr(mixed, vector(I16, 8, count))):
+            sums.append(products(b, native, part, pair))
+    return sums
 
 
-def _bytes_of(builder: Any, avx2: bool, sums: list[Any]) -> Any:
-    """WIDE numbers less 128, as `_pair_products` orders them, as bytes 0 to 255."""
-    sums = [packed(builder, avx2, sums[i], sums[i + 1]) for i in (0, 2)]
-    return builder.xor(packed(builder, avx2, sums[0], sums[1]), vector(I8, -128, WIDE))
+def _bytes_of(builder: Any, native: bool, sums: list[Any]) -> Any:
+    """Numbers less 128, as `_pair_products` orders them, as bytes 0 to 255."""
+    b = builder
+    value = packed(b, native, *(packed(b, native, sums[i], sums[i + 2]) for i in (0, 1)))
+    count = value.type.count
+    order = [first + side + i for first in range(0, count, 16) for i in range(8) for side in (0, 8)]
+    return b.xor(shuffle(b, value, value, order), vector(I8, -128, count))
 
 
 @intrinsic
@@ -328,58 +346,70 @@ def weighted(
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         b = builder
-        avx2 = has_avx2(context)
-        wide = ir.VectorType(I8, WIDE)
+        native = has_avx2(context)
         begin, target = (pointer(b, context, kinds[i], arguments[i], arguments[i + 1]) for i in (0, 7))
         bits = b.trunc(arguments[6], I32)
         half = b.shl(ir.Constant(I32, 1), b.sub(bits, ir.Constant(I32, 1)))
         # Less 128, for numbers that saturate as signed ones.
-        initial = splat(b, b.sub(half, b.shl(ir.Constant(I32, 128), bits)), LANES)
-        shift = splat(b, bits, LANES)
-
-        def factors(number: Any) -> Any:
-            weight = pointer(b, context, kinds[3], arguments[3], b.add(arguments[4], number))
-            weight = b.load(b.bitcast(weight, I32.as_pointer()), align=2)
-            return b.bitcast(splat(b, weight, LANES), ir.VectorType(I16, PAIRED))
+        less = b.sub(half, b.shl(ir.Constant(I32, 128), bits))
+        pairs = b.lshr(b.add(arguments[5], ir.Constant(I64, 1)), ir.Constant(I64, 1))
+        nbytes = b.mul(arguments[9], ir.Constant(I64, WIDE))
 
         def row(number: Any) -> Any:  # the first one where there is none, for the weight 0
             inside = b.icmp_signed("<", number, arguments[5])
             return b.gep(begin, [b.select(inside, b.mul(number, arguments[2]), ir.Constant(I64, 0))])
 
-        def added(totals: Any, rows: Any, skipped: Any, pair: Any) -> list[Any]:
-            near, far = (b.load(b.bitcast(b.gep(place, [skipped]), wide.as_pointer()), align=1) for place in rows)
-            parts = _pair_products(b, avx2, near, far, pair)
-            return [b.add(total, part) for total, part in zip(totals, parts, strict=True)]
+        def summed(width: int, count: int) -> None:
+            """Sums of `count` pairs, or of any number if it is 0, by vectors of `width` bytes: the last may overlap."""
+            wide = ir.VectorType(I8, width).as_pointer()
+            lanes = width // 4
+            initial, shift = splat(b, less, lanes), splat(b, bits, lanes)
 
-        def finished(totals: Any, skipped: Any) -> None:
-            value = _bytes_of(b, avx2, [b.ashr(total, shift) for total in totals])
-            b.store(value, b.bitcast(b.gep(target, [skipped]), wide.as_pointer()), align=1)
+            def factors(number: Any) -> Any:
+                weight = pointer(b, context, kinds[3], arguments[3], b.add(arguments[4], number))
+                weight = b.load(b.bitcast(weight, I32.as_pointer()), align=2)
+                return b.bitcast(splat(b, weight, lanes), ir.VectorType(I16, 2 * lanes))
 
-        pairs = b.lshr(b.add(arguments[5], ir.Constant(I64, 1)), ir.Constant(I64, 1))
-        for count in range(1, _FEW + 1):
-            with b.if_then(b.icmp_signed("==" if count > 1 else "<=", pairs, ir.Constant(I64, count))):
-                numbers = [ir.Constant(I64, number) for number in range(2 * count)]
-                known = [factors(number) for number in numbers[::2]]
-                rows = [row(number) for number in numbers]
-                with cgutils.for_range(b, arguments[9]) as loop:
-                    skipped = b.mul(loop.index, ir.Constant(I64, WIDE))
-                    totals: list[Any] = [initial] * (WIDE // LANES)
-                    for i, pair in enumerate(known):
-                        totals = added(totals, rows[2 * i : 2 * i + 2], skipped, pair)
-                    finished(totals, skipped)
-        with b.if_then(b.icmp_signed(">", pairs, ir.Constant(I64, _FEW))):
-            sums = [cgutils.alloca_once(b, initial.type) for _ in range(WIDE // LANES)]
-            with cgutils.for_range(b, arguments[9]) as loop:
-                skipped = b.mul(loop.index, ir.Constant(I64, WIDE))
-                for total in sums:
-                    b.store(initial, total)
-                with cgutils.for_range(b, pairs) as over_pairs:
-                    number = b.shl(over_pairs.index, ir.Constant(I64, 1))
-                    rows = [row(number), row(b.add(number, ir.Constant(I64, 1)))]
-                    new = added([b.load(total) for total in sums], rows, skipped, factors(number))
-                    for value, total in zip(new, sums, strict=True):
-                        b.store(value, total)
-                finished([b.load(total) for total in sums], skipped)
+            def added(totals: Any, rows: Any, skipped: Any, pair: Any) -> list[Any]:
+                near, far = (b.load(b.bitcast(b.gep(place, [skipped]), wide), align=1) for place in rows)
+                parts = _pair_products(b, native, near, far, pair)
+                return [b.add(total, part) for total, part in zip(totals, parts, strict=True)]
+
+            numbers = [ir.Constant(I64, number) for number in range(2 * count)]
+            known, rows = [factors(number) for number in numbers[::2]], [row(number) for number in numbers]
+            sums = [] if count else [cgutils.alloca_once(b, initial.type) for _ in range(4)]
+            last = b.sub(nbytes, ir.Constant(I64, width))
+            times = b.udiv(b.add(nbytes, ir.Constant(I64, width - 1)), ir.Constant(I64, width))
+            with cgutils.for_range(b, times) as loop:
+                skipped = b.mul(loop.index, ir.Constant(I64, width))
+                skipped = b.select(b.icmp_signed("<", skipped, last), skipped, last)
+                totals: list[Any] = [initial] * 4
+                for i, pair in enumerate(known):
+                    totals = added(totals, rows[2 * i : 2 * i + 2], skipped, pair)
+                if not count:
+                    for total in sums:
+                        b.store(initial, total)
+                    with cgutils.for_range(b, pairs) as over_pairs:
+                        number = b.shl(over_pairs.index, ir.Constant(I64, 1))
+                        two = [row(number), row(b.add(number, ir.Constant(I64, 1)))]
+                        new = added([b.load(total) for total in sums], two, skipped, factors(number))
+                        for value, total in zip(new, sums, strict=True):
+                            b.store(value, total)
+                    totals = [b.load(total) for total in sums]
+                value = _bytes_of(b, native, [b.ashr(total, shift) for total in totals])
+                b.store(value, b.bitcast(b.gep(target, [skipped]), wide), align=1)
+
+        width = 2 * WIDE if has_avx512(context) else WIDE
+        narrow = b.icmp_signed("<", nbytes, ir.Constant(I64, width))
+        if width > WIDE:
+            with b.if_then(narrow):
+                summed(WIDE, 0)
+        with b.if_then(b.not_(narrow)):
+            for count in range(1, _FEW + 1):
+                with b.if_then(b.icmp_signed("==" if count > 1 else "<=", pairs, ir.Constant(I64, count))):
+                    summed(width, count)
+            with b.if_then(b.icmp_signed(">", pairs, ir.Constant(I64, _FEW))):
+                summed(width, 0)
         return context.get_dummy_value()
 
     intp = types.intp
