@@ -16,7 +16,7 @@ import numpy as np
 
 from fastimg.loaders.runtime.compiled import compiled, inlined
 
-from .dct import inverse_dct, inverse_dct2, inverse_dct4, low_dct2
+from .dct import BLOCKS, inverse_dct, inverse_dct2, inverse_dct4, low_dct2
 from .entropy.lookups import TABLE, fill_table
 from .entropy.symbols import NATURAL, STRIDE
 from .entropy.tiles import coefficients, collect
@@ -122,6 +122,21 @@ def lay_out(headers: Any, regions: Any) -> Any:
     return rows, places, sides, strides, rightwards, downwards
 
 
+@inlined
+def _sum_means(values: Any, starts: Any, places: Any, previous: Any) -> None:
+    """Make DC values of the differences that some tiles have, of which the last may be the same.
+
+    Not where blocks are transformed: wide loads would wait for these narrow stores.
+    """
+    previous[:] = 0
+    for block in range(places.shape[0]):
+        c, skipped = places[block, 0], block * STRIDE
+        for n in range(starts.size):
+            previous[n, c] += values[starts[n] + skipped]
+        for n in range(starts.size):
+            values[starts[n] + skipped] = previous[n, c]
+
+
 @compiled
 def decode_collected(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any, work: Any, out: Any) -> bool:
     """What `decode_tiles` does with tiles whose bits `collect` has found."""
@@ -137,57 +152,57 @@ def decode_collected(data: Any, headers: Any, regions: Any, clean: Any, bounds: 
     scaled = region.side == 3 or (region.side > 4 and region.side < 8)
     if scaled:
         drop_high(quantisers, sides)
-    places_to, places_to2 = np.full(3, -1, np.int64), np.full(3, -1, np.int64)  # of two tiles' components
+    corners = np.full((BLOCKS, 3), -1, np.int64)  # of some tiles' components; -1 of those that are not wanted
+    starts = np.empty(BLOCKS, np.int64)
     total = down * across
-    chunk = max(2, _CHUNK // (2 * rows.size * STRIDE) * 2)
-    previous = np.empty((2, 3), np.int64)
+    size = rows.size * STRIDE
+    chunk = max(1, _CHUNK // (BLOCKS * size)) * BLOCKS
+    previous = np.empty((BLOCKS, 3), np.int64)
     for first in range(0, total, chunk):
         stop = min(first + chunk, total)
         if not coefficients(clean, bounds, first, stop, work, rows, NATURAL, values):
             return False
-        for tile in range(first, stop, 2):  # and the one behind it
-            other = min(tile + 1, stop - 1)
-            at = (tile - first) * rows.size * STRIDE
-            at2 = (other - first) * rows.size * STRIDE
-            previous[:] = 0
-            for block in range(rows.size):  # not in the next loop, whose wide loads would wait for these narrow stores
-                c, dc, dc2 = places[block, 0], at + block * STRIDE, at2 + block * STRIDE
-                previous[0, c] += values[dc]
-                previous[1, c] += values[dc2]
-                values[dc], values[dc2] = previous[0, c], previous[1, c]
-            column, row, column2, row2 = tile % across, tile // across, other % across, other // across
-            if scaled:
+        for begin in range(first, stop, BLOCKS):
+            for n in range(BLOCKS):
+                tile = min(begin + n, stop - 1)  # the last one again where there are no more
+                starts[n] = (tile - first) * size
                 for c in range(min(region.planes, headers[0].components)):
-                    places_to[c] = column * rightwards[c] + row * downwards[c]
-                    places_to2[c] = column2 * rightwards[c] + row2 * downwards[c]
-                fits &= transform_scaled(
-                    values, at, at2, quantisers, places, sides, strides, places_to, places_to2, out
-                )
+                    corners[n, c] = tile % across * rightwards[c] + tile // across * downwards[c]
+            _sum_means(values, starts, places, previous)
+            if scaled:
+                for n in range(0, BLOCKS, 2):
+                    fits &= transform_scaled(
+                        values,
+                        starts[n],
+                        starts[n + 1],
+                        quantisers,
+                        places,
+                        sides,
+                        strides,
+                        corners[n],
+                        corners[n + 1],
+                        out,
+                    )
                 continue
             for block in range(rows.size):
-                c, begin = places[block, 0], places[block, 1]
-                if c >= region.planes:
-                    at += STRIDE
-                    at2 += STRIDE
+                c, place, skipped = places[block, 0], places[block, 1], block * STRIDE
+                if corners[0, c] < 0:
                     continue
-                to = begin + column * rightwards[c] + row * downwards[c]
-                to2 = begin + column2 * rightwards[c] + row2 * downwards[c]
                 if sides[c] == 8:
-                    fits &= inverse_dct(values, at, at2, quantisers, 64 * c, out, to, to2, strides[c])
-                elif sides[c] == 2 and region.low:
-                    low_dct2(values, at, quantisers, 64 * c, out, to, strides[c])
-                    low_dct2(values, at2, quantisers, 64 * c, out, to2, strides[c])
-                elif sides[c] == 4:
-                    fits &= inverse_dct4(values, at, quantisers, 64 * c, out, to, strides[c])
-                    fits &= inverse_dct4(values, at2, quantisers, 64 * c, out, to2, strides[c])
-                elif sides[c] == 2:
-                    fits &= inverse_dct2(values, at, quantisers, 64 * c, out, to, strides[c])
-                    fits &= inverse_dct2(values, at2, quantisers, 64 * c, out, to2, strides[c])
-                else:
-                    for n in range(2):
-                        mean = (values[at2 if n else at] * quantisers[64 * c] + 4) >> 3
+                    at = starts[0] + skipped, starts[1] + skipped, starts[2] + skipped, starts[3] + skipped
+                    to = place + corners[0, c], place + corners[1, c], place + corners[2, c], place + corners[3, c]
+                    fits &= inverse_dct(values, at, quantisers, 64 * c, out, to, strides[c])
+                    continue
+                for n in range(BLOCKS):
+                    at_n, to_n = starts[n] + skipped, place + corners[n, c]
+                    if sides[c] == 2 and region.low:
+                        low_dct2(values, at_n, quantisers, 64 * c, out, to_n, strides[c])
+                    elif sides[c] == 4:
+                        fits &= inverse_dct4(values, at_n, quantisers, 64 * c, out, to_n, strides[c])
+                    elif sides[c] == 2:
+                        fits &= inverse_dct2(values, at_n, quantisers, 64 * c, out, to_n, strides[c])
+                    else:
+                        mean = (values[at_n] * quantisers[64 * c] + 4) >> 3
                         fits &= -512 <= mean < 512  # the range of libjpeg's table of limits
-                        out[to2 if n else to] = min(max(mean + 128, 0), 255)
-                at += STRIDE
-                at2 += STRIDE
+                        out[to_n] = min(max(mean + 128, 0), 255)
     return fits

@@ -1,4 +1,4 @@
-"""Inverse DCTs in LLVM's vector types: libjpeg-turbo's islow transform, two blocks at a time, and its reduced ones."""
+"""Inverse DCTs in LLVM's vector types: libjpeg-turbo's islow transform, four blocks at a time, and its reduced ones."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from .vectors import (
     I32,
     I64,
     LANES,
-    PAIRED,
+    blocks_at_once,
     clamp,
     has_avx2,
     interleaved,
@@ -34,27 +34,31 @@ _0_211, _0_509, _0_601, _0_720, _0_850, _1_061 = 1730, 4176, 4926, 5906, 6967, 8
 _1_272, _1_451, _2_172, _3_624 = 10426, 11893, 17799, 29692
 _CONST_BITS, _PASS1_BITS = 13, 2
 _WIDE = ir.VectorType(I32, LANES)
+BLOCKS = 4  # that `inverse_dct` transforms: in one go, or two at a time
 
 Halves = tuple[Any, Any]
 
 
-def _products(builder: Any, avx2: bool, a: Any, b: Any, *factors: tuple[int, int]) -> list[Halves]:
+def _products(builder: Any, native: bool, a: Any, b: Any, *factors: tuple[int, int]) -> list[Halves]:
     """For each pair of factors a * first + b * second."""
     lower, upper = interleaved(builder, a, b)
-    pairs = [ir.Constant(lower.type, [*pair] * LANES) for pair in factors]
-    return [(products(builder, avx2, lower, both), products(builder, avx2, upper, both)) for both in pairs]
+    pairs = [ir.Constant(lower.type, [*pair] * (lower.type.count // 2)) for pair in factors]
+    return [(products(builder, native, lower, both), products(builder, native, upper, both)) for both in pairs]
 
 
-def _inverse_dct(builder: Any, avx2: bool, values: list[Any], shift: int) -> list[Any]:
-    """Eight 1-d transforms side by side of two blocks: values[frequency] -> [sample], descaled by `shift` bits.
+def _inverse_dct(builder: Any, native: bool, values: list[Any], shift: int) -> list[Any]:
+    """Eight 1-d transforms side by side of some blocks: values[frequency] -> [sample], descaled by `shift` bits.
 
     Sums of values wrap and samples saturate as in libjpeg-turbo's vector code (jidctint-avx2.asm).
     """
     b = builder
+    count = values[0].type.count // 2  # of numbers of 32 bits
+    wide = ir.VectorType(I32, count)
 
     def widened(value: Any) -> Halves:  # times 2 ** _CONST_BITS
-        lower, upper = (b.bitcast(half, _WIDE) for half in interleaved(b, ir.Constant(value.type, None), value))
-        return b.ashr(lower, vector(I32, 16 - _CONST_BITS)), b.ashr(upper, vector(I32, 16 - _CONST_BITS))
+        lower, upper = (b.bitcast(half, wide) for half in interleaved(b, ir.Constant(value.type, None), value))
+        bits = vector(I32, 16 - _CONST_BITS, count)
+        return b.ashr(lower, bits), b.ashr(upper, bits)
 
     def added(x: Halves, y: Halves) -> Halves:
         return b.add(x[0], y[0]), b.add(x[1], y[1])
@@ -62,23 +66,23 @@ def _inverse_dct(builder: Any, avx2: bool, values: list[Any], shift: int) -> lis
     def less(x: Halves, y: Halves) -> Halves:
         return b.sub(x[0], y[0]), b.sub(x[1], y[1])
 
-    even2, even3 = _products(b, avx2, values[2], values[6], (_0_541, _0_541 - _1_847), (_0_541 + _0_765, _0_541))
-    half = vector(I32, 1 << (shift - 1))
+    even2, even3 = _products(b, native, values[2], values[6], (_0_541, _0_541 - _1_847), (_0_541 + _0_765, _0_541))
+    half = vector(I32, 1 << (shift - 1), count)
     even0 = added(widened(b.add(values[0], values[4])), (half, half))
     even1 = added(widened(b.sub(values[0], values[4])), (half, half))
     z3, z4 = b.add(values[7], values[3]), b.add(values[5], values[1])
-    odd3, odd4 = _products(b, avx2, z3, z4, (_1_175 - _1_961, _1_175), (_1_175, _1_175 - _0_390))
-    t0, t3 = _products(b, avx2, values[7], values[1], (_0_298 - _0_899, -_0_899), (-_0_899, _1_501 - _0_899))
-    t1, t2 = _products(b, avx2, values[5], values[3], (_2_053 - _2_562, -_2_562), (-_2_562, _3_072 - _2_562))
+    odd3, odd4 = _products(b, native, z3, z4, (_1_175 - _1_961, _1_175), (_1_175, _1_175 - _0_390))
+    t0, t3 = _products(b, native, values[7], values[1], (_0_298 - _0_899, -_0_899), (-_0_899, _1_501 - _0_899))
+    t1, t2 = _products(b, native, values[5], values[3], (_2_053 - _2_562, -_2_562), (-_2_562, _3_072 - _2_562))
     pairs = (
         (added(even0, even3), added(t3, odd4)),
         (added(even1, even2), added(t2, odd3)),
         (less(even1, even2), added(t1, odd4)),
         (less(even0, even3), added(t0, odd3)),
     )
-    down = vector(I32, shift)
+    down = vector(I32, shift, count)
     sums = [added(even, odd) for even, odd in pairs] + [less(even, odd) for even, odd in reversed(pairs)]
-    return [packed(b, avx2, b.ashr(lower, down), b.ashr(upper, down)) for lower, upper in sums]
+    return [packed(b, native, b.ashr(lower, down), b.ashr(upper, down)) for lower, upper in sums]
 
 
 def _half_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
@@ -139,46 +143,57 @@ def block_row(builder: Any, address: Any, number: int) -> Any:
     return builder.load(place, align=2)
 
 
-@intrinsic
-def inverse_dct(
-    _: Any, coefficients: Any, at: Any, at2: Any, quantiser: Any, row: Any, out: Any, to: Any, to2: Any, stride: Any
-) -> Any:
-    """The samples of two blocks, coefficients[at:at + 64] and [at2:at2 + 64] int16, in rows.
+def _side_by_side(builder: Any, rows: list[Any]) -> Any:
+    """Rows of 2 or 4 blocks as one vector."""
+    while len(rows) > 1:
+        order = range(2 * rows[0].type.count)
+        rows = [shuffle(builder, rows[i], rows[i + 1], order) for i in range(0, len(rows), 2)]
+    return rows[0]
 
-    They are multiplied by quantiser[row:row + 64] int16. Column c goes to out[to + c * stride:] and
-    out[to2 + c * stride:], uint8. The bits are libjpeg-turbo's islow DCT's. False where a number between its passes
-    took 16 bits or more: no encoder makes such blocks, and libjpeg-turbo's samples of them depend on the machine.
+
+@intrinsic
+def inverse_dct(_: Any, coefficients: Any, at: Any, quantiser: Any, row: Any, out: Any, to: Any, stride: Any) -> Any:
+    """The samples of BLOCKS blocks, block i's 64 coefficients int16, in rows, at `coefficients[at[i]]`.
+
+    They are multiplied by quantiser[row:row + 64] int16. Column c of block i goes to out[to[i] + c * stride:], uint8.
+    The bits are libjpeg-turbo's islow DCT's. False where a number between its passes took 16 bits or more: no encoder
+    makes such blocks, and libjpeg-turbo's samples of them depend on the machine.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         b = builder
-        avx2 = has_avx2(context)
-        first, second = (pointer(b, context, kinds[0], arguments[0], arguments[i]) for i in (1, 2))
-        scale = pointer(b, context, kinds[3], arguments[3], arguments[4])
-        rows = []
-        for i in range(LANES):
-            both = shuffle(b, block_row(b, first, i), block_row(b, second, i), range(PAIRED))
-            factors = block_row(b, scale, i)
-            rows.append(b.mul(both, shuffle(b, factors, factors, [*range(LANES)] * 2)))
-        columns = _inverse_dct(b, avx2, rows, _CONST_BITS - _PASS1_BITS)
-        passed = _inverse_dct(b, avx2, transposed(b, columns), _CONST_BITS + _PASS1_BITS + 3)
-        targets = [pointer(b, context, kinds[5], arguments[5], arguments[i]) for i in (6, 7)]
-        for i in range(0, LANES, 2):
-            pixels = packed(b, avx2, passed[i], passed[i + 1])
-            pixels = b.xor(pixels, vector(I8, -128, 2 * PAIRED))  # plus 128
-            quarters = b.bitcast(pixels, ir.VectorType(I64, 4))
-            for n in range(4):
-                place = b.gep(targets[n // 2], [b.mul(arguments[8], ir.Constant(I64, i + n % 2))])
-                column = b.extract_element(quarters, ir.Constant(I32, n))
-                b.store(column, b.bitcast(place, I64.as_pointer()), align=1)
-        return b.not_(_saturated(b, columns))
+        native = has_avx2(context)
+        count = blocks_at_once(context)
+        scale = pointer(b, context, kinds[2], arguments[2], arguments[3])
+        factors = [_side_by_side(b, [block_row(b, scale, i)] * count) for i in range(LANES)]
+        sound = ir.Constant(ir.IntType(1), 1)
+        for first in range(0, BLOCKS, count):
+            numbers = range(first, first + count)
+            sources = [pointer(b, context, kinds[0], arguments[0], b.extract_value(arguments[1], n)) for n in numbers]
+            targets = [pointer(b, context, kinds[4], arguments[4], b.extract_value(arguments[5], n)) for n in numbers]
+            rows = [_side_by_side(b, [block_row(b, source, i) for source in sources]) for i in range(LANES)]
+            rows = [b.mul(values, factor) for values, factor in zip(rows, factors, strict=True)]
+            columns = _inverse_dct(b, native, rows, _CONST_BITS - _PASS1_BITS)
+            passed = _inverse_dct(b, native, transposed(b, columns), _CONST_BITS + _PASS1_BITS + 3)
+            for i in range(0, LANES, 2):
+                pixels = packed(b, native, passed[i], passed[i + 1])
+                pixels = b.xor(pixels, vector(I8, -128, pixels.type.count))  # plus 128
+                words = b.bitcast(pixels, ir.VectorType(I64, 2 * count))
+                for n in range(2 * count):
+                    place = b.gep(targets[n // 2], [b.mul(arguments[6], ir.Constant(I64, i + n % 2))])
+                    column = b.extract_element(words, ir.Constant(I32, n))
+                    b.store(column, b.bitcast(place, I64.as_pointer()), align=1)
+            sound = b.and_(sound, b.not_(_saturated(b, columns)))
+        return sound
 
     arrays = (coefficients, quantiser, out)
     if not all(isinstance(array, types.Array) for array in arrays):
         return None
-    intp = types.intp
-    return types.boolean(coefficients, intp, intp, quantiser, intp, out, intp, intp, intp), generate
+    intp: Any = types.intp
+    tuples: Any = types.UniTuple
+    places = tuples(intp, BLOCKS)
+    return types.boolean(coefficients, places, quantiser, intp, out, places, intp), generate
 
 
 def _reduced_dct(side: int) -> Any:

@@ -18,7 +18,7 @@ from fastimg.loaders.runtime.compiled import compiled, inlined, uint64
 
 from .baseline import WORK, fill_quantisers, fill_tables, table_of
 from .columns import aligned
-from .dct import inverse_dct
+from .dct import BLOCKS, inverse_dct
 from .entropy.lookups import TABLE, fill_table
 from .entropy.progressive import BLOCK, fill_band_table, first_band, first_means, refine_band, refine_means
 from .entropy.scan import DAMAGED, advance_alone, collect_scan, seek, start_block
@@ -92,6 +92,19 @@ def begin_scan(data: Any, headers: Any, regions: Any, work: Any, streams: Any, i
     return bool(start_block(streams, i))
 
 
+@inlined
+def _blocks_from(number: int, end: int) -> Any:
+    """The next numbers of BLOCKS blocks before `end`; the last one again where there are no more."""
+    return number, min(number + 1, end - 1), min(number + 2, end - 1), min(number + 3, end - 1)
+
+
+@inlined
+def _placed(numbers: Any, begin: int, step: int) -> Any:
+    """Where they are, from `begin` on."""
+    a, b, c, d = numbers
+    return begin + a * step, begin + b * step, begin + c * step, begin + d * step
+
+
 @compiled
 def end_row(headers: Any, regions: Any, work: Any, streams: Any, i: int, planes: Any) -> int:
     """Transform the row of MCUs at whose wanted end stream `i` is, to planes as `decode_tiles` makes them.
@@ -117,11 +130,11 @@ def end_row(headers: Any, regions: Any, work: Any, streams: Any, i: int, planes:
         for y in range(v):
             for x in range(h):
                 to = origin + x * 8 * stride + ((row - region.top) * v + y) * 8
-                for mcu in range(0, across, 2):
-                    other = min(mcu + 1, across - 1)
-                    at, at2 = (mcu * stream.blocks + block) * STRIDE, (other * stream.blocks + block) * STRIDE
-                    to1, to2 = to + mcu * 8 * h * stride, to + other * 8 * h * stride
-                    fits &= inverse_dct(values, at, at2, quantisers, 64 * c, planes, to1, to2, stride)
+                for mcu in range(0, across, BLOCKS):
+                    mcus = _blocks_from(mcu, across)
+                    at = _placed(mcus, block * STRIDE, stream.blocks * STRIDE)
+                    places = _placed(mcus, to, 8 * h * stride)
+                    fits &= inverse_dct(values, at, quantisers, 64 * c, planes, places, stride)
                 block += 1
         origin += across * h * 8 * stride
     if not fits:
@@ -215,12 +228,12 @@ def decode_progressive(data: Any, headers: Any, regions: Any, work: Any, planes:
         stride = (region.bottom - region.top) * v * 8
         if c < region.planes:
             for row in range(region.top * v, region.bottom * v):
-                for column in range(region.left * h, region.right * h, 2):
-                    other = min(column + 1, region.right * h - 1)
-                    at, at2 = first + row * across * h + column, first + row * across * h + other
-                    to = origin + (column - region.left * h) * 8 * stride + (row - region.top * v) * 8
-                    to2 = to + (other - column) * 8 * stride
-                    fits &= inverse_dct(values, at * BLOCK, at2 * BLOCK, quantisers, 64 * c, planes, to, to2, stride)
+                to = origin + (row - region.top * v) * 8 - region.left * h * 8 * stride
+                for column in range(region.left * h, region.right * h, BLOCKS):
+                    columns = _blocks_from(column, region.right * h)
+                    at = _placed(columns, (first + row * across * h) * BLOCK, BLOCK)
+                    places = _placed(columns, to, 8 * stride)
+                    fits &= inverse_dct(values, at, quantisers, 64 * c, planes, places, stride)
         origin += (region.right - region.left) * h * 8 * stride
         first += across * down * h * v
     return bool(fits)

@@ -28,6 +28,11 @@ PAIRED = 2 * LANES  # of two blocks, int16: 256 bits
 WIDE = 32  # samples of a column or a row that are processed at once; arrays have room for as many after their data
 
 
+def blocks_at_once(context: Any) -> int:
+    """The blocks that a vector of int16 holds a row of."""
+    return 4 if has_avx512(context) else 2
+
+
 def vector(kind: ir.Type, value: int, lanes: int = LANES) -> ir.Constant:
     """A constant, the same in all lanes."""
     return ir.Constant(ir.VectorType(kind, lanes), [value] * lanes)
