@@ -3,9 +3,10 @@
     python benchmarks/order.py [--data FOLDER] [--only orders,ahead,mixing,reads,epochs]
 
 `orders`: time and memory to create one. `ahead`: the time of the consumer's thread, without decoding, to dispatch a
-batch of 256 from tar shards, if it requests read-ahead itself and if the loader's threads do; and the time between the
-last batch of an epoch of ImageNet's size and the first of the next, after a validation of two seconds, with and without
-a thread that computes the order in the meantime. `mixing`: classes in a batch of class-sorted data, compared with
+batch of 256 from tar shards, if it requests read-ahead itself and if the loader's threads do; the processor time of a
+request for a sample, if a compiled call makes those of a batch and if Python makes each; and the time between the last
+batch of an epoch of ImageNet's size and the first of the next, after a validation of two seconds, with and without a
+thread that computes the order in the meantime. `mixing`: classes in a batch of class-sorted data, compared with
 `random`. `reads`: the native loader reads tar shards of the folder's tiled JPEGs, repeated up to --samples, while the
 oldest pages that it requested or read are dropped from the page cache, so that the cache never holds more than one and
 a half windows. Bytes are those that the process reads from disk (/proc/self/io), as a share of the images' bytes, with
@@ -16,6 +17,7 @@ scratch, which grows with the largest crop so far, at the end of each epoch.
 """
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -30,6 +32,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import measure
 import numpy as np
@@ -45,6 +48,7 @@ from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.epochs.epochs import Epochs
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.order import BLOCK, WINDOW, Order, Slices, epoch_order
+from fastimg.loaders.runtime import file_reads
 from fastimg.loaders.runtime.scratch import Scratch
 
 Record = dict[str, Any]
@@ -73,6 +77,8 @@ def main() -> None:
     if "ahead" in sections:
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
             found["ahead"] = [*handing_out(Path(name), args.repeats), *next_epochs(args.repeats)]
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+            found["ahead"] += requests(Path(name), args.repeats)
     if "mixing" in sections:
         found["mixing"] = mixing()
     if args.data is not None:
@@ -178,6 +184,30 @@ def handing_out(folder: Path, repeats: int) -> list[Record]:
             records.append({**shape, "variant": name, "ms": spread})
     dataset.close()
     return records
+
+
+def requests(folder: Path, repeats: int) -> list[Record]:
+    """Microseconds of processor time to request a sample of a batch from cached tar shards, all in one call and not."""
+    samples, size, batch = 2048, 112_000, 256
+    with ShardWriter(folder / "train-00000.tar") as writer:
+        for i in range(samples):
+            writer.add(f"{i:09d}", {"jpg": os.urandom(size), "cls": b"0"})
+    chosen = np.random.default_rng(0).permutation(samples).reshape(-1, batch)
+
+    def measured(python: bool) -> float:
+        began = time.thread_time()
+        with mock.patch.object(file_reads, "may_call", lambda function: not python):
+            for ids in chosen:
+                dataset.will_need(ids)
+        return 1e6 * (time.thread_time() - began) / samples
+
+    with contextlib.closing(open_dataset(folder)) as dataset:
+        for python in (True, False):  # which compiles
+            measured(python)
+        calls = {"python": partial(measured, True), "compiled": partial(measured, False)}
+        found = measure.interleaved(calls, repeats)
+    shape = {"what": "requesting a sample", "batch": batch, "samples": samples, "bytes": size}
+    return [{**shape, "variant": name, "us": spread} for name, spread in found.items()]
 
 
 def next_epochs(repeats: int) -> list[Record]:
@@ -358,7 +388,8 @@ class SmallCache:
         shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
         with self._lock:
             last = (-1, -1)
-            for shard, offset, size in pieces(shards, offsets - _HEADER, sizes + _HEADER):
+            asked = pieces(shards, offsets - _HEADER, sizes + _HEADER)
+            for shard, offset, size in zip(*(column.tolist() for column in asked), strict=True):
                 for page in range(offset // _PAGE, (offset + size - 1) // _PAGE + 1):
                     if (shard, page) not in self._pages:
                         self._pages[shard, page] = None

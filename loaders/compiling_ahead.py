@@ -10,6 +10,7 @@ number of them.
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +93,7 @@ def compile_path(decoder: Decoder, dataset: Dataset, ids: npt.NDArray[np.int64],
     rows = {field.name: np.zeros((len(ids), *field.shape), field.dtype) for field in decoder.fields}
     with saying_what_is_compiled("the reading of images", say), suppress(Exception):  # threads will meet it, and say so
         decoder.fill(SampleReader(dataset), ids.tolist(), decoder.draw(0, 0, ids), rows, Scratch())
+        decoder.read_ahead(dataset, ids, partial(decoder.draw, 0, 0))
 
 
 def looked_at(count: int, indices: npt.NDArray[np.int64] | None, most: int) -> npt.NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """Which samples the system is asked to read ahead during an epoch, and how."""
 
 import os
-from collections.abc import Iterator
+import sys
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -86,25 +87,45 @@ class Asked:
         return indices
 
 
-def pieces(
-    files: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> Iterator[tuple[int, int, int]]:
-    """(file, offset, size) of requests that cover the extents [N], in stored order: neighbours joined, long ones split.
+class Pieces(NamedTuple):
+    """Requests [k]: the file of each, its first byte, and how many bytes, at most `_PIECE`."""
+
+    files: Samples
+    offsets: Samples
+    sizes: Samples
+
+
+def pieces(files: Samples, offsets: Samples, sizes: Samples) -> Pieces:
+    """Requests that cover the extents [N], in stored order: neighbours joined, long ones split.
 
     No extent may be inside another one, except equal ones.
     """
-    if len(files) == 0:
-        return
     order = np.lexsort((offsets, files))
     files = files[order]
     starts = offsets[order]
     ends = starts + sizes[order]
     apart = (files[1:] != files[:-1]) | (starts[1:] > ends[:-1] + _GAP)
-    heads = np.flatnonzero(np.append(True, apart))
-    tails = np.flatnonzero(np.append(apart, True))
-    for file, start, end in zip(files[heads].tolist(), starts[heads].tolist(), ends[tails].tolist(), strict=True):
-        for at in range(start, end, _PIECE):
-            yield file, at, min(_PIECE, end - at)
+    edge = np.ones(min(1, len(files)), np.bool_)
+    heads, tails = np.append(edge, apart), np.append(apart, edge)
+    files, starts, ends = files[heads], starts[heads], ends[tails]
+    counts = -((starts - ends) // _PIECE)  # of pieces
+    before = np.repeat(np.cumsum(counts) - counts, counts)  # pieces of earlier extents
+    at = np.repeat(starts, counts) + _PIECE * (np.arange(len(before)) - before)
+    return Pieces(np.repeat(files, counts), at, np.minimum(_PIECE, np.repeat(ends, counts) - at))
+
+
+def ask_all(wanted: Pieces) -> None:
+    """`ask` for each of several, whose files are descriptors: in one compiled call where files are read by such calls.
+
+    Each call from Python gives up the GIL, and waits for it again. Raises OSError.
+    """
+    if "fastimg.loaders.runtime.file_reads" in sys.modules and hasattr(os, "posix_fadvise"):
+        from fastimg.loaders.runtime.file_reads import advise  # numba, which texts do not need
+
+        if advise(*wanted):
+            return
+    for file, offset, size in zip(*(column.tolist() for column in wanted), strict=True):
+        ask(file, offset, size)
 
 
 def ask(file: int, offset: int, size: int) -> None:

@@ -26,7 +26,7 @@ from fastimg.loaders.runtime.scratch import Encoded
 
 from .identities import StatedContent, identity_of, identity_of_file
 from .quick_sums import sum_of_file
-from .readahead import ask, pieces
+from .readahead import ask_all, pieces
 
 EVERY = 16  # reads between two checks
 
@@ -282,8 +282,10 @@ class WatchedFiles:
         self, numbers: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
     ) -> None:
         """See ShardFiles: the system is asked to read them."""
-        for number, offset, size in pieces(numbers, offsets, sizes):
-            ask(self._handles.file(number), offset, size)
+        wanted = pieces(numbers, offsets, sizes)
+        distinct, which = np.unique(wanted.files, return_inverse=True)
+        files = np.array([self._handles.file(number) for number in distinct.tolist()], np.int64)
+        ask_all(wanted._replace(files=files[which]))
 
     def present(self) -> Iterable[Path]:
         """See ShardFiles: each is checked first, so that nothing is derived of another one."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.containers.readahead import ask, pieces
+from fastimg.loaders.containers.readahead import ask_all, pieces
 from fastimg.loaders.containers.watch import FileParts, fill
 from fastimg.loaders.errors import DataError, ShardError, UnavailableError
 from fastimg.loaders.runtime.file_locks import unlock_and_close
@@ -154,8 +154,7 @@ class FetchedFiles:
             with contextlib.suppress(OSError):  # deleted meanwhile: the reader will fetch it
                 file = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    for _, offset, size in pieces(numbers[chosen], offsets[chosen], sizes[chosen]):
-                        ask(file, offset, size)
+                    ask_all(pieces(np.full(np.count_nonzero(chosen), file), offsets[chosen], sizes[chosen]))
                 finally:
                     os.close(file)
 

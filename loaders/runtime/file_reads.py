@@ -90,6 +90,19 @@ def fill_rows(
     return filled
 
 
+def advise(descriptors: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> bool:
+    """Ask the system to read parts [k] of open files ahead, where it has `posix_fadvise`.
+
+    Returns False, and asks for nothing, where machine code is not ready. Raises OSError, after what came before.
+    """
+    if not may_call(_advise):
+        return False
+    error = _advise(descriptors, offsets, sizes, os.POSIX_FADV_WILLNEED)
+    if error:
+        raise OSError(error, os.strerror(error))
+    return True
+
+
 def _read_large(path: str, place: int, encoded: Encoded) -> None:
     """Read a file that fills the buffer of its place, or is larger."""
     encoded.drop(place)
@@ -161,6 +174,16 @@ def _fill_rows(
 
 
 @compiled
+def _advise(descriptors: Any, offsets: Any, sizes: Any, advice: int) -> int:
+    """The first error's number, or 0."""
+    for i in range(descriptors.size):
+        error = _posix_fadvise(descriptors[i], offsets[i], sizes[i], advice)
+        if error != 0:
+            return int(error)
+    return 0
+
+
+@compiled
 def read_up_to(descriptor: int, to: int, size: int, offset: int) -> int:
     """How many bytes were read from `offset` on to an address, fewer than `size` at the file's end; or _FAILED."""
     read = 0
@@ -218,6 +241,17 @@ def _preadv(_: Any, descriptor: Any, parts: Any, count: Any, offset: Any) -> Any
         descriptor, parts, count, offset = arguments
         descriptor, count = builder.trunc(descriptor, I32), builder.trunc(count, I32)
         return builder.call(function, [descriptor, builder.inttoptr(parts, POINTER), count, offset])
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _posix_fadvise(_: Any, descriptor: Any, offset: Any, size: Any, advice: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = _external("posix_fadvise", I32, I32, I64, I64, I32)(builder)
+        descriptor, offset, size, advice = arguments
+        descriptor, advice = builder.trunc(descriptor, I32), builder.trunc(advice, I32)
+        return builder.sext(builder.call(function, [descriptor, offset, size, advice]), I64)
 
     return types.int64(types.int64, types.int64, types.int64, types.int64), generate
 

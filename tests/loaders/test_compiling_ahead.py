@@ -258,6 +258,13 @@ def test_compiling_is_said_with_its_duration():
     assert len(said) == 2
 
 
+def test_reading_ahead_is_compiled_too(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Numbers, "will_need", lambda self, ids: asked.extend(ids.tolist()))
+    ahead.compile_path(Cropped(random=True), Numbers(4), np.arange(2), lambda words: None)
+    assert asked == [0, 1]
+
+
 def test_a_loader_says_so_by_logging(files, build, monkeypatch, caplog):
     monkeypatch.setattr(ahead, "_WORTH", 1)
     monkeypatch.setattr(ahead, "compile_path", lambda decoder, dataset, ids, say: say(f"compiling for {len(ids)}"))

@@ -15,7 +15,7 @@ from fastimg.loaders.containers.content import TEXT_FIELDS, Content
 from fastimg.loaders.containers.derived.block_index import BlockIndex
 from fastimg.loaders.containers.fields import WithFields
 from fastimg.loaders.containers.identities import StatedContent
-from fastimg.loaders.containers.readahead import SMALL_FILES, Asked, pieces
+from fastimg.loaders.containers.readahead import SMALL_FILES, Asked
 from fastimg.loaders.containers.stored_pixels import PIXELS, StoredPixels
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileState, FileWatch
@@ -242,8 +242,7 @@ class BetonDataset(WithFields):
     ) -> None:
         """Ask the system to read the bytes [begin, end) of samples [N] ahead."""
         offsets = self._offsets[indices].astype(np.int64)
-        for _, offset, size in pieces(np.zeros(len(offsets), np.int64), offsets + begins, ends - begins):
-            self.reader.will_need(offset, size)
+        self.reader.will_need(offsets + begins, ends - begins)
 
     def sample_name(self, index: int) -> str:
         """`train.beton: sample 17 (cats/a.jpg)`, with the original path if a json field has it."""

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.atomic import EarlySync, WholeFile, sync_folder, temporary
-from fastimg.loaders.containers.readahead import ask
+from fastimg.loaders.containers.readahead import ask_all, pieces
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.scratch import Encoded
@@ -422,9 +422,9 @@ class BetonFile:
         data_end = int((table["ptr"] + table["size"]).max(initial=0))
         return BetonPart(len(self), metadata.tobytes(), table.tobytes(), data_end, int(start) + data_end)
 
-    def will_need(self, offset: int, size: int) -> None:
-        """Ask the operating system to read this range ahead."""
-        ask(self._file, offset, size)
+    def will_need(self, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
+        """Ask the operating system to read these ranges [N] ahead."""
+        ask_all(pieces(np.full(len(offsets), self._file), offsets, sizes))
 
     def close(self) -> None:
         """Close the file."""

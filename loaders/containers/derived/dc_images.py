@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.containers.readahead import ask, pieces
+from fastimg.loaders.containers.readahead import ask_all, pieces
 from fastimg.loaders.containers.watch import fill
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
@@ -102,10 +102,8 @@ class DcImages:
         begin = entry[0]
         behind = int(self._ends[np.searchsorted(self._ends, begin, "right")])
         size = behind - begin
-        for _, at, piece in pieces(
-            *(np.array([n]) for n in (0, begin, size if finer or entry[1] < 5 else size * 3 // 7))
-        ):
-            ask(file, at, piece)
+        size = size if finer or entry[1] < 5 else size * 3 // 7
+        ask_all(pieces(np.array([file]), np.array([begin]), np.array([size])))
         return True
 
     def doubt(self, index: int) -> None:

@@ -1,6 +1,7 @@
 """Read-ahead requests: everything once, in time, in large pieces, and nothing else."""
 
 import contextlib
+import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -13,6 +14,8 @@ from fastimg.loaders.containers import readahead
 from fastimg.loaders.containers.readahead import WholeBlocks, pieces
 from fastimg.loaders.containers.tars.shards import ShardWriter
 from fastimg.loaders.order import Slices, epoch_order
+from fastimg.loaders.runtime import compiled, file_reads
+from fastimg.loaders.runtime.compiling_nothing import compiling_nothing
 
 SHAPES = {
     "n": st.integers(1, 600),
@@ -58,6 +61,11 @@ def test_half_a_window_is_not_requested_at_once():
         assert (np.diff(ahead.reshape(-1, 16)) == 1).all()  # as whole blocks
 
 
+def listed(wanted):
+    """(file, offset, size) of each request."""
+    return list(zip(*(column.tolist() for column in wanted), strict=True))
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(1, 40)), max_size=40), st.randoms())
 def test_pieces_hold_the_extents_and_little_else(drawn, random):
     extents, ends = [], {}
@@ -68,7 +76,7 @@ def test_pieces_hold_the_extents_and_little_else(drawn, random):
     shuffled = extents + random.sample(extents, len(extents) // 3)  # some twice: a hard link, or padding
     random.shuffle(shuffled)
     columns = np.array(shuffled, np.int64).reshape(-1, 3).T
-    found = list(pieces(*columns))
+    found = listed(pieces(*columns))
     assert found == sorted(found) and all(0 < size <= 131072 for _, _, size in found)
     covered = {(file, kb) for file, at, size in found for kb in range(at // 1024, (at + size) // 1024)}
     needed = {(file, kb) for file, at, size in extents for kb in range(at // 1024, (at + size) // 1024)}
@@ -97,9 +105,7 @@ def shards(tmp_path):
 
 def test_a_block_of_a_tar_is_one_request(shards, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        "fastimg.loaders.containers.watch.ask", lambda file, offset, size: asked.append((file, offset, size))
-    )
+    monkeypatch.setattr("fastimg.loaders.containers.watch.ask_all", lambda wanted: asked.extend(listed(wanted)))
     dataset = open_dataset(shards)
     dataset.will_need(np.arange(20, 40)[::-1])
     ((_, offset, size),) = asked
@@ -120,13 +126,13 @@ def test_a_block_of_a_tar_is_one_request(shards, monkeypatch):
 
 def test_small_shards_are_asked_for_as_a_whole_once(shards, monkeypatch):
     asked = []
-    monkeypatch.setattr("fastimg.loaders.containers.watch.ask", lambda file, offset, size: asked.append((offset, size)))
+    monkeypatch.setattr("fastimg.loaders.containers.watch.ask_all", lambda wanted: asked.extend(listed(wanted)))
     with contextlib.closing(open_dataset(shards)) as dataset:
         dataset.will_need(np.arange(0, 20))
         assert len(asked) == 1  # one request for neighbours
         dataset.will_need(np.arange(0, 200, 30))
         member = 512 + 4096 + 512 + 512  # an image and its label
-        assert sum(size for _, size in asked[1:]) == 2 * (99 * member + 512 + 4000)
+        assert sum(size for _, _, size in asked[1:]) == 2 * (99 * member + 512 + 4000)
         asked.clear()
         dataset.will_need(np.arange(200))
         assert not asked
@@ -143,6 +149,31 @@ def test_large_samples_are_asked_for_when_they_are_needed():
 def test_systems_without_the_call(monkeypatch):
     monkeypatch.delattr(readahead.os, "posix_fadvise")
     readahead.ask(-1, 0, 10)
+    readahead.ask_all(pieces(*np.array([[-1], [0], [10]])))
+
+
+@pytest.fixture
+def advised(monkeypatch):
+    """Requests from Python."""
+    asked = []
+    monkeypatch.setattr(readahead.os, "posix_fadvise", lambda *given: asked.append(given), raising=False)
+    monkeypatch.setattr(readahead.os, "POSIX_FADV_WILLNEED", 3, raising=False)
+    return asked
+
+
+def test_a_thread_without_machine_code_asks_from_python(advised, monkeypatch):
+    monkeypatch.setattr(compiled, "is_ready", lambda function: False)
+    wanted = pieces(*np.array([[5, 4], [0, 70_000], [200_000, 10]]))
+    with compiling_nothing():
+        readahead.ask_all(wanted)
+    assert advised == [(4, 70_000, 10, 3), (5, 0, 131_072, 3), (5, 131_072, 68_928, 3)]
+
+
+def test_reading_ahead_imports_no_compiler(advised, monkeypatch):
+    """Where nothing else in the process has: texts need none."""
+    monkeypatch.delitem(sys.modules, file_reads.__name__)
+    readahead.ask_all(pieces(*np.array([[4], [0], [10]])))
+    assert advised == [(4, 0, 10, 3)] and file_reads.__name__ not in sys.modules
 
 
 def fetched(order, slices, ahead, held):

@@ -1,6 +1,9 @@
 """Files and their parts, several in one compiled call."""
 
+import ctypes
+import mmap
 import os
+import time
 
 import numpy as np
 import pytest
@@ -86,6 +89,51 @@ def test_parts(tmp_path):
     assert filled.tolist() == [True, True, False, False]  # the third ends too early, the last is no open file
     assert bytes(encoded.buffer(0)[:10]) + bytes(encoded.buffer(1)[:990]) == content
     assert bytes(encoded.buffer(2)[:10]) == content[990:]
+
+
+def resident(path):
+    """Whether each page of a file is in memory."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        pages = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+        view = np.frombuffer(mapped, np.uint8)
+        looked = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(mapped)), ctypes.c_void_p(pages.ctypes.data)
+        )
+        del view
+    assert looked == 0
+    return (pages & 1).astype(bool)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system has no posix_fadvise")
+def test_parts_are_read_ahead(tmp_path):
+    """Those that were asked for come into memory, where the file system lets go of what is there."""
+    path = written(tmp_path, "a", 400 * mmap.PAGESIZE)
+    page = mmap.PAGESIZE
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if resident(path).any():
+            pytest.skip("the file stays in memory")
+        parts = np.array([10 * page, 300 * page]), np.array([8 * page, 1])
+        assert file_reads.advise(np.full(2, file.fileno()), *parts)
+        for _ in range(1000):
+            if resident(path)[[*range(10, 18), 300]].all():
+                break
+            time.sleep(0.01)
+        else:
+            raise AssertionError("what was asked for is not read")
+        assert not resident(path)[100:200].any()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system has no posix_fadvise")
+def test_a_closed_file_is_not_read_ahead():
+    """The error is Python's."""
+    assert file_reads.advise(*np.zeros((3, 0), np.int64))
+    with pytest.raises(OSError, match="Bad file descriptor") as compiled_way:
+        file_reads.advise(np.array([-1]), np.array([0]), np.array([100]))
+    with pytest.raises(OSError, match="Bad file descriptor") as plain_way:
+        os.posix_fadvise(-1, 0, 100, os.POSIX_FADV_WILLNEED)
+    assert compiled_way.value.errno == plain_way.value.errno
 
 
 @pytest.mark.parametrize("count", [1, 8])
