@@ -130,5 +130,5 @@ def ask_all(wanted: Pieces) -> None:
 
 def ask(file: int, offset: int, size: int) -> None:
     """Ask the system to read a part of an open file ahead. Does nothing if the system has no such call."""
-    if hasattr(os, "posix_fadvise"):
+    if size and hasattr(os, "posix_fadvise"):  # of size 0 would be all that follows
         os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)

@@ -169,6 +169,13 @@ def test_a_thread_without_machine_code_asks_from_python(advised, monkeypatch):
     assert advised == [(4, 70_000, 10, 3), (5, 0, 131_072, 3), (5, 131_072, 68_928, 3)]
 
 
+def test_nothing_is_not_asked_for(advised):
+    """The system takes it for the rest of the file."""
+    readahead.ask(4, 100, 0)
+    readahead.ask_all(pieces(*np.array([[4], [100], [0]])))
+    assert advised == []
+
+
 def test_reading_ahead_imports_no_compiler(advised, monkeypatch):
     """Where nothing else in the process has: texts need none."""
     monkeypatch.delitem(sys.modules, file_reads.__name__)
