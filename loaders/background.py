@@ -9,6 +9,7 @@ FASTIMG_BACKGROUND=0 in the environment turns it off.
 """
 
 import gc
+import importlib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .loader import Loader
@@ -103,13 +104,13 @@ class Background:
 
 def lacks_code() -> bool:
     """Whether threads of this process have had to do without code that is not compiled."""
-    compiled = sys.modules.get("fastimg.loaders.runtime.compiled")  # which texts do not need
+    compiled = _compiled()
     return compiled is not None and compiled.lacks_code()
 
 
 def has_to_load() -> bool:
     """Whether threads of this process have had to do without code that is in the machine's cache."""
-    compiled = sys.modules.get("fastimg.loaders.runtime.compiled")
+    compiled = _compiled()
     return compiled is not None and compiled.has_to_load()
 
 
@@ -122,9 +123,15 @@ def load_missed() -> None:
 
 def look_again() -> None:
     """Ask the machine's cache again for what it did not have: another process may have compiled it."""
-    compiled = sys.modules.get("fastimg.loaders.runtime.compiled")
+    compiled = _compiled()
     if compiled is not None:
         compiled.look_again()
+
+
+def _compiled() -> Any:
+    """The module `runtime.compiled`; None where nothing has needed it, as with texts."""
+    name = "fastimg.loaders.runtime.compiled"
+    return importlib.import_module(name) if name in sys.modules else None  # waits for a thread that imports it
 
 
 def _started(loader: "Loader", makes_way: bool) -> "subprocess.Popen[bytes] | None":
