@@ -158,7 +158,7 @@ def test_a_resize_that_is_not_compiled_is_left_to_others(alike, monkeypatch):
 
 @pytest.mark.parametrize(("most", "kept"), [(1 << 28, True), (1000, False)])
 def test_a_small_file_is_kept_in_memory_from_the_second_epoch_on(most, kept, mixed, monkeypatch):
-    monkeypatch.setattr("fastimg.loaders.containers.betons.dataset._SMALL_FILE", most)
+    monkeypatch.setattr("fastimg.loaders.containers.betons.dataset.SMALL_FILES", most)
     monkeypatch.setattr(mixed, "stores_pixels", True)
     ids = list(range(len(mixed)))
     for crop in (RandomResizedCrop(size=16), CenterCrop(size=32, resize=32), RandomCrop(size=8, padding=3)):
@@ -236,3 +236,16 @@ def test_stored_pixels_make_up_for_compiling_sooner(samples, expected, alike, mo
     chosen = np.arange(samples) % len(alike)
     ahead.compile_ahead(ImageDecoder(RandomResizedCrop(size=8)), alike, chosen, 1, 8)
     assert bool(looked_at) == expected
+
+
+def test_neighbours_in_memory_are_those_that_were_asked_for(alike):
+    decoder = ImageDecoder(CenterCrop(size=(12, 10), resize=(12, 10)))
+    alone = [filled(decoder, alike, [index])[0]["inputs"][0] for index in range(len(alike))]
+    filled(decoder, alike, list(range(len(alike))))
+    assert alike._in_memory is not None
+    for ids in ([*range(90)], [5, 6, 7, 7, 8, 3, 2, 3, 4, 89], [0], [88, 89], [*range(40, 90), *range(40)]):
+        assert_as_before(decoder, alike, ids)
+        assert np.array_equal(filled(decoder, alike, ids)[0]["inputs"], [alone[index] for index in ids])
+    for index in (8, 9, 30):
+        alike._in_memory[1]["width"][index] = 0  # not in memory: left to others
+    assert_as_before(decoder, alike, list(range(90)))
