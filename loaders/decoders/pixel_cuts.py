@@ -4,8 +4,8 @@
         -> pictures.pixels: gray, where the batch is
         -> the batch: what keeps its size | resize_queue: the window of the resized picture
 
-What keeps its width, its size and its channels is read into the batch itself, samples that lie side by side at once.
-The result equals cutting out the box, resizing it and cutting out the window, bit for bit.
+What keeps its width, its size and its channels is read into the batch itself, or copied from memory, samples that lie
+side by side at once. The result equals cutting out the box, resizing it and cutting out the window, bit for bit.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,10 @@ from .shown import copy_shown, find_shown
 _ROOM = 1 << 22  # bytes of what is read to be cut; images that need more are left to others
 _ENOUGH = 1 << 20  # bytes that are read before they are resized: the CPU's cache holds them
 _MOST = 64  # images
-_LINES = 16  # of 64 bytes, that are fetched of the next image while one is copied
+_LINE = 64  # bytes that the processor fetches at once
+_FETCHED = 1 << 12  # bytes at the start of the next image, which are fetched while one is copied
+_AHEAD = 8  # samples, whose entries in the table are fetched before their pixels can be
+_MEMORY = -1  # instead of a file, where pixels are in memory
 
 
 class PixelCuts:
@@ -112,14 +115,15 @@ def _read(
     count, used, number = 0, 0, begin
     memory = int64(room.ctypes.data)
     first, run = 0, 0  # samples that lie side by side: the first, how many, and where they begin
-    file, start = -1, 0
+    file, start, to = _MEMORY, 0, memory
     placed, width, height = -1, 0, 0  # the job whose window was placed last, and the size of its image
     while number < places.size and count < jobs.shape[0] and used < _ENOUGH:
         i, job, stored = number, jobs[count], table[places[number]]
         number += 1
-        if number < places.size and table[places[number]].address:
-            for line in range(_LINES):
-                fetch_line(table[places[number]].address + 64 * line)
+        if number + _AHEAD < places.size:
+            fetch_line(int64(table.ctypes.data) + table.itemsize * places[number + _AHEAD])
+        if number < places.size:
+            _fetch_start(table[places[number]], stored.address + stored.pitch * stored.height)
         if stored.width == 0 or stored.channels not in (3, channels) or stored.width * stored.height > max_pixels:
             continue
         if draws.shape[1] or count != placed or stored.width != width or stored.height != height:
@@ -129,18 +133,16 @@ def _read(
             continue
         same = stored.channels == channels
         if same and _fills_rows(job, stored.pitch, tall, wide, channels):
-            skipped = (job.y + job.at_y) * stored.pitch
-            if stored.address:
-                copy_bytes(stored.address + skipped, int64(out[i].ctypes.data), row)
-                filled[i] = True
-                continue
-            offset = stored.offset + skipped
-            if run and (i != first + run or stored.file != file or offset != start + run * row):
-                _read_run(file, start, first, run, filled, out)
+            holder = _MEMORY if stored.address else stored.file
+            offset = (stored.address or stored.offset) + (job.y + job.at_y) * stored.pitch
+            if run and (i != first + run or holder != file or offset != start + run * row):
+                if not _read_run(file, start, to, run * row):
+                    filled[first : first + run] = False
                 run = 0
             if run == 0:
-                first, file, start = i, stored.file, offset
+                first, file, start, to = i, holder, offset, int64(out[i].ctypes.data)
             run += 1
+            filled[i] = True
             continue
         top, bottom, kept = find_shown(stored.width, stored.height, jobs[count : count + 1], out[i], bicubic, regions)
         if bottom == 0:
@@ -172,18 +174,29 @@ def _read(
         job.picture_width, job.picture_height = stored.width, stored.height
         used += nbytes if same else made
         count += 1
-    if run:
-        _read_run(file, start, first, run, filled, out)
+    if run and not _read_run(file, start, to, run * row):
+        filled[first : first + run] = False
     return number, count
 
 
-@compiled
-def _read_run(file: int, start: int, first: int, run: int, filled: Any, out: Any) -> None:
-    """Read the rows [first, first + run) of `out` from a file."""
-    nbytes = run * out[0].size
-    if read_up_to(file, int64(out[first].ctypes.data), nbytes, start) == nbytes:
-        for i in range(first, first + run):
-            filled[i] = True
+@inlined
+def _read_run(file: int, start: int, to: int, nbytes: int) -> bool:
+    """Read what adjoins from a file, or copy it from memory, to the address `to`. Whether all of it is there."""
+    if file == _MEMORY:
+        copy_bytes(start, to, nbytes)
+        return True
+    return bool(read_up_to(file, to, nbytes, start) == nbytes)
+
+
+@inlined
+def _fetch_start(stored: Any, end: int) -> None:
+    """Have the processor fetch the start of an image in memory, unless it begins at `end`, where the last one ends.
+
+    Without it each image of a random order waits for memory anew: the processor itself foresees only what adjoins.
+    """
+    if stored.address and stored.address != end:
+        for begin in range(0, min(stored.pitch * stored.height, _FETCHED), _LINE):
+            fetch_line(stored.address + begin)
 
 
 @inlined
