@@ -5,7 +5,8 @@
 
 The images are noise, written to a `.beton` by `convert --raw-below`. Functions of the loader are timed by the clock of
 their own thread, which adds about a microsecond to each; a part includes those that are indented below it. The first
-lines are without these clocks.
+lines are without these clocks. Chunks that the consumer fills instead of waiting are part of its waiting, and count
+among those of the threads, too.
 """
 
 import argparse

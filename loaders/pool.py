@@ -2,6 +2,8 @@
 
     fill(slot, job, draws, ahead) -> queue of chunks -> [thread: take, read ahead, fill rows, settle] -> wait(slot, job)
 
+A consumer that would wait for tiny rows fills some itself: to sleep and to be woken takes as long as to copy them.
+
 Each thread records what it is working on, and Python delivers signals only to the main thread: wherever the consumer
 is interrupted, `cancel` knows which threads to wait for. If a thread dies, the consumer gets its error and the pool is
 no longer usable. A forked process has no threads: the pool is not usable there, and nothing waits for it.
@@ -34,6 +36,7 @@ from .errors import OVER, DataError, ImageError, WorkerError
 from .ring import Slot
 
 _LEAST = 1 << 19  # bytes of the rows of a chunk where they are only copied or resized
+_TINY = 1 << 12  # bytes of such a row, of which the consumer fills some instead of waiting: 36 x 36 pixels
 
 
 class Job:
@@ -44,10 +47,25 @@ class Job:
     numbers of their crops, where these are known.
     """
 
-    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "draw", "failure", "group", "least", "loading", "turns")
+    __slots__ = (
+        "ahead",
+        "blanks",
+        "cancelled",
+        "decoder",
+        "draw",
+        "failure",
+        "group",
+        "least",
+        "loading",
+        "tiny",
+        "turns",
+    )
 
-    def __init__(self, decoder: Decoder, draw: DrawCrops | None, least: int = 1, turns: bool = False) -> None:
+    def __init__(
+        self, decoder: Decoder, draw: DrawCrops | None, least: int = 1, turns: bool = False, tiny: bool = False
+    ) -> None:
         self.turns = Turns(turns)
+        self.tiny = tiny  # whether the consumer fills rows, too, while it has no batch
         self.least = least  # rows of a chunk, of batches that have more
         self.group = GROUP  # samples that a thread makes in one call: MOST, if those that were read last are small
         self.draw = draw
@@ -99,7 +117,7 @@ class Pool:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._job: Job | None = None  # the newest
-        self._busy: dict[int, Job] = {}  # number of a thread -> what it is working on
+        self._busy: dict[threading.Thread, Job] = {}  # what threads are working on, the consumer's among them
         self._scratch: Scratch | None = None  # the consumer's
         self._died = False  # whether a thread has died; then no more chunks are taken
         self._death: WorkerError | None = None  # its error, until it is raised
@@ -134,7 +152,8 @@ class Pool:
             self.cancel(self._job)
         nbytes = sum(field.dtype.itemsize * math.prod(field.shape) for field in decoder.fields)
         turns = decoder.takes_turns and len(self._threads) > 1 and fetched_files(self._dataset) is None
-        job = Job(decoder, draw, _LEAST // nbytes if decoder.cuts_pixels(self._dataset) else 1, turns)
+        cuts = decoder.cuts_pixels(self._dataset)
+        job = Job(decoder, draw, _LEAST // nbytes if cuts else 1, turns, cuts and nbytes <= _TINY)
         self._job = job
         return job
 
@@ -173,7 +192,7 @@ class Pool:
         """Fill rows on the consumer's thread: switching to another thread would cost more than it saves."""
         chunk.job.check()
         self._scratch = self._scratch or Scratch()
-        failure = self._try_rows(0, chunk, self._scratch)
+        failure = self._try_rows(len(self._threads), chunk, self._scratch)
         try:
             if failure is not None:
                 raise failure
@@ -185,6 +204,8 @@ class Pool:
     def wait(self, slot: Slot, job: Job) -> None:
         """Wait until `slot` is full. Raises the error of a worker that failed."""
         self._check_process()
+        while job.tiny and self._fill_instead(slot, job):
+            pass
         try:
             with self._lock:
                 while slot.pending and job.failure is None and not job.cancelled and not self._died:
@@ -202,6 +223,28 @@ class Pool:
                 raise failure
         finally:
             del failure  # its traceback refers to this frame
+
+    def _fill_instead(self, slot: Slot, job: Job) -> bool:
+        """Fill the next chunk on the consumer's thread, if `slot` is not full yet. Whether there was one."""
+        thread = threading.current_thread()
+        self._scratch = self._scratch or Scratch()
+        try:
+            with self._lock:
+                if not slot.pending or job.failure is not None or job.cancelled or self._died:
+                    return False
+                try:
+                    chunk = self._queue.get_nowait()
+                except queue.Empty:
+                    return False
+                assert chunk is not None  # threads are told to end only after the job was cancelled
+                taken = self._take(thread, chunk.job)
+            if taken:
+                self._fill_chunk(len(self._threads), thread, chunk, self._scratch)
+            return True
+        finally:
+            if self._busy.pop(thread, None) is not None:  # after an interrupt
+                with self._lock:
+                    self._changed.notify_all()
 
     def cancel(self, job: Job) -> bool:
         """Drop the rest of `job`, and wait until no other thread uses its slots. Returns whether it is the newest job.
@@ -221,7 +264,7 @@ class Pool:
     def _has_elsewhere(self, job: Job) -> bool:
         """Whether a thread other than the one that asks works on `job`."""
         mine = threading.current_thread()
-        return any(busy is job and self._threads[number] is not mine for number, busy in list(self._busy.items()))
+        return any(busy is job and thread is not mine for thread, busy in list(self._busy.items()))
 
     def stop(self) -> None:
         """End the threads."""
@@ -238,6 +281,9 @@ class Pool:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+        with self._lock:
+            while self._job is not None and self._has_elsewhere(self._job):  # a consumer that fills rows
+                self._changed.wait()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -246,23 +292,28 @@ class Pool:
     def _work(self, number: int) -> None:
         try:
             scratch = Scratch()
+            thread = self._threads[number]
             while (chunk := self._queue.get()) is not None:
-                if self._take(number, chunk.job):
-                    with compiling_nothing(chunk.job.decoder.scales_tiled, chunk.job.loading):
-                        failure = self._try_rows(number, chunk, scratch)
-                    self._settle(number, chunk, failure)
-                    del failure  # or a waiting thread would keep the consumer's frames alive, which its traceback gets
-                del chunk  # or the last iteration
+                if self._take(thread, chunk.job):
+                    self._fill_chunk(number, thread, chunk, scratch)
+                del chunk  # or a waiting thread would keep the last iteration
         except BaseException as error:  # noqa: BLE001 - not caused by a sample: raised in the consumer
-            self._die(number, error)
+            self._die(self._threads[number], error)
 
-    def _take(self, number: int, job: Job) -> bool:
+    def _take(self, thread: threading.Thread, job: Job) -> bool:
         with self._lock:
             if not job.cancelled:
-                self._busy[number] = job
+                self._busy[thread] = job
             return not job.cancelled
 
-    def _settle(self, number: int, chunk: _Chunk, failure: BaseException | None) -> None:
+    def _fill_chunk(self, number: int, thread: threading.Thread, chunk: _Chunk, scratch: Scratch) -> None:
+        """Fill the rows of a chunk that was taken."""
+        with compiling_nothing(chunk.job.decoder.scales_tiled, chunk.job.loading):
+            failure = self._try_rows(number, chunk, scratch)
+        self._settle(thread, chunk, failure)
+        del failure  # its traceback, which gets the consumer's frames, refers to this one
+
+    def _settle(self, thread: threading.Thread, chunk: _Chunk, failure: BaseException | None) -> None:
         slot = chunk.slot
         job = chunk.job
         with self._lock:
@@ -271,16 +322,16 @@ class Pool:
                 job.failure = failure
             if slot.pending == 0 and job.failure is None and not job.cancelled:
                 self._on_full(slot)
-            del self._busy[number]
+            del self._busy[thread]
             if failure is not None or slot.pending == 0 or job.cancelled:
                 self._changed.notify_all()
 
-    def _die(self, number: int, error: BaseException) -> None:
+    def _die(self, thread: threading.Thread, error: BaseException) -> None:
         """Record that this thread ends, and notify the waiters."""
         death = WorkerError(f"a loader thread died: {error!r}")
         death.__cause__ = error
         with self._lock:
-            self._busy.pop(number, None)
+            self._busy.pop(thread, None)
             self._died = True
             self._death = death
             self._changed.notify_all()

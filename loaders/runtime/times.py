@@ -34,11 +34,11 @@ class LoaderTimes:
 
 
 class Tally:
-    """Seconds per thread. Each thread writes only its own entries, so no lock is needed."""
+    """Seconds per thread, and last of the consumer. Each writes only its own entries, so no lock is needed."""
 
     def __init__(self, threads: int) -> None:
-        self.read = [0.0] * threads
-        self.busy = [0.0] * threads
+        self.read = [0.0] * (threads + 1)
+        self.busy = [0.0] * (threads + 1)
 
 
 class Spans:

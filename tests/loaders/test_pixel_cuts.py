@@ -1,6 +1,7 @@
 """Crops of stored pixels in compiled calls: the same rows as by a decoder, sample by sample, for less."""
 
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from fastimg.loaders.decoders.fields import FieldsDecoder
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.decoders.pixel_cuts import PixelCuts
 from fastimg.loaders.errors import ShardError
-from fastimg.loaders.pool import Job
+from fastimg.loaders.pool import Job, Pool
 from fastimg.loaders.runtime import compiled
 from fastimg.loaders.runtime.compiling_nothing import compiling_nothing
 from fastimg.loaders.runtime.scratch import Scratch
@@ -249,3 +250,79 @@ def test_neighbours_in_memory_are_those_that_were_asked_for(alike):
     for index in (8, 9, 30):
         alike._in_memory[1]["width"][index] = 0  # not in memory: left to others
     assert_as_before(decoder, alike, list(range(90)))
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """Threads of a pool that take no chunk: the consumer has to."""
+    monkeypatch.setattr(Pool, "_work", lambda *_: None)
+
+
+SAME = CenterCrop(size=(12, 10), resize=(12, 10))
+
+
+def test_the_consumer_fills_tiny_rows_instead_of_waiting(alike, build, no_threads):
+    with build(alike, ImageDecoder(SAME), order="sequential", workers=2) as loader:
+        shown = torch.cat([batch.inputs[batch.weight > 0].clone() for batch in loader])
+        assert loader.spent().busy > 0
+    expected = filled(ImageDecoder(SAME), alike, list(range(len(alike))))[0]["inputs"]
+    assert np.array_equal(shown.permute(0, 2, 3, 1).numpy(), expected)
+
+
+def test_an_error_of_the_consumer_s_own_rows_is_raised(alike, build, no_threads, monkeypatch):
+    def fail(*_):
+        raise ShardError("changed")
+
+    with build(alike, ImageDecoder(SAME), workers=1) as loader:
+        monkeypatch.setattr(alike, "stored_pixels", fail)
+        with pytest.raises(ShardError, match="changed"):
+            next(iter(loader))
+        monkeypatch.undo()
+        assert sum(batch.samples for batch in loader) == len(alike)
+
+
+def test_an_interrupt_while_the_consumer_fills_rows_ends_the_iteration(alike, build, monkeypatch):
+    def interrupt(*_):
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    with build(alike, ImageDecoder(SAME), workers=1) as loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(Pool, "_work", lambda *_: None)
+            patch.setattr(Pool, "_fill_chunk", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(loader))
+        assert not loader._pool._busy
+        loader._pool = None
+        assert sum(batch.samples for batch in loader) == len(alike)
+
+
+def test_closing_waits_for_a_consumer_that_fills_rows(alike, build, no_threads, monkeypatch):
+    begun, go_on, raised = threading.Event(), threading.Event(), []
+    fill = Pool._try_rows
+
+    def slow(*given):
+        begun.set()
+        assert go_on.wait(10)
+        return fill(*given)
+
+    monkeypatch.setattr(Pool, "_try_rows", slow)
+    loader = build(alike, ImageDecoder(SAME), workers=1)
+
+    def consume():
+        try:
+            list(loader)
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert begun.wait(10)
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(10)
+    consumer.join(10)
+    assert not closing.is_alive() and not consumer.is_alive() and raised
