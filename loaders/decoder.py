@@ -62,21 +62,26 @@ class SampleReader:
         self.nbytes += len(data)
         return data
 
-    def read_group(self, ids: Sequence[int], scratch: Scratch) -> Encoded:
+    def read_group(self, ids: Sequence[int], scratch: Scratch, filled: npt.NDArray[np.bool_] | None = None) -> Encoded:
         """The encoded samples `ids` [k], k <= MOST, valid until `scratch` holds another group; see `Encoded`.
 
-        Those that it does not have, `read` reads. Raises Cancelled, and DataError if the data has changed. Of data with
-        large images `PartialReads` reads parts.
+        Those that are `filled` [k] already are not read. Others that it does not have, `read` reads. Raises Cancelled,
+        and DataError if the data has changed.
         """
-        encoded = scratch.group(len(ids))
         read = getattr(self.dataset, "read_group", None)
-        if read is not None and self.blocks is None:
-            try:
-                self.timed(read, ids, encoded)
-                self.grouped += len(ids)
-                self.grouped_bytes += encoded.total
-            except MemoryError:  # of one of them; each is then read by itself, which names it
-                encoded.begin(len(ids))
+        if read is None:
+            return scratch.group(len(ids))
+        places = None if filled is None or not filled.any() else np.flatnonzero(~filled).tolist()
+        wanted = ids if places is None else [ids[place] for place in places]
+        encoded = scratch.group(len(wanted))
+        try:
+            self.timed(read, wanted, encoded)
+            self.grouped += len(wanted)
+            self.grouped_bytes += encoded.total
+        except MemoryError:  # of one of them; each is then read by itself, which names it
+            encoded.begin(len(wanted))
+        if places is not None:
+            encoded.spread(places, len(ids))
         return encoded
 
     def stored_pixels(self, ids: Sequence[int]) -> StoredPixels | None:

@@ -119,11 +119,12 @@ class ImageDecoder(Decoder):
 
     def read_ahead(self, dataset: Dataset, ids: npt.NDArray[np.int64], draw: DrawCrops | None) -> None:
         """See `Decoder`: of large photographs with an index, what their crops read."""
-        large = getattr(dataset, "blocks", None) is not None and self._queues and self.channels == 3
+        large = getattr(dataset, "blocks", None) is not None and self._reads_parts
         if not large or draw is None or type(self).fill_row is not ImageDecoder.fill_row:
             dataset.will_need(ids)
             return
-        dataset.will_need(ids[will_need_parts(dataset, ids, draw(ids), self.crop, scaling_of(self.dct_scaling))])
+        whole = will_need_parts(dataset, ids, draw, self.crop, scaling_of(self.dct_scaling))
+        dataset.will_need(ids if whole.all() else ids[whole])
 
     def fill(
         self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
@@ -141,7 +142,7 @@ class ImageDecoder(Decoder):
                 return []
         failures: list[Failure] = []
         for group in scratch.groups(len(ids)):
-            filled = None if cut is None else cut[group].tolist()
+            filled = None if cut is None else cut[group]
             failed = self._fill_group(reader, ids[group], draws[group], out[group], filled, scratch)
             failures += [(group.start + place, error) for place, error in failed]
             if any(not isinstance(error, ImageError) for _, error in failed):
@@ -169,22 +170,30 @@ class ImageDecoder(Decoder):
         ids: Sequence[int],
         draws: npt.NDArray[np.float64],
         out: Pixels,
-        filled: Sequence[bool] | None,
+        filled: npt.NDArray[np.bool_] | None,
         scratch: Scratch,
     ) -> list[Failure]:
         """Fill `out` [k, H, W, C], k <= MOST, but what is `filled`: JPEGs are decoded at the end, and others resized.
 
         For the JPEGs that the compiled decoder takes, Python does nothing by itself: with many threads each microsecond
-        that it needs for an image is one in which no other thread has its lock, the one that trains included.
+        that it needs for an image is one in which no other thread has its lock, the one that trains included. Only
+        large photographs of which a crop reads parts come first, one by one.
         """
+        failures: list[Failure] = []
+        large = reader.blocks.places(ids) if reader.blocks is not None and self._reads_parts else []
+        if large:
+            filled = np.zeros(len(ids), np.bool_) if filled is None else filled.copy()
+            failures = self._fill_from_parts(reader, ids, draws, out, large, filled, scratch)
+            if any(not isinstance(error, ImageError) for _, error in failures):
+                return failures
+        if filled is not None and filled.all():
+            return failures
         queue = scratch.own(CropQueue)
         queue.clear()
         decoded = scratch.own(ResizeQueue)
         decoded.clear()
-        encoded = reader.read_group(ids, scratch)
-        left = None
-        if self._queues and reader.blocks is None:
-            left = queue.add_group(encoded, self.crop, draws, self.max_pixels)
+        encoded = reader.read_group(ids, scratch, filled)
+        left = queue.add_group(encoded, self.crop, draws, self.max_pixels) if self._queues else None
         places: Sequence[int] = range(len(ids)) if left is None else left
         if filled is not None:
             places = [place for place in places if not filled[place]]
@@ -192,7 +201,6 @@ class ImageDecoder(Decoder):
         pngs.clear()
         if self._queues and places:
             places = pngs.add_group(encoded, places, self.crop, draws, self.max_pixels)
-        failures: list[Failure] = []
         for place in places:
             held, numbers = encoded[place], draws[place].tolist()
             may_take = queue if held is None or left is None else None
@@ -210,6 +218,34 @@ class ImageDecoder(Decoder):
         decoded.run(self.crop, scratch, out)
         return failures
 
+    def _fill_from_parts(
+        self,
+        reader: SampleReader,
+        ids: Sequence[int],
+        draws: npt.NDArray[np.float64],
+        out: Pixels,
+        places: Sequence[int],
+        filled: npt.NDArray[np.bool_],
+        scratch: Scratch,
+    ) -> list[Failure]:
+        """Fill those of `places` whose crops read parts of a photograph, and note them, and those that fail."""
+        parts = scratch.own(PartialReads)
+        scaling = scaling_of(self.dct_scaling)
+
+        def fill(place: int) -> None:
+            known = self.crop, draws[place].tolist(), self.max_pixels, scaling
+            filled[place] = parts.crop(reader, ids[place], *known, scratch, out[place])
+
+        failures: list[Failure] = []
+        for place in places:
+            error = None if filled[place] else attempt(fill, place)
+            if error is not None:
+                filled[place] = True
+                failures.append((place, error))
+                if not isinstance(error, ImageError):
+                    break
+        return failures
+
     def _queue_or_decode(
         self,
         reader: SampleReader,
@@ -222,14 +258,6 @@ class ImageDecoder(Decoder):
         scratch: Scratch,
     ) -> None:
         """Read and decode a sample, or queue it; with `queue` None it is known that this one does not take it."""
-        large = scratch.own(PartialReads)
-        scaling = scaling_of(self.dct_scaling)
-        if (
-            self._queues
-            and self.channels == 3
-            and large.crop(reader, index, self.crop, draws, self.max_pixels, scaling, scratch, out[place])
-        ):
-            return
         data = held or reader.read(index, scratch.other(place))  # queued samples must stay in memory
         taken = queue is not None and self._queues and queue.add(data, self.crop, draws, self.max_pixels, place)
         if not taken:
@@ -286,6 +314,11 @@ class ImageDecoder(Decoder):
     def _queues(self) -> bool:
         """Whether JPEGs go straight into rows: of 8 bits, of a crop that fills nothing beyond the image."""
         return self.compiled and self.depth == 8 and fill_of(self.crop) is None
+
+    @property
+    def _reads_parts(self) -> bool:
+        """Whether crops of photographs with an index read parts of them."""
+        return self._queues and self.channels == 3
 
     def _decode_tiles(self, data: bytes | memoryview, window: Window, fill: int, out: Pixels, scratch: Scratch) -> bool:
         """Decode a JPEG, without its padding, into a canvas of `fill`; False if it is none, or damaged."""

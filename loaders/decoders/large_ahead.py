@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.containers.derived.block_index import BlockIndex, Entry
 from fastimg.loaders.crop import CropRule
+from fastimg.loaders.decoder import DrawCrops
 from fastimg.loaders.jpeg.decoding.region import LOW
 
 from .large import SHARE
@@ -19,21 +20,24 @@ _MARGIN = 16  # pixels that upsampling looks past a box at 1/8
 
 
 def will_need_parts(
-    dataset: Any, ids: npt.NDArray[np.int64], draws: npt.NDArray[np.float64], crop: CropRule, scaling: int
+    dataset: Any, ids: npt.NDArray[np.int64], draw: DrawCrops, crop: CropRule, scaling: int
 ) -> npt.NDArray[np.bool_]:
     """Have what the crops of `ids` [k] read of indexed photographs read ahead, and what they read of the index.
 
-    `draws` [k, d] are those of the crops. Returns which samples [k] are read whole, of which nothing was asked for.
+    `draw` gives the numbers of the crops. Returns which samples [k] are read whole, of which nothing was asked for.
     """
     blocks: BlockIndex = dataset.blocks
-    whole = np.zeros(len(ids), np.bool_)
+    whole = np.ones(len(ids), np.bool_)
+    places = blocks.places(ids)
+    if not places:
+        return whole
     parts: list[tuple[int, int, int]] = []  # sample, begin, end
-    for place, (index, numbers) in enumerate(zip(ids.tolist(), draws.tolist(), strict=True)):
+    for place, index, numbers in zip(places, ids[places].tolist(), draw(ids)[places].tolist(), strict=True):
         entry = blocks.entry(index)
         found = None if entry is None else _part(dataset, blocks, entry, index, crop, numbers, scaling)
         if entry is None or found is None:
-            whole[place] = True
             continue
+        whole[place] = False
         parts.append((index, 0, entry[3]))  # its header
         if found[1] > found[0]:
             parts.append((index, *found))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from fastimg.loaders.containers.stored_pixels import StoredPixels
 from fastimg.loaders.decode import read_header
@@ -31,8 +32,8 @@ class SizeReader(SampleReader):
         self.of[index] = read_header(data, self._max_pixels).size
         return data
 
-    def read_group(self, ids: Sequence[int], scratch: Scratch) -> Encoded:
-        encoded = super().read_group(ids, scratch)
+    def read_group(self, ids: Sequence[int], scratch: Scratch, filled: npt.NDArray[np.bool_] | None = None) -> Encoded:
+        encoded = super().read_group(ids, scratch, filled)
         sizes = np.zeros((len(ids), 2), np.int64)
         if may_call(find_sizes):
             find_sizes(encoded.spans, scratch.own(new_picture), self._max_pixels, sizes)

@@ -1,6 +1,6 @@
 """Reusable memory of one worker thread. It grows to fit the largest image seen, and is never shared."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -24,6 +24,7 @@ class Encoded:
         self._buffers = [np.empty(0, np.uint8) for _ in range(MOST)]
         self._rooms = np.zeros((MOST, 2), np.int64)
         self._spans = np.zeros((MOST, 2), np.int64)
+        self._numbers: Sequence[int] | dict[int, int] = range(MOST)  # of the buffer of each place
         self.nbytes = 0  # allocated now
         self._least = 0  # bytes that each buffer has
         self.rooms = self._rooms  # of the current samples [k, 2]: the address of each buffer, and its bytes
@@ -33,6 +34,7 @@ class Encoded:
         """Forget the last group; `count` samples come next."""
         self.rooms, self.spans = self._rooms[:count], self._spans[:count]
         self.spans.fill(0)
+        self._numbers = range(MOST)
 
     def reserve(self, least: int | npt.NDArray[np.int64]) -> None:
         """Have room for so many bytes in each buffer. What is in those that are too small is lost."""
@@ -58,6 +60,13 @@ class Encoded:
         self.spans[:, 0] = self.rooms[:, 0] + behind
         self.spans[:, 1] = sizes * filled
 
+    def spread(self, places: Sequence[int], count: int) -> None:
+        """Have the samples, which were read one behind the other, at these of `count` places; at others is none."""
+        spans = self.spans.copy()
+        self.begin(count)
+        self.spans[places] = spans
+        self._numbers = {place: number for number, place in enumerate(places)}
+
     def buffer(self, place: int) -> memoryview:
         """All of a sample's room."""
         return self._buffers[place].data
@@ -75,15 +84,16 @@ class Encoded:
         address, size = self.spans[place].tolist()
         if not size:
             return None
-        begin = address - int(self._rooms[place, 0])
-        return self._buffers[place].data[begin : begin + size]
+        number = self._numbers[place]
+        begin = address - int(self._rooms[number, 0])
+        return self._buffers[number].data[begin : begin + size]
 
     def most(self) -> int:
         """How many samples the next group may have: FEW if those of this one were large, MOST if they were small.
 
         Gives memory back for large ones.
         """
-        nbytes, count = self.total, len(self.spans)
+        nbytes, count = self.total, int(np.count_nonzero(self.spans[:, 1]))
         large = nbytes > count * _LARGE
         if large or self.nbytes > 4 * GROUP * _LARGE:
             for place in range(FEW if large else 0, MOST):

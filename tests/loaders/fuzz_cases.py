@@ -236,7 +236,7 @@ class InMemory:
     def __init__(self, data):
         self.data = data
 
-    def read_group(self, ids, scratch):
+    def read_group(self, ids, scratch, filled=None):
         encoded = scratch.group(1)
         sizes = np.array([len(self.data)])
         encoded.reserve(sizes)

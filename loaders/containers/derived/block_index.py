@@ -7,7 +7,7 @@ dataset.json; an entry has the sum of its rows, and a row the check of its lengt
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,10 @@ class BlockIndex:
         count = int(np.count_nonzero(self._entries["offset"]))
         images = "crops at 1/8 are decoded" if self.dc_images is None else self.dc_images.describe()
         return f"{plural(count, 'large photograph')}: an index of {self._size / 1e6:,.1f} MB, {images}"
+
+    def places(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> list[int]:
+        """At which places of `ids` [k] are samples that have an index."""
+        return np.flatnonzero(self._entries["offset"][ids]).tolist()
 
     def entry(self, index: int) -> Entry | None:
         """Of a sample: its place in the index, its bytes, its rows of tiles, where its first tile begins, their sum."""

@@ -21,6 +21,8 @@ from fastimg.loaders import (
     Loader,
     LoaderConfig,
     RandomResizedCrop,
+    View,
+    ViewDecoder,
     open_dataset,
 )
 from fastimg.loaders import loader as loader_module
@@ -29,6 +31,7 @@ from fastimg.loaders.containers import datasets
 from fastimg.loaders.containers.derived import block_index, dc_images
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders import large
+from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.runtime.stopping import Cancelled
 
@@ -57,6 +60,29 @@ def shards(tmp_path, monkeypatch):
     return make
 
 
+@pytest.fixture
+def mixed(tmp_path, monkeypatch):
+    """Convert 40 images, of which three are large; `make(container)` returns the folder."""
+    for module in (block_index, dc_images):
+        monkeypatch.setattr(module, "MIN_PIXELS", SIDE * SIDE)
+    for i in range(40):
+        file = tmp_path / "source" / "ab"[i % 2] / f"{i}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        side = SIDE if i in (3, 17, 18) else 40 + i
+        file.write_bytes(encoded(side, side, "420", seed=i))
+
+    def make(container):
+        folder = tmp_path / container
+        convert(Convert(src=tmp_path / "source", dst=folder, format=container, workers="1"), Console(quiet=True))
+        return folder
+
+    return make
+
+
+class OwnCrop(RandomResizedCrop):
+    """A rule that compiled code does not know: its JPEGs are read in groups, and queued one by one."""
+
+
 def compile_here(folder):
     """Compile what reads parts of files, which a loader's threads would do without."""
     dataset = open_dataset(folder)
@@ -79,15 +105,85 @@ def test_batches_are_those_without_it(shards, container, monkeypatch):
     assert all((folder / name).is_file() for name in KEPT)
     compile_here(folder)
     dataset = open_dataset(folder)
-    whole = []
-    monkeypatch.setattr(dataset, "read", lambda *args: whole.append(args[0]) or type(dataset).read(dataset, *args))
+    whole = set()
+    read, read_group = dataset.read, dataset.read_group
+    monkeypatch.setattr(dataset, "read", lambda i, *args: whole.add(i) or read(i, *args))
+    monkeypatch.setattr(dataset, "read_group", lambda ids, *args: whole.update(ids) or read_group(ids, *args))
     (small,) = (i for i in range(6) if dataset.blocks.entry(i) is None)
     for scaling in (False, True, "low"):
         plain = pixels_of(open_dataset(folder), scaling, index=False)
         whole.clear()
         assert np.array_equal(plain, pixels_of(dataset, scaling))
-        assert whole.count(small) == 3  # in each epoch
-        assert len(whole) < 18 if scaling != "low" else len(whole) == 3  # images of whose rows most are decoded in full
+        assert small in whole
+        assert scaling != "low" or whole == {small}  # of others images of whose rows most are decoded are read, too
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+@pytest.mark.parametrize("crop", [RandomResizedCrop(size=12, scale=(0.1, 0.5)), OwnCrop(size=12, scale=(0.1, 0.5))])
+def test_images_that_are_read_whole_are_read_in_groups(mixed, container, crop, monkeypatch):
+    """Small ones, and large ones of whose rows a crop needs most; the index is asked only for large ones."""
+    folder = mixed(container)
+    decoder, ids = ImageDecoder(crop), np.arange(40)
+    filled = []
+    for index in (True, False):
+        dataset = open_dataset(folder)
+        large_ones = dataset.blocks.places(ids)
+        assert len(large_ones) == 3
+        parts, asked, entry = [], [], dataset.blocks.entry
+        start = dataset.read_start
+        monkeypatch.setattr(dataset, "read_start", lambda i, *args: parts.append(i) or start(i, *args))  # noqa: B023
+        monkeypatch.setattr(dataset.blocks, "entry", lambda i: asked.append(i) or entry(i))  # noqa: B023
+        if not index:
+            dataset.blocks = None
+        out = np.zeros((40, 12, 12, 3), np.uint8)
+        reader, scratch = SampleReader(dataset), Scratch()
+        for epoch in range(4):
+            assert not decoder.fill(reader, ids.tolist(), decoder.draw(0, epoch, ids), {"inputs": out}, scratch)
+            filled.append(out.copy())
+        assert reader.reads == 0
+        assert set(asked) == (set(large_ones) if index else set())
+        assert 4 * 37 <= reader.grouped < 4 * 40 if index else reader.grouped == 4 * 40
+        assert set(parts) == (set(large_ones) if index else set())
+    assert np.array_equal(filled[:4], filled[4:])
+
+
+def test_views_are_read_in_groups(mixed):
+    dataset = open_dataset(mixed("tar"))
+    decoder, ids = ViewDecoder((View(crop=12, n=2),)), np.arange(40)
+    reader = SampleReader(dataset)
+    rows = {"inputs": np.zeros((40, 2, 12, 12, 3), np.uint8)}
+    assert not decoder.fill(reader, ids.tolist(), decoder.draw(0, 0, ids), rows, Scratch())
+    assert (reader.grouped, reader.reads) == (40, 0)
+
+
+def test_a_photograph_of_which_a_part_cannot_be_read_fails_alone(mixed, monkeypatch):
+    dataset = open_dataset(mixed("tar"))
+    decoder, ids = ImageDecoder(RandomResizedCrop(size=12, scale=(0.1, 0.5))), np.arange(40)
+    draws, rows = decoder.draw(0, 0, ids), {"inputs": np.zeros((40, 12, 12, 3), np.uint8)}
+    _, lost, _ = dataset.blocks.places(ids)
+
+    def lacking(index, *args):
+        if index == lost:
+            raise MemoryError
+        return start(index, *args)
+
+    start = dataset.read_start
+    monkeypatch.setattr(dataset, "read_start", lacking)
+    ((place, error),) = decoder.fill(SampleReader(dataset), ids.tolist(), draws, rows, Scratch())
+    assert place == lost and isinstance(error, ImageError)
+    assert not rows["inputs"][lost].any() and all(rows["inputs"][i].any() for i in ids if i != lost)
+
+
+def test_read_ahead_asks_for_small_images_together(mixed, monkeypatch):
+    dataset = open_dataset(mixed("tar"))
+    large_ones = dataset.blocks.places(np.arange(40))
+    asked, drawn = [], []
+    monkeypatch.setattr(dataset, "will_need", lambda ids: asked.append(ids.tolist()))
+    monkeypatch.setattr(dataset.blocks, "entry", lambda i: pytest.fail(f"{i} has no index"))
+    decoder = ImageDecoder(RandomResizedCrop(size=12))
+    small = np.setdiff1d(np.arange(40), large_ones)
+    decoder.read_ahead(dataset, small, lambda ids: drawn.append(ids))
+    assert asked == [small.tolist()] and not drawn
 
 
 @pytest.mark.parametrize("container", ["tar", "beton"])
