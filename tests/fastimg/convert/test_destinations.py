@@ -156,8 +156,7 @@ def test_links_in_a_circle(config, tmp_path, console):
 
 
 def test_another_error_of_the_disk_leaves_nothing(config, console, monkeypatch):
-
-    def broken(self, data):
+    def broken(self):
         raise OSError(errno.EIO, "Input/output error", str(self.path))
 
     monkeypatch.setattr(ShardWriter, "_write", broken)
