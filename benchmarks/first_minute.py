@@ -136,7 +136,7 @@ def epochs(head: str, folder: Path, args: argparse.Namespace) -> list[dict[str, 
     found = []
     start = began = time.perf_counter()
     busy = time.process_time()
-    batches = batches_of(work, folder / kind[0]) if name == "fastimg" else PEERS[name].open(work)
+    batches = batches_of(work, folder / kind[0], compiled=False) if name == "fastimg" else PEERS[name].open(work)
     while began - start < args.seconds or len(found) < 2:
         images = sum(len(batch) for batch in batches())
         ended, spent = time.perf_counter(), time.process_time()

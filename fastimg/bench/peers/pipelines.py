@@ -83,8 +83,13 @@ def native(work: Workload) -> Batches:
     return batches_of(work, *work.sources.open())
 
 
-def batches_of(work: Workload, data: Dataset | Path, ids: npt.NDArray[np.int64] | None = None) -> Batches:
-    """fastimg's loader on samples of a dataset, or of the one at a path; None: all."""
+def batches_of(
+    work: Workload, data: Dataset | Path, ids: npt.NDArray[np.int64] | None = None, compiled: bool = True
+) -> Batches:
+    """fastimg's loader on samples of a dataset, or of the one at a path; None: all.
+
+    Before it reads it is compiled, unless `compiled` is False: then it compiles in the background, as users' loaders do.
+    """
     random = work.crop == "random"
     crop = RandomResizedCrop(size=work.size) if random else CenterCrop(size=work.size, resize=work.resize)
     config = LoaderConfig(
@@ -94,6 +99,8 @@ def batches_of(work: Workload, data: Dataset | Path, ids: npt.NDArray[np.int64] 
         on_error="fail",
     )
     loader = Loader(data, ImageDecoder(crop), config, indices=ids)
+    if compiled:
+        loader.compile()
     policy = Policy(hflip=0.5)
     torch.set_num_threads(1)  # so that only the requested threads compute
 
