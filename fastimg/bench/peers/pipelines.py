@@ -88,7 +88,7 @@ def batches_of(
 ) -> Batches:
     """fastimg's loader on samples of a dataset, or of the one at a path; None: all.
 
-    Before it reads it is compiled, unless `compiled` is False: then it compiles in the background, as users' loaders do.
+    Before it reads it is compiled; with `compiled` False in the background, as loaders of users are.
     """
     random = work.crop == "random"
     crop = RandomResizedCrop(size=work.size) if random else CenterCrop(size=work.size, resize=work.resize)
