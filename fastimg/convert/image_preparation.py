@@ -8,7 +8,6 @@ request, or, for a .beton, to apply an EXIF orientation.
 
 import hashlib
 import io
-import itertools
 import re
 import threading
 import zlib
@@ -41,8 +40,6 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 AHEAD = 64  # images per thread that may be read but not yet written
 ROOM = 64 << 20  # limit of their total bytes, apart from one image per thread
-TOGETHER = 8  # images that a thread takes at once, since every task costs as much as several system calls
-TOGETHER_BYTES = 1 << 20  # after which it takes no further one
 SWELLS = 8  # estimated size of an image's pixels, as a multiple of its file size
 TILED, REENCODED, RECOMPRESSED, KEPT = "tiled", "re-encoded", "recompressed", "kept"
 KINDS = (TILED, REENCODED, RECOMPRESSED, KEPT)
@@ -359,33 +356,10 @@ def prepared_in_order(
     """Prepare `entries` in order, a bounded distance ahead of the consumer.
 
     The distance keeps threads busy while a shard is synced to disk. It is shorter for a .beton, where pixels may be in
-    memory; their size is estimated from the sizes of the files. A thread takes several small samples at a time.
+    memory; their size is estimated from the sizes of the files.
     """
     swells = SWELLS if container == "beton" else 1
-
-    def prepared(several: list[SourceEntry]) -> list[Prepared | str]:
-        return [prepare(entry) for entry in several]
-
-    def size(several: list[SourceEntry]) -> int:
-        return swells * sum(max(entry.size, 0) for entry in several)
-
-    most = workers * AHEAD // TOGETHER
-    made = in_order(pool, prepared, _together(entries), most, workers, ROOM, size)
-    yield from itertools.chain.from_iterable(made)
-
-
-def _together(entries: Iterator[SourceEntry]) -> Iterator[list[SourceEntry]]:
-    """Up to TOGETHER entries at a time, and no further one once they have a certain size."""
-    several: list[SourceEntry] = []
-    room = TOGETHER_BYTES
-    for entry in entries:
-        several.append(entry)
-        room -= max(entry.size, 0)
-        if room <= 0 or len(several) == TOGETHER:
-            yield several
-            several, room = [], TOGETHER_BYTES
-    if several:
-        yield several
+    return in_order(pool, prepare, entries, workers * AHEAD, workers, ROOM, lambda entry: swells * max(entry.size, 0))
 
 
 def _outcome(kind: str, reason: str) -> str:

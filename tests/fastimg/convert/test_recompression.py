@@ -308,7 +308,6 @@ def test_interrupted_and_resumed(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(fastimg.convert.image_preparation, "decode", decode_or_stop)
-        patched.setattr(fastimg.convert.image_preparation, "TOGETHER", 1)  # none waits for one that is interrupted
         run(folder, tmp_path / "D", **flags)
     assert len((tmp_path / "D/convert.json").read_text().splitlines()) > 1  # a shard was finished
     other = {"jpeg:90": "jpeg:91", "lossless": None}[value]

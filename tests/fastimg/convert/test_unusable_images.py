@@ -161,7 +161,6 @@ def test_the_first_failure_ends_the_conversion(config, image_folder, console, mo
         return prepare(self, entry)
 
     monkeypatch.setattr(Prepare, "__call__", prepare_later)
-    monkeypatch.setattr("fastimg.convert.image_preparation.TOGETHER", 1)  # others that its thread took are waited for
     with pytest.raises(DataError, match=r"blue/000\.jpg: not an image"):
         convert(replace(config, workers="1", no_shuffle=True, on_error="fail", format=container), console)
     assert len(begun) <= 2
