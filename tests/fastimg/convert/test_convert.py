@@ -16,7 +16,6 @@ import fastimg.convert.image_preparation
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import print_report
-from fastimg.convert.sources.samples import SourceEntry
 from fastimg.loaders.containers.datasets import list_splits, open_dataset
 from fastimg.loaders.containers.description import read_description
 from fastimg.loaders.containers.tars.shards import ShardWriter, parse_index
@@ -170,14 +169,6 @@ def test_the_number_of_images_in_memory_is_bounded(config, console, monkeypatch)
     monkeypatch.setattr(ShardWriter, "add", counting_add)
     convert(replace(config, workers="1"), console)
     assert len(written) == 36 and widest <= fastimg.convert.image_preparation.AHEAD + 1
-
-
-def test_a_thread_takes_several_small_images_at_once():
-    sizes = [100] * 11 + [2 << 20, 600_000, 600_000, 5, -1]
-    entries = [SourceEntry(str(number), 0, size) for number, size in enumerate(sizes)]
-    together = list(fastimg.convert.image_preparation._together(iter(entries)))
-    assert [len(several) for several in together] == [8, 4, 2, 2]
-    assert [entry for several in together for entry in several] == entries
 
 
 @pytest.mark.parametrize("kind", ["GIF", "AVIF"])
