@@ -111,10 +111,10 @@ def _decode(
         plane = coefficients[scan.components[0]]
         if scan.high:
             return int(
-                _refine_ac(plane, words, bounds, interval, columns, rows, ac_rows[0], scan.first, scan.last, scan.low)
+                _refine_ac(plane, words, bounds, interval, columns, rows, ac_rows, scan.first, scan.last, scan.low)
             )
         return int(
-            _first_ac(plane, words, bounds, interval, columns, rows, ac_rows[0], scan.first, scan.last, scan.low)
+            _first_ac(plane, words, bounds, interval, columns, rows, ac_rows, scan.first, scan.last, scan.low)
         )
     # One array for all components, with the offset and size of each.
     shapes = []
@@ -175,7 +175,7 @@ def _decode_dc(
                             block[0] |= 1 << low
                         position += 1
                     else:
-                        entry = symbol(bits, dc_rows[c])
+                        entry = symbol(bits, dc_rows, c)
                         size = entry >> 8
                         if entry == 0 or size > 11:
                             return DAMAGED
@@ -188,7 +188,7 @@ def _decode_dc(
                     k = 1 if sequential else 64
                     while k < 64:
                         bits = window(words, position)
-                        entry = symbol(bits, ac_rows[c])
+                        entry = symbol(bits, ac_rows, c)
                         run = entry >> 12
                         size = entry >> 8 & 15
                         position += (entry & 255) + size
@@ -219,7 +219,7 @@ def _first_ac(
     interval: int,
     columns: int,
     rows: int,
-    row: Any,
+    table: Any,
     first: int,
     last: int,
     low: int,
@@ -237,7 +237,7 @@ def _first_ac(
             k = first
             while k <= last:
                 bits = window(words, position)
-                entry = symbol(bits, row)
+                entry = symbol(bits, table, 0)
                 if entry == 0:
                     return DAMAGED
                 run = entry >> 12
@@ -279,7 +279,7 @@ def _refine_ac(
     interval: int,
     columns: int,
     rows: int,
-    row: Any,
+    table: Any,
     first: int,
     last: int,
     low: int,
@@ -297,7 +297,7 @@ def _refine_ac(
                 run, value = 64, 0  # to the end of the block: only corrections
                 if skipped == 0:
                     bits = window(words, position)
-                    entry = symbol(bits, row)
+                    entry = symbol(bits, table, 0)
                     size = entry >> 8 & 15
                     if entry == 0 or size > 1:
                         return DAMAGED

@@ -225,15 +225,18 @@ def window(words: Any, position: int) -> Any:
 
 
 @compiled
-def symbol(bits: Any, row: Any) -> Any:
-    """The first code in `bits`: its length, and its symbol << 8. 0 if there is no such code."""
-    entry = int64(row[_SYMBOL + int64(bits >> uint64(64 - LOOK))])
+def symbol(bits: Any, rows: Any, number: Any) -> Any:
+    """The first code of table `number` in `bits`: its length, and its symbol << 8. 0 if there is no such code.
+
+    A row by itself would be counted as a reference to its array, in each call and by all threads.
+    """
+    entry = int64(rows[number, bits >> uint64(64 - LOOK)])
     if entry:
         return entry
     for length in range(LOOK + 1, 17):
         code = int64(bits >> uint64(64 - length))
-        if code <= row[_LAST + length]:
-            return length | int64(row[_SYMBOLS + ((row[_OFFSET + length] + code) & 255)]) << 8
+        if code <= rows[number, _LAST + length]:
+            return length | int64(rows[number, _SYMBOLS + ((rows[number, _OFFSET + length] + code) & 255)]) << 8
     return 0
 
 
@@ -283,8 +286,8 @@ def walk(
         while block < stop:
             for j in range(per_mcu):
                 owner = owners[j]
-                dc_row, number = dc_rows[numbers[0, owner]], numbers[1, owner]
-                entry = symbol(held, dc_row)
+                number = uint64(numbers[1, owner])
+                entry = symbol(held, dc_rows, uint64(numbers[0, owner]))
                 size = entry >> 8
                 if entry == 0 or size > 11:
                     return DAMAGED, 0
@@ -298,10 +301,9 @@ def walk(
                 left -= uint64((entry & 255) + size)
                 begin = (at << uint64(3)) - left
                 begins[block] = begin
-                row = runs[number]
                 k = uint64(1)
                 while True:
-                    run = uint64(row[held >> uint64(64 - RUN_LOOK)])
+                    run = uint64(runs[number, held >> uint64(64 - RUN_LOOK)])
                     after = k + (run >> uint64(6))
                     if after < uint64(64):
                         k = after
@@ -310,7 +312,7 @@ def walk(
                         held |= load(data, at) >> left
                         at += (uint64(63) - left) >> uint64(3)
                         left |= uint64(56)
-                        run = uint64(row[held >> uint64(64 - RUN_LOOK)])
+                        run = uint64(runs[number, held >> uint64(64 - RUN_LOOK)])
                         after = k + (run >> uint64(6))
                         if after < uint64(64):
                             k = after
@@ -325,7 +327,7 @@ def walk(
                     held |= load(data, at) >> left
                     at += (uint64(63) - left) >> uint64(3)
                     left |= uint64(56)
-                    entry = symbol(held, ac_rows[number])
+                    entry = symbol(held, ac_rows, number)
                     size = entry >> 8 & 15
                     if entry == 0:
                         return DAMAGED, 0
