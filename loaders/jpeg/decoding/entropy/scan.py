@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastimg.loaders.jpeg.decoding.frame import MAX_SCAN_BLOCKS
-from fastimg.loaders.jpeg.decoding.memory import store_short, word_at
+from fastimg.loaders.jpeg.decoding.memory import store_short, store_word, word_at
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
 from .lookups import TABLE, code_at, value_of
@@ -52,6 +52,21 @@ STREAM = np.dtype(
 
 ROW, DAMAGED = 1, 2
 
+# The blocks of a scan are gone through by the address of its stream: numba counts references to an array, and to a
+# field that is one, with the bus locked, whenever either is passed or named.
+_SIZE = STREAM.itemsize
+(_POSITION, _END, _BEGIN, _BOUNDS, _INTERVAL, _NUMBER, _AHEAD, _BASE, _TABLE) = (
+    STREAM.fields[name][1]
+    for name in ("position", "end", "begin", "bounds", "interval", "number", "ahead", "base", "table")
+)
+(_BLOCK, _BLOCKS, _COLUMN, _ROW, _ACROSS, _LEFT, _RIGHT, _TOP, _OUT, _SPARE) = (
+    STREAM.fields[name][1]
+    for name in ("block", "blocks", "column", "row", "across", "left", "right", "top", "out", "spare")
+)
+(_TABLES, _COMPONENT, _PREVIOUS, _K, _STATUS) = (
+    STREAM.fields[name][1] for name in ("tables", "component", "previous", "k", "status")
+)
+
 
 @compiled
 def collect_scan(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
@@ -92,94 +107,132 @@ def seek(streams: Any, i: int, mcu: int) -> None:
     stream.base = stream.spare
     if stream.column == stream.left and stream.row >= stream.top:
         stream.base = stream.out
-    _begin_interval(streams, i, number)
+    _begin_interval(uint64(streams.ctypes.data + i * _SIZE), number)
 
 
 @inlined
-def _begin_interval(streams: Any, i: int, number: int) -> None:
-    stream = streams[i]
-    bounds = uint64(stream.bounds + 8 * number)
-    stream.number, stream.ahead = number, stream.interval
-    stream.position = stream.begin + 8 * int64(word_at(bounds))
-    stream.end = stream.begin + 8 * int64(word_at(bounds + uint64(8)))
-    stream.previous[:] = 0
+def _get(stream: Any, field: int) -> Any:
+    """A number of the stream at an address."""
+    return int64(word_at(stream + uint64(field)))
+
+
+@inlined
+def _set(stream: Any, field: int, value: Any) -> None:
+    """Set a number of the stream at an address."""
+    store_word(stream + uint64(field), uint64(value))
+
+
+@inlined
+def _begin_interval(stream: Any, number: int) -> None:
+    bounds = uint64(_get(stream, _BOUNDS) + 8 * number)
+    begin = _get(stream, _BEGIN)
+    _set(stream, _NUMBER, number)
+    _set(stream, _AHEAD, _get(stream, _INTERVAL))
+    _set(stream, _POSITION, begin + 8 * int64(word_at(bounds)))
+    _set(stream, _END, begin + 8 * int64(word_at(bounds + uint64(8))))
+    for component in range(3):
+        _set(stream, _PREVIOUS + 8 * component, 0)
 
 
 @compiled
 def start_block(streams: Any, i: int) -> bool:
     """Decode the DC of a stream's current block. Returns False if it is damaged."""
-    stream = streams[i]
-    position = uint64(stream.position)
-    table = uint64(stream.tables[stream.block])
+    return bool(_start_block(uint64(streams.ctypes.data + i * _SIZE)))
+
+
+@inlined
+def _start_block(stream: Any) -> Any:
+    position = word_at(stream + uint64(_POSITION))
+    block = 8 * _get(stream, _BLOCK)
+    table = uint64(_get(stream, _TABLES + block))
     held = held_at(position)
     code = code_at(held, table)
-    c = stream.component[stream.block]
-    stream.previous[c] += value_of(held, code)
-    store_short(uint64(stream.base), uint64(stream.previous[c]))
-    stream.position = int64(position + (code & uint64(255)))
-    stream.table = int64(table + uint64(8 * TABLE))
-    stream.k = 0
-    return bool((code >> uint64(24)) & uint64(255) == uint64(1))
+    previous = _PREVIOUS + 8 * _get(stream, _COMPONENT + block)
+    value = _get(stream, previous) + value_of(held, code)
+    _set(stream, previous, value)
+    store_short(uint64(_get(stream, _BASE)), uint64(value))
+    _set(stream, _POSITION, position + (code & uint64(255)))
+    _set(stream, _TABLE, table + uint64(8 * TABLE))
+    _set(stream, _K, 0)
+    return (code >> uint64(24)) & uint64(255) == uint64(1)
 
 
 @compiled
-def _finish_block(streams: Any, i: int, position: Any, entry: Any, before: Any, k: Any) -> int:
+def _finish_block(stream: Any, position: Any, entry: Any, before: Any, k: Any) -> int:
     """Go from a block whose last entry led over coefficient `before` to `k` to the next. Returns 0, ROW or DAMAGED."""
-    stream = streams[i]
-    position = behind_block(position, entry, before, k, uint64(stream.end))
+    end = _get(stream, _END)
+    position = behind_block(position, entry, before, k, uint64(end))
     if position == uint64(0):
         return DAMAGED
-    stream.position = int64(position)
-    wanted = stream.base != stream.spare
-    stream.block += 1
-    if stream.block < stream.blocks:
+    _set(stream, _POSITION, position)
+    base = _get(stream, _BASE)
+    wanted = base != _get(stream, _SPARE)
+    block = _get(stream, _BLOCK) + 1
+    if block < _get(stream, _BLOCKS):
+        _set(stream, _BLOCK, block)
         if wanted:
-            stream.base += 2 * STRIDE
+            _set(stream, _BASE, base + 2 * STRIDE)
     else:
-        stream.block = 0
-        stream.column += 1
-        stream.ahead -= 1
-        if stream.ahead == 0:
-            if position + uint64(8) <= uint64(stream.end):  # more than padding is left
+        _set(stream, _BLOCK, 0)
+        column, ahead = _get(stream, _COLUMN) + 1, _get(stream, _AHEAD) - 1
+        _set(stream, _AHEAD, ahead)
+        if ahead == 0:
+            if position + uint64(8) <= uint64(end):  # more than padding is left
                 return DAMAGED
-            _begin_interval(streams, i, stream.number + 1)
-        ended = wanted and stream.column == stream.right
-        if stream.column == stream.across:
-            stream.column = 0
-            stream.row += 1
-        if stream.row < stream.top or stream.column < stream.left or stream.column >= stream.right:
-            stream.base = stream.spare
-        elif stream.column == stream.left:
-            stream.base = stream.out
+            _begin_interval(stream, _get(stream, _NUMBER) + 1)
+        ended = wanted and column == _get(stream, _RIGHT)
+        row = _get(stream, _ROW)
+        if column == _get(stream, _ACROSS):
+            column = 0
+            row += 1
+            _set(stream, _ROW, row)
+        _set(stream, _COLUMN, column)
+        left = _get(stream, _LEFT)
+        if row < _get(stream, _TOP) or column < left or column >= _get(stream, _RIGHT):
+            _set(stream, _BASE, _get(stream, _SPARE))
+        elif column == left:
+            _set(stream, _BASE, _get(stream, _OUT))
         else:
-            stream.base += 2 * STRIDE
+            _set(stream, _BASE, base + 2 * STRIDE)
         if ended:
             return ROW
-    return 0 if start_block(streams, i) else DAMAGED
+    return 0 if _start_block(stream) else DAMAGED
+
+
+@inlined
+def _state(stream: Any) -> Any:
+    """The position, base, table and coefficient at which a stream goes on."""
+    return (
+        word_at(stream + uint64(_POSITION)),
+        word_at(stream + uint64(_BASE)),
+        word_at(stream + uint64(_TABLE)),
+        word_at(stream + uint64(_K)),
+    )
 
 
 @compiled
 def advance(streams: Any, natural: Any) -> None:
     """Decode two streams until one of them, or both, have another status than 0."""
     order = uint64(natural.ctypes.data)
-    first, second = streams[0], streams[1]
-    position, base, table, k = uint64(first.position), uint64(first.base), uint64(first.table), uint64(first.k)
-    position2, base2, table2, k2 = uint64(second.position), uint64(second.base), uint64(second.table), uint64(second.k)
+    first, second = uint64(streams.ctypes.data), uint64(streams.ctypes.data + _SIZE)
+    position, base, table, k = _state(first)
+    position2, base2, table2, k2 = _state(second)
     while True:
         position, entry, before, k = two_entries(position, table, k, base, order)
         position2, entry2, before2, k2 = two_entries(position2, table2, k2, base2, order)
         if k >= uint64(63) or k2 >= uint64(63):
+            status = status2 = 0
             if k >= uint64(63):
-                first.status = _finish_block(streams, 0, position, entry, before, k)
-                position, base, table = uint64(first.position), uint64(first.base), uint64(first.table)
-                k = uint64(0)
+                status = _finish_block(first, position, entry, before, k)
+                position, base, table, k = _state(first)
             if k2 >= uint64(63):
-                second.status = _finish_block(streams, 1, position2, entry2, before2, k2)
-                position2, base2, table2 = uint64(second.position), uint64(second.base), uint64(second.table)
-                k2 = uint64(0)
-            if first.status or second.status:
-                first.position, first.k = int64(position), int64(k)
-                second.position, second.k = int64(position2), int64(k2)
+                status2 = _finish_block(second, position2, entry2, before2, k2)
+                position2, base2, table2, k2 = _state(second)
+            if status or status2:
+                for stream, reached, last, ended in ((first, position, k, status), (second, position2, k2, status2)):
+                    _set(stream, _POSITION, reached)
+                    _set(stream, _K, last)
+                    _set(stream, _STATUS, ended)
                 return
 
 
@@ -187,12 +240,13 @@ def advance(streams: Any, natural: Any) -> None:
 def advance_alone(streams: Any, i: int, natural: Any) -> None:
     """Decode one stream until it has another status than 0."""
     order = uint64(natural.ctypes.data)
-    stream = streams[i]
-    position, base, table, k = uint64(stream.position), uint64(stream.base), uint64(stream.table), uint64(stream.k)
+    stream = uint64(streams.ctypes.data + i * _SIZE)
+    position, base, table, k = _state(stream)
     while True:
         position, entry, before, k = two_entries(position, table, k, base, order)
         if k >= uint64(63):
-            stream.status = _finish_block(streams, i, position, entry, before, k)
-            if stream.status:
+            status = _finish_block(stream, position, entry, before, k)
+            if status:
+                _set(stream, _STATUS, status)
                 return
-            position, base, table, k = uint64(stream.position), uint64(stream.base), uint64(stream.table), uint64(0)
+            position, base, table, k = _state(stream)
