@@ -104,8 +104,8 @@ def mix_images(
 def _mixed(
     words: torch.Tensor, images: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and shares by the code for their device; a type that it does not have is mixed by plain torch."""
-    kind = backend_of(images.device)
+    """Images and shares by the code for their device; what has gradients or another type is mixed by plain torch."""
+    kind = "reference" if images.requires_grad else backend_of(images.device)
     if kind == "cpu" and images.dtype in (torch.float32, torch.bfloat16):
         from . import cpu  # numba is slow to import, and not needed on a GPU
 

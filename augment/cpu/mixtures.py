@@ -30,10 +30,10 @@ def mix(
     share = np.empty(batch, np.float32)
     function, kind = (_mix_singles, torch.float32) if images.dtype == torch.float32 else (_mix_brains, torch.uint16)
     source, target = (
-        (tensor.permute(0, 2, 3, 1) if last else tensor).view(kind).numpy().reshape(batch, -1, row)
+        (tensor.permute(0, 2, 3, 1) if last else tensor).view(batch, -1, row).view(kind).numpy()
         for tensor in (images, out)
     )
-    assert target.base is not None and drawn[:, 0].min() >= 0 and drawn[:, 0].max() < batch  # not checked when compiled
+    assert 0 <= drawn[:, 0].min() <= drawn[:, 0].max() < batch  # compiled code does not check bounds
     in_threads(
         functools.partial(function, source, drawn, drawn.view(np.float32), counts, target, share, height, row // width),
         batch,

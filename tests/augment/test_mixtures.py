@@ -113,6 +113,15 @@ def test_any_type_and_any_strides(dtype):
     assert mix_images(None, dense, out=out) == (out, None) and torch.equal(out, dense)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="uses the code for the CPU")
+def test_gradients_flow_through_mixed_images():
+    plan, images = draw(Policy(mixup=0.5), np.arange(4), 3, 1), batch((4, 3, 8, 8), torch.float32).requires_grad_()
+    mix_images(plan, images)[0].sum().backward()
+    share = plan.mixing.share
+    expected = share + (1 - share)[plan.mixing.partner]
+    torch.testing.assert_close(images.grad, expected[:, None, None, None].expand(4, 3, 8, 8))
+
+
 def test_memory_that_cannot_be_written_to():
     plan, images = draw(Policy(mixup=0.5), np.arange(4), 3, 1), batch((4, 3, 8, 8), torch.float32)
     room = torch.empty(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
