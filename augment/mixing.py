@@ -96,9 +96,9 @@ def mix_images(
         return (images if out is None else out.copy_(images)), None
     if not images.is_contiguous() and not images.is_contiguous(memory_format=torch.channels_last):
         images = images.contiguous(memory_format=torch.channels_last)
-    words = words_of(plan.mixing, *images.shape[2:])
+    words = to_device(words_of(plan.mixing, *images.shape[2:]), images.device)
     mixed, share = _mixed(words, images, weight, out)
-    return mixed, Mixture(share, to_device(plan.mixing.partner, images.device))
+    return mixed, Mixture(share, words[:, 0].long())
 
 
 def _mixed(

@@ -190,12 +190,11 @@ def erase(box: torch.Tensor, images: torch.Tensor, table: torch.Tensor) -> torch
 
 
 def mix(words: torch.Tensor, images: torch.Tensor, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mix floating point images [B, C, H, W] by `mixing.words_of`; partners of weight 0 are not mixed in.
+    """Mix floating point images [B, C, H, W] by `mixing.words_of`, on their device; partners of weight 0 are left out.
 
     Returns the images, and the share float32 [B] that each keeps. In float32, operations rounded one by one, and then
     once to the images' type. A box of a partner, and an image that keeps all of itself, have the bits that they had.
     """
-    words = to_device(words, images.device)
     partner, share, cut = words[:, 0].long(), words[:, 1].view(torch.float32), words[:, 2] > 0
     if weight is not None:
         share = torch.where(weight[partner] > 0, share, 1.0)

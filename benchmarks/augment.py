@@ -31,6 +31,7 @@ from torchvision.transforms.v2 import functional as tv
 
 from fastimg.augment import Plan, Policy, apply, draw, reference
 from fastimg.augment.mixing import mix_images, words_of
+from fastimg.augment.plan import to_device
 
 TRIVIAL = Policy(hflip=0.5, trivial=True)
 FLIP = Policy(hflip=0.5)
@@ -171,7 +172,8 @@ def mixing(images: torch.Tensor, dtype: torch.dtype) -> dict[str, Call]:
     def by_torch() -> object:
         plan = drawn()
         assert plan.mixing is not None
-        return reference.mix(words_of(plan.mixing, *images.shape[2:]), normalised, None)
+        words = to_device(words_of(plan.mixing, *images.shape[2:]), images.device)
+        return reference.mix(words, normalised, None)
 
     return {
         "fastimg: mixup and cutmix alone": lambda: mix_images(drawn(), normalised),

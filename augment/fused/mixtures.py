@@ -9,8 +9,6 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from fastimg.augment.plan import to_device
-
 from .constants import BRAIN, MIXED_BLOCK, OPTIONS, SINGLE, kernel
 from .endings import bits_of
 
@@ -21,18 +19,14 @@ TYPES = tuple(_BITS)  # in the order of SINGLE, BRAIN, HALF
 def mix(
     words: torch.Tensor, images: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.mix`, into `out` if given. Images [B, C, H, W] and `out` are channels-last or contiguous.
-
-    `words` may still be on the host.
-    """
+    """As `reference.mix`, into `out` if given. Images [B, C, H, W] and `out` are channels-last or contiguous."""
     batch, channels, height, width = images.shape
     last = images.is_contiguous(memory_format=torch.channels_last)
     if out is None:
         out = torch.empty_like(images)
     share = torch.empty(batch, dtype=torch.float32, device=images.device)
-    words = to_device(words, images.device)
     bits = _BITS[images.dtype]
-    counts = words if weight is None else weight.to(torch.float32).view(torch.int32)
+    counts = words if weight is None else weight.to(torch.float32).contiguous().view(torch.int32)
     shape = {"HEIGHT": height, "ROW": width * channels if last else width, "UNIT": channels if last else 1}
     shape |= {"PLANES": 1 if last else channels, "WEIGHED": weight is not None}
     grid = (batch * triton.cdiv(channels * height * width, MIXED_BLOCK),)

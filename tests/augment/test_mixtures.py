@@ -213,7 +213,7 @@ def test_what_it_moves(launched):
 def test_on_a_gpu(dtype, channels_last):
     def mix(words, images, weight, out=None):
         placed = None if out is None else out.cuda()
-        got, share = in_triton(words, images.cuda(), None if weight is None else weight.cuda(), placed)
+        got, share = in_triton(words.cuda(), images.cuda(), None if weight is None else weight.cuda(), placed)
         return (got.cpu() if out is None else out.copy_(got)), share.cpu()
 
     for policy in POLICIES:
