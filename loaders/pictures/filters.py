@@ -127,7 +127,9 @@ def _undo_pixels(rows: int, lanes: int) -> Any:
             undone = b.add(pixel, guess)
             words = b.bitcast(undone, words_type)
             for row, place in enumerate(places(at)):
-                b.store(b.extract_element(words, ir.Constant(I32, row)), b.inttoptr(place, word_type.as_pointer()), align=1)
+                b.store(
+                    b.extract_element(words, ir.Constant(I32, row)), b.inttoptr(place, word_type.as_pointer()), align=1
+                )
             next_i = b.add(i, ir.Constant(I64, 1))
             following = [next_i, b.add(at, step), undone, aboves, next_pixel]
             b.cbranch(b.icmp_signed("<", next_i, end), loop, after)
