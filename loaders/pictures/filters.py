@@ -174,12 +174,13 @@ def undo_filters(address: int, height: int, length: int, step: int, first: int) 
     masks = np.empty(5 * _LANES * _EIGHT, np.uint8)
     width = length // step
     while y < height:
-        row = address + y * pitch + 1
-        rows = _rows_at_once(step, width, height - y)
-        if rows and _are_serial(row - 1, pitch, rows, y > 0):
+        rows = _rows_at_once(step, width, height - y, height)
+        if rows and _are_serial(address + y * pitch, pitch, min(rows, height - y), y > 0):
+            begin = min(y, height - rows)  # rows that are undone already stay as they are
+            row = address + begin * pitch + 1
             known = int64(masks.ctypes.data)
-            _set_masks(masks, row, pitch, rows, step, y > 0)
-            above = row - pitch if y else row  # does not count there
+            _set_masks(masks, row, pitch, rows, y - begin, step, begin > 0)
+            above = row - pitch if begin else row  # does not count there
             if step == 1 and rows == _SIXTEEN:
                 _undo_sixteen_bytes(row, above, pitch, step, width, known)
             elif step == 1 and rows == _EIGHT:
@@ -190,23 +191,22 @@ def undo_filters(address: int, height: int, length: int, step: int, first: int) 
                 _undo_eight(row, above, pitch, step, width, known)
             else:
                 _undo_four(row, above, pitch, step, width, known)
-            y += rows
+            y = begin + rows
         else:
+            row = address + y * pitch + 1
             _undo_part(row, 0, length, pitch, step, int64(byte_at(row - 1)), y > 0)
             y += 1
     return True
 
 
 @inlined
-def _rows_at_once(step: int, width: int, left: int) -> int:
-    """How many of the rows that are left are undone at once; 0 where they are undone one by one."""
-    if step == 1:
-        for rows in (_SIXTEEN, _EIGHT, _FOUR):
-            if width >= rows and left >= rows:
-                return rows
-        return 0
-    rows = _EIGHT if width >= 2 * _EIGHT and left >= _EIGHT else _FOUR
-    return rows if step <= _LANES and width >= 2 * rows and left >= rows else 0
+def _rows_at_once(step: int, width: int, left: int, height: int) -> int:
+    """How many of `height` rows are undone at once, of which more than half are left; 0 where it is done one by one."""
+    for rows in (_SIXTEEN, _EIGHT, _FOUR):
+        fits = width >= rows if step == 1 else width >= 2 * rows and rows < _SIXTEEN and step <= _LANES
+        if fits and 2 * left > rows and height >= rows:
+            return rows
+    return 0
 
 
 @compiled
@@ -223,11 +223,14 @@ def _are_serial(row: int, pitch: int, rows: int, below: bool) -> bool:
 
 
 @compiled
-def _set_masks(masks: Any, row: int, pitch: int, rows: int, step: int, below: bool) -> None:
-    """Fill the masks of rows that begin at an address: see `_undo_pixels`; `below`: whether there is one above them."""
+def _set_masks(masks: Any, row: int, pitch: int, rows: int, done: int, step: int, below: bool) -> None:
+    """Fill the masks of rows that begin at an address: see `_undo_pixels`.
+
+    The first ones, so many as are `done`, stay as they are. `below`: whether there is a row above them.
+    """
     lanes = 1 if step == 1 else _LANES
     for i in range(rows):
-        kind, under = int64(byte_at(row + i * pitch - 1)), below or i > 0
+        kind, under = int64(byte_at(row + i * pitch - 1)) if i >= done else NONE, below or i > 0
         for lane in range(lanes):
             at, apart = i * lanes + lane, rows * lanes
             masks[at] = 255 * (kind == SUB or kind >= AVERAGE)
