@@ -1,13 +1,14 @@
 """PNG, PGM and TIFF files of 16 bits -> rows of uint16, all of a group in one compiled call, without the GIL.
 
-    pictures.png, ppm, tiff: the header -> jpeg.windows: the window of the crop -> of PNG, pictures.png_rows: its rows
+    pictures.png, ppm, tiff: the header -> jpeg.windows: the window of the crop -> of PNG, pictures.png_rows: all rows
         -> pictures.deep: the pixels of the box, RGB or gray
         -> what keeps its size is copied | float_resize: the window of the resized box
 
 The result equals `decode_deep`, `deep_part` and `resample_deep`, bit for bit. Other files and windows are left to them,
-and what is wrong with a file is told by others.
+and what is wrong with a file is told by them: they decode a PNG whole, so that damage anywhere has to be seen here.
 """
 
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fastimg.loaders.jpeg.windows import compiled_rule, is_inside, is_small, pla
 from fastimg.loaders.pictures.deep import fill_deep_rows, parse_deep
 from fastimg.loaders.pictures.huffman import new_tables
 from fastimg.loaders.pictures.png_rows import DAMAGED, decode_rows, size_of_rows
-from fastimg.loaders.pictures.record import DEFLATED, new_picture
+from fastimg.loaders.pictures.record import DEFLATED, LOW_FIRST, RGB, STORED, new_picture
 from fastimg.loaders.runtime.compiled import compiled, int64, may_call
 from fastimg.loaders.runtime.scratch import Encoded, Scratch
 
@@ -37,6 +38,8 @@ class DeepQueue:
         self._picture = new_picture()
         self._jobs = np.zeros(1, JOB)
         self._tables = new_tables()
+        # Without machine code tifffile reads TIFFs of colours: where it is missing, they are refused with it, too.
+        self._takes_colours = importlib.util.find_spec("tifffile") is not None
 
     def cut(
         self,
@@ -52,7 +55,7 @@ class DeepQueue:
         assert rule is not None
         status = np.where(encoded.spans[:, 1] > 0, _WAITS, _OTHER)
         numbers = np.ascontiguousarray(draws, np.float64)
-        how = crop.interpolation == "bicubic", order_of_sums()
+        how = crop.interpolation == "bicubic", order_of_sums(), self._takes_colours
         state = self._picture, self._jobs, self._tables, status
         try:
             while needed := _cut(encoded.spans, max_pixels, numbers, rule, how, *state, scratch.work(0), out):
@@ -85,9 +88,9 @@ def _cut(
 ) -> int:
     """Cut what waits. Returns 0 when all is done, otherwise the bytes of scratch that the next one needs.
 
-    `how`: whether the filter is bicubic, and the order of sums.
+    `how`: whether the filter is bicubic, the order of sums, and whether TIFFs of colours are taken.
     """
-    bicubic, order = how
+    bicubic, order, takes_colours = how
     tall, wide, channels = out.shape[1], out.shape[2], out.shape[3]
     job, picture = jobs[0], pictures[0]
     for i in range(spans.shape[0]):
@@ -97,6 +100,8 @@ def _cut(
         address, nbytes = spans[i, 0], spans[i, 1]
         if not parse_deep(view_at(address, nbytes), pictures) or picture.width * picture.height > max_pixels:
             continue
+        if picture.format == STORED and (picture.colour & ~LOW_FIRST) == RGB and not takes_colours:
+            continue
         place_window(picture.width, picture.height, draws[i], rule, jobs)
         if not is_small(jobs, max_pixels) or not is_inside(jobs, wide, tall):
             continue
@@ -104,7 +109,7 @@ def _cut(
         if not kept and (order == UNKNOWN or job.resized_width == 1):  # torch's width of 1 depends on the layout
             continue
         top, bottom, packed = job.y, job.y + job.height, 2 * channels * job.width
-        rows = size_of_rows(picture, top, bottom) if picture.format == DEFLATED else 0
+        rows = size_of_rows(picture, 0, picture.height) if picture.format == DEFLATED else 0
         pixels = job.height * packed
         rest = 0 if kept else size_of_floats(job, wide, tall, channels, bicubic)
         if (picture.format == DEFLATED and rows == 0) or rest > MOST:
@@ -117,7 +122,7 @@ def _cut(
             return int(needed)
         first, pitch = address + picture.first, picture.pitch
         if picture.format == DEFLATED:
-            first, pitch = decode_rows(address, picture, top, bottom, tables, scratch), picture.length + 1
+            first, pitch = decode_rows(address, picture, 0, picture.height, tables, scratch), picture.length + 1
             if first == DAMAGED:
                 continue
         begin = _aligned(int64(scratch.ctypes.data) + rows)

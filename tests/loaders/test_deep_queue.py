@@ -100,13 +100,22 @@ def test_what_is_taken():
     assert all(taken(list(files_of(0).values())))
 
 
+def test_colours_of_a_tiff_need_tifffile(monkeypatch):
+    colours, gray = tiff(levels(30, 30, 3), "<"), tiff(levels(30, 30), ">")
+    monkeypatch.setattr(deep_queue.importlib.util, "find_spec", lambda name: None)
+    assert taken([colours, gray]) == [False, True]
+
+
 def test_what_is_left_to_others():
-    """8 bits, other ends of a PGM's range, colours of a PPM, what is cut short, damaged, or states too much."""
-    good = png(levels(40, 30, 3))
+    """8 bits, other ends of a PGM's range, colours of a PPM, what is cut short, damaged, or states too much.
+
+    Damage below a crop, too: one by one these files are decoded whole.
+    """
+    good = png(levels(90, 30, 3))
     eight = io.BytesIO()
     Image.fromarray(np.zeros((30, 30), np.uint8)).save(eight, "png")
     broken = bytearray(good)
-    broken[len(good) // 2] ^= 1
+    broken[len(good) * 9 // 10] ^= 1
     large = bytearray(good)
     large[16:24] = b"\x00\x00\xff\xff\x00\x00\xff\xff"
     deep = pgm(levels(30, 30))
