@@ -340,7 +340,7 @@ def _fixed(work: Any) -> int:
         note_length(work, symbol, NEAR, symbol, length)
     for distance in range(DISTANCE_ENTRIES.shape[0]):
         note_length(work, number + distance, FAR, distance, 5)
-    return number
+    return int(number)
 
 
 @compiled
