@@ -7,10 +7,10 @@
 
 FOLDER has photographs, of which the images are made: `digits` are gray, of 28 pixels, and read whole; the others have
 a longer side of 256 pixels, of which crops become 160. `npy` are arrays [3, H, W] of uint8, `bands` such [8, H, W] of
-uint16 that are mixed of the photographs' colours. torch's DataLoader is torchvision's ImageFolder with Pillow, or
-np.load, and v2 transforms, in persistent processes. All give batches on the CPU, of the arrays' type or uint8, from a
-warm page cache without --cold. Epochs are interleaved, and a ratio is the median over the rounds. Whole images are
-compared first.
+uint16 that are mixed of the photographs' colours; `png-16`, `pgm-16` and `tiff-16` are gray, of uint16. torch's
+DataLoader is torchvision's ImageFolder with Pillow, or np.load, and v2 transforms, in persistent processes. All give
+batches on the CPU, of the arrays' type or uint8, from a warm page cache without --cold. Epochs are interleaved, and a
+ratio is the median over the rounds. Whole images are compared first.
 """
 
 import argparse
@@ -63,6 +63,7 @@ class Task(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 - Pillow's, for saving
     square: bool = False
     bands: int = 0  # of arrays; 0 for images
+    depth: int = 8  # bits of a channel of images
 
     @property
     def whole(self) -> bool:
@@ -77,7 +78,7 @@ class Task(NamedTuple):
     @property
     def dtype(self) -> str:
         """Of the batches."""
-        return "uint16" if self.bands > 3 else "uint8"
+        return "uint16" if self.bands > 3 or self.depth == 16 else "uint8"
 
 
 TASKS = {
@@ -90,6 +91,9 @@ TASKS = {
     "tiff": Task("tif", 256, 160, 2_000),
     "npy": Task("npy", 256, 160, 2_000, bands=3),
     "bands": Task("npy", 256, 160, 1_000, bands=8),
+    "png-16": Task("png", 256, 160, 1_000, "L", depth=16),
+    "pgm-16": Task("pgm", 256, 160, 1_000, "L", depth=16),
+    "tiff-16": Task("tif", 256, 160, 1_000, "L", depth=16),
     "jpeg": Task("jpg", 256, 160, 2_000, options={"quality": 90}),
 }
 
@@ -148,7 +152,7 @@ def write_images(folder: Path, data: Path, task: Task) -> int:
             with Image.open(data / names[place]) as image:
                 image.draft("RGB", (task.side, task.side))
                 scale = task.side / max(image.size)
-                small = image.convert(task.mode).resize(
+                small = image.convert("RGB" if task.depth == 16 else task.mode).resize(
                     (task.side, task.side)
                     if task.whole or task.square
                     else (round(image.width * scale), round(image.height * scale)),
@@ -162,6 +166,8 @@ def write_images(folder: Path, data: Path, task: Task) -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
         if task.bands:
             np.save(file, _bands_of(pixels, task))
+        elif task.depth == 16:
+            Image.fromarray(_deep_gray(pixels)).save(file, **task.options)
         else:
             Image.fromarray(pixels).save(file, **task.options)
         nbytes += file.stat().st_size
@@ -179,12 +185,17 @@ def _bands_of(pixels: npt.NDArray[np.uint8], task: Task) -> npt.NDArray[Any]:
     return np.einsum("bc,chw->bhw", shares, 257.0 * planes).round().astype(np.uint16)
 
 
+def _deep_gray(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint16]:
+    """The colours mixed to gray of 16 bits."""
+    return np.rint(pixels @ (257.0 * np.array([0.299, 0.587, 0.114]))).astype(np.uint16)
+
+
 def _compare(files: Path, shards: Path, task: Task) -> None:
     """Raise AssertionError unless folder, shards and torch give the same pixels of whole images."""
     crop = CenterCrop(size=task.size, resize=task.size)
     loaders = [_loader(data, task, crop, order="sequential") for data in (files, shards)]
     size = [task.size, task.size]
-    if task.bands:  # torchvision's resize of uint8 is another one
+    if task.bands or task.depth == 16:  # torchvision's resize of uint8 is another one
         resized = v2.Compose([v2.ToDtype(torch.float32), v2.Resize(task.size, antialias=True), v2.CenterCrop(size)])
         transform = v2.Compose([resized, v2.Lambda(torch.round), v2.ToDtype(getattr(torch, task.dtype))])
     elif task.whole:
@@ -214,7 +225,14 @@ def _loaded(file: str) -> torch.Tensor:
     return torch.from_numpy(np.load(file))
 
 
+def _opened_deep(file: str) -> torch.Tensor:
+    with Image.open(file) as image:
+        return torch.from_numpy(np.asarray(image).astype(np.uint16)).unsqueeze(0)
+
+
 def _folder(files: Path, task: Task, transform: Callable[..., Any]) -> DatasetFolder:
+    if task.depth == 16:
+        return DatasetFolder(str(files), _opened_deep, (f".{task.extension}",), transform)
     if task.bands:
         return DatasetFolder(str(files), _loaded, (".npy",), transform)
     return ImageFolder(str(files), transform, loader=partial(_opened, mode=task.mode))
@@ -224,7 +242,7 @@ def _loader(data: Path, task: Task, crop: CropRule, **options: Any) -> Loader:
     """Of a folder or of shards; arrays of a folder are read as its files, as no images are in it."""
     options = {"batch_size": 128, **options}
     if not task.bands:
-        return Loader(data, crop=crop, channels=task.channels, **options)
+        return Loader(data, crop=crop, channels=task.channels, depth=task.depth, **options)
     if next(data.rglob("*.npy"), None) is None:
         dataset: Dataset = BandsDataset(open_dataset(data, "train"), "bands")
     else:
@@ -247,7 +265,7 @@ def _theirs(files: Path, task: Task, workers: int, batch_size: int) -> DataLoade
         transform = v2.PILToTensor()
     else:
         crop = v2.RandomResizedCrop(task.size, antialias=True)
-        transform = crop if task.bands else v2.Compose([crop, v2.PILToTensor()])
+        transform = crop if task.bands or task.depth == 16 else v2.Compose([crop, v2.PILToTensor()])
     folder = _folder(files, task, transform)
     return DataLoader(folder, batch_size, shuffle=True, num_workers=workers, persistent_workers=True)
 

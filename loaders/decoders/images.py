@@ -37,6 +37,8 @@ from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import paste, resample, resample_deep
 from fastimg.loaders.runtime.scratch import Scratch
 
+from . import deep_queue
+from .deep_queue import DeepQueue
 from .large import PartialReads
 from .large_ahead import will_need_parts
 from .picture_queue import PictureQueue
@@ -132,8 +134,10 @@ class ImageDecoder(Decoder):
         """See `Decoder`: groups of samples, whose JPEGs are decoded in one call."""
         if self.depth == 16:
             make_ready()
-        if not self.compiled or self.depth == 16 or type(self).fill_row is not ImageDecoder.fill_row:
+        if not self.compiled or type(self).fill_row is not ImageDecoder.fill_row:
             return super().fill(reader, ids, draws, rows, scratch)
+        if self.depth == 16:
+            return self._fill_deep(reader, ids, draws, rows, scratch)
         out = rows["inputs"]
         cut = None
         if self._queues:
@@ -163,6 +167,30 @@ class ImageDecoder(Decoder):
         if taken and not pictures.run(self.crop, scratch, out[None]):
             return
         self._decode(data, draws, out, scratch)
+
+    def _fill_deep(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """Fill rows of 16 bits: groups of files, of which most are cut in one call, and others one by one."""
+        if fill_of(self.crop) is not None or not deep_queue.can_cut(self.crop):
+            return super().fill(reader, ids, draws, rows, scratch)
+        failures: list[Failure] = []
+        queue, inputs = scratch.own(DeepQueue), rows["inputs"]
+        for group in scratch.groups(len(ids)):
+            encoded, out = reader.read_group(ids[group], scratch), inputs[group]
+            filled = queue.cut(encoded, self.crop, draws[group], self.max_pixels, scratch, out)
+            for place in np.flatnonzero(~filled).tolist():
+                held, index, numbers = encoded[place], ids[group][place], draws[group][place].tolist()
+                row = {"inputs": out[place]}
+                if held is None:
+                    error = attempt(self._read_row, reader, index, numbers, row, scratch)
+                else:
+                    error = attempt(self.fill_row, held, numbers, row, scratch)
+                if error is not None:
+                    failures.append((group.start + place, error))
+                    if not isinstance(error, ImageError):
+                        return failures
+        return failures
 
     def _fill_group(
         self,

@@ -75,7 +75,8 @@ class PictureQueue:
             return False
         content = np.frombuffer(data, np.uint8)
         spans = np.array([[address_of(content), content.size]])
-        if self._plan_jobs(spans, np.array([draws], np.float64), known, max_pixels, 1):
+        self._status[0] = _WAITS
+        if self._plan_jobs(spans, np.array([draws], np.float64), known, max_pixels):
             return False
         self._count, self._files = 1, [data]
         return True
@@ -98,13 +99,15 @@ class PictureQueue:
         if known is None or not places or not may_call_all(_plan, _decode):
             return places
         count = len(encoded.spans)
-        wanted = (1 << count) - 1 if len(places) == count else sum(1 << place for place in places)
+        self._status[:count] = _WAITS if len(places) == count else _DONE
+        if len(places) < count:
+            self._status[places] = _WAITS
         numbers = np.ascontiguousarray(draws, np.float64)
-        left = self._plan_jobs(encoded.spans, numbers, known, max_pixels, wanted)
-        if left == wanted:
+        left = self._plan_jobs(encoded.spans, numbers, known, max_pixels)
+        if left == len(places):
             return places
         self._count, self._files = count, encoded
-        return [place for place in places if left >> place & 1] if left else ()
+        return [place for place in places if self._status[place] == _DONE] if left else ()
 
     def run(self, crop: CropRule, scratch: Scratch, out: npt.NDArray[np.uint8]) -> list[tuple[int, bytes | memoryview]]:
         """Decode the queue into rows of `out` [k, H, W, C]; return (row, data) of those that could not be decoded."""
@@ -133,11 +136,10 @@ class PictureQueue:
         draws: npt.NDArray[np.float64],
         rule: npt.NDArray[np.float64],
         max_pixels: int,
-        wanted: int,
     ) -> int:
         """See `_plan`."""
         queued = self._pictures, self._jobs, self._status
-        return _plan(*queued, spans, draws, rule, max_pixels, wanted, self._webp_decoder != 0)
+        return _plan(*queued, spans, draws, rule, max_pixels, self._webp_decoder != 0)
 
 
 @held
@@ -149,17 +151,19 @@ def _plan(
     draws: Any,
     rule: Any,
     max_pixels: int,
-    wanted: int,
     decodes_webp: bool,
 ) -> int:
-    """Fill the jobs of files at `spans` [k, 2], of those places whose bits are `wanted`.
+    """Fill the jobs of those files at `spans` [k, 2] that wait.
 
-    Returns the places that are left to others, as bits.
+    Returns how many of them are left to others, which wait no longer.
     """
-    left = wanted
+    left = 0
     for i in range(spans.shape[0]):
+        if status[i] != _WAITS:
+            continue
         status[i] = _DONE
-        if not wanted >> i & 1 or spans[i, 1] == 0:
+        left += 1
+        if spans[i, 1] == 0:
             continue
         job, picture = jobs[i], pictures[i]
         if not parse_picture(view_at(spans[i, 0], spans[i, 1]), pictures[i : i + 1]):
@@ -172,7 +176,7 @@ def _plan(
         job.address, job.nbytes, job.row, job.done = spans[i, 0], spans[i, 1], i, 0
         job.picture_width, job.picture_height = picture.width, picture.height
         status[i] = _WAITS
-        left &= ~(1 << i)
+        left -= 1
     return left
 
 

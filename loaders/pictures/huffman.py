@@ -28,12 +28,13 @@ MOST_BITS = 15  # of a code
 LITERAL_BITS, DISTANCE_BITS, CODE_BITS = 12, 8, 7  # of the index of a main table
 SIZE = 1 << 13  # entries of a table with its subtables: more than any complete code needs
 
-# What making tables takes: the lengths of symbols and of distances behind them, how many of either have each length,
-# where those of a length begin, and the symbols by their lengths.
+# What making tables takes: the symbols that have a code, those of distances behind the others, each with its length in
+# the low bits; how many of either have each length, where those of a length begin, and the symbols by their lengths.
 SYMBOLS = 288 + 32
 NEAR, FAR = SYMBOLS, SYMBOLS + 16  # where the numbers of either begin
 _STARTS = FAR + 16
 _ORDERED = _STARTS + 16
+_LENGTH_BITS = 4  # of a length, below its symbol
 
 
 def new_tables() -> npt.NDArray[np.uint32]:
@@ -88,17 +89,28 @@ def forget_lengths(work: Any) -> None:
 
 
 @inlined
-def note_length(work: Any, place: int, numbers: int, length: int) -> None:
-    """Have the symbol at a place have a length, and count it among the `numbers`, NEAR or FAR."""
-    work[place] = length
+def note_length(work: Any, place: int, numbers: int, symbol: int, length: int) -> int:
+    """Have a symbol have a length, at the first free place, and count it among the `numbers`, NEAR or FAR.
+
+    Symbols come in ascending order. Returns the next free place: the same for a length of 0, which is no code.
+    """
+    work[place] = symbol << _LENGTH_BITS | length
     work[numbers + length] += 1
+    return place + (length > 0)
+
+
+@inlined
+def has_end(work: Any, count: int) -> bool:
+    """Whether the end of a block is among the first `count` symbols that have a code."""
+    place = count - 1
+    while place >= 0 and int64(work[place]) >> _LENGTH_BITS > LITERALS:
+        place -= 1
+    return place >= 0 and int64(work[place]) >> _LENGTH_BITS == LITERALS
 
 
 @compiled
-def build(
-    work: Any, begin: int, count: int, numbers: int, entries: Any, bits: int, pairs: bool, alone: bool, table: Any
-) -> int:
-    """Fill the table of a code whose symbols have the lengths work[begin : begin + count], counted at `numbers`.
+def build(work: Any, begin: int, numbers: int, entries: Any, bits: int, pairs: bool, alone: bool, table: Any) -> int:
+    """Fill the table of a code whose symbols were noted from the place `begin` on, and counted at `numbers`.
 
     The table's main part has 2^bits entries. `alone`: a single symbol may have a code of one bit, or none; `pairs`: two
     short literals share an entry.
@@ -120,10 +132,10 @@ def build(
                 shortest = length
     if left > 0 and (longest > 1 or not alone):
         return 0
-    work[_STARTS] = used  # behind them those without a code
-    for symbol in range(count):
-        start = _STARTS + int64(work[begin + symbol])
-        work[_ORDERED + work[start]] = symbol
+    for place in range(begin, begin + used):
+        noted = int64(work[place])
+        start = _STARTS + (noted & ((1 << _LENGTH_BITS) - 1))
+        work[_ORDERED + work[start]] = noted >> _LENGTH_BITS
         work[start] += 1
     if left > 0:  # none, or a single one
         table[0] = table[1] = uint32(INVALID)

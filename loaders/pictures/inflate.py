@@ -29,12 +29,13 @@ from .huffman import (
     FAR,
     LITERAL_BITS,
     LITERAL_ENTRIES,
-    LITERALS,
+    MOST_BITS,
     NEAR,
     SPECIAL,
     SUBTABLE,
     build,
     forget_lengths,
+    has_end,
     note_length,
 )
 
@@ -178,17 +179,16 @@ def _begin_block(
         copy_bytes(at, int64(out), taken)
         return out + uint64(taken), none, 0, uint64(at + taken), none, none, _ENDED, final and taken == size
     if kind == 1:
-        _fixed(work)
-        number, far = LITERAL_ENTRIES.shape[0], DISTANCE_ENTRIES.shape[0]
+        number = _fixed(work)
     elif kind == 2:
-        number, far, buffer, count, position = _read_lengths(buffer, count, position, last, end, work, distances)
-        if number == 0 or work[LITERALS] == 0:
+        number, buffer, count, position = _read_lengths(buffer, count, position, last, end, work, distances)
+        if number < 0 or not has_end(work, number):
             return failed
     else:
         return failed
     large = int64(limit) - int64(out) > _LARGE
-    far_bits = build(work, number, far, FAR, DISTANCE_ENTRIES, DISTANCE_BITS, False, True, distances)
-    bits = build(work, 0, number, NEAR, LITERAL_ENTRIES, LITERAL_BITS if large else _FEW_BITS, large, False, literals)
+    far_bits = build(work, number, FAR, DISTANCE_ENTRIES, DISTANCE_BITS, False, True, distances)
+    bits = build(work, 0, NEAR, LITERAL_ENTRIES, LITERAL_BITS if large else _FEW_BITS, large, False, literals)
     if bits == 0 or far_bits == 0:
         return failed
     return (
@@ -331,23 +331,25 @@ def _copy(out: Any, distance: int, length: int) -> None:
 
 
 @compiled
-def _fixed(work: Any) -> None:
-    """The lengths of the codes of a block without codes of its own, those of distances behind the others."""
+def _fixed(work: Any) -> int:
+    """Note the lengths of the codes of a block without codes of its own; how many they are, without distances."""
     number = LITERAL_ENTRIES.shape[0]
     forget_lengths(work)
     for symbol in range(number):
-        note_length(work, symbol, NEAR, 8 if symbol < 144 else 9 if symbol < 256 else 7 if symbol < 280 else 8)
+        length = 8 if symbol < 144 else 9 if symbol < 256 else 7 if symbol < 280 else 8
+        note_length(work, symbol, NEAR, symbol, length)
     for distance in range(DISTANCE_ENTRIES.shape[0]):
-        note_length(work, number + distance, FAR, 5)
+        note_length(work, number + distance, FAR, distance, 5)
+    return int(number)
 
 
 @compiled
 def _read_lengths(
     buffer: Any, count: int, position: Any, last: Any, end: Any, work: Any, table: Any
-) -> tuple[int, int, Any, int, Any]:
+) -> tuple[int, Any, int, Any]:
     """Read the lengths of a block's codes to `work`, those of distances behind the others; `table` is scratch.
 
-    Returns the numbers of symbols and distances, the first 0 if the stream is damaged, and the stream's state.
+    Returns how many codes the others are, -1 if the stream is damaged, and the stream's state.
     """
     buffer, count, position = _refill(buffer, count, position, last, end)
     number = 257 + (int64(buffer) & 31)
@@ -356,24 +358,27 @@ def _read_lengths(
     buffer >>= uint64(14)
     count -= 14
     if number > 286 or far > DISTANCES:
-        return 0, 0, buffer, 0, position
+        return -1, buffer, 0, position
     forget_lengths(work)
     for symbol in range(CODES):
-        work[symbol] = 0
+        table[symbol] = 0
     for i in range(codes):
         if i == 14:
             buffer, count, position = _refill(buffer, count, position, last, end)
-        note_length(work, _ORDER[i], NEAR, int64(buffer) & 7)
+        table[_ORDER[i]] = int64(buffer) & 7
         buffer >>= uint64(3)
         count -= 3
     if count < 0:
-        return 0, 0, buffer, 0, position
-    bits = build(work, 0, CODES, NEAR, CODE_ENTRIES, CODE_BITS, False, False, table)
+        return -1, buffer, 0, position
+    place = 0
+    for symbol in range(CODES):
+        place = note_length(work, place, NEAR, symbol, int64(table[symbol]))
+    bits = build(work, 0, NEAR, CODE_ENTRIES, CODE_BITS, False, False, table)
     if bits == 0:
-        return 0, 0, buffer, 0, position
+        return -1, buffer, 0, position
     mask = (1 << bits) - 1
     forget_lengths(work)
-    done, previous = 0, 0
+    done, place, previous = 0, 0, 0
     while done < number + far:
         if count < _LONGEST:
             buffer, count, position = _refill(buffer, count, position, last, end)
@@ -382,14 +387,14 @@ def _read_lengths(
         buffer >>= uint64(taken)
         count -= taken
         if symbol < 16:
-            note_length(work, done, NEAR if done < number else FAR, symbol)
+            place = _note(work, place, done, number, symbol)
             previous = symbol
             done += 1
             continue
         if symbol == 16:
             repeat, extra, value = 3 + (int64(buffer) & 3), 2, previous
             if done == 0:
-                return 0, 0, buffer, 0, position
+                return -1, buffer, 0, position
         elif symbol == 17:
             repeat, extra, value = 3 + (int64(buffer) & 7), 3, 0
         else:
@@ -398,10 +403,22 @@ def _read_lengths(
         buffer >>= uint64(extra)
         count -= extra
         if done + repeat > number + far or count < 0:
-            return 0, 0, buffer, 0, position
-        for _ in range(repeat):
-            note_length(work, done, NEAR if done < number else FAR, value)
-            done += 1
+            return -1, buffer, 0, position
+        if value:
+            for i in range(repeat):
+                place = _note(work, place, done + i, number, value)
+        done += repeat
     if count < 0:
-        return 0, 0, buffer, 0, position
-    return number, far, buffer, count, position
+        return -1, buffer, 0, position
+    coded = 0
+    for length in range(1, MOST_BITS + 1):
+        coded += int64(work[NEAR + length])
+    return coded, buffer, count, position
+
+
+@inlined
+def _note(work: Any, place: int, number: int, near: int, length: int) -> int:
+    """`note_length` of a code by its number: the first `near` are no distances."""
+    if number < near:
+        return note_length(work, place, NEAR, number, length)
+    return note_length(work, place, FAR, number - near, length)

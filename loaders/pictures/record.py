@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 GRAY, RGB, PALETTE, GRAY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6  # colour types of PNG
 BGR = 32  # of BMP: pixels and colours of a palette have their blue first
+LOW_FIRST = 64  # of TIFF: samples of 16 bits have their lower byte first
 
 DEFLATED, STORED, WEBP = 0, 1, 2  # formats
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastimg.loaders.runtime.compiled import compiled, int64
 
-from .record import GRAY, GRAY_ALPHA, PALETTE, RGB, RGB_ALPHA, STORED, new_picture
+from .record import GRAY, GRAY_ALPHA, LOW_FIRST, PALETTE, RGB, RGB_ALPHA, STORED, new_picture
 
 _TEXT, _SHORT, _LONG, _RATIONAL, _UNDEFINED = 2, 3, 4, 5, 7  # types of values, and the bytes of each:
 _BYTES = (0, 1, 1, 2, 4, 8, 1, 1)
@@ -80,8 +80,11 @@ def _place(data: Any, entry: int, high_first: bool) -> Any:
 
 
 @compiled
-def _is_usual(data: Any, entry: int, before: int, high_first: bool) -> bool:
-    """Whether a tag is one of those here, comes behind the tag `before`, and has values that are taken here."""
+def _is_usual(data: Any, entry: int, before: int, depth: int, high_first: bool) -> bool:
+    """Whether a tag is one of those here, comes behind the tag `before`, and has values that are taken here.
+
+    Of samples these are `depth` bits.
+    """
     tag, kind = _number(data, entry, 2, high_first), _number(data, entry + 2, 2, high_first)
     count = _number(data, entry + 4, 4, high_first)
     if tag <= before or not _TEXT <= kind <= _UNDEFINED or count < 1:
@@ -94,7 +97,7 @@ def _is_usual(data: Any, entry: int, before: int, high_first: bool) -> bool:
     if kind != _SHORT and (kind != _LONG or tag in (_BITS, _FORMAT, _COLOURS)):
         return False
     if tag == _BITS:
-        return _are_all(data, at, count, 8, high_first)
+        return _are_all(data, at, count, depth, high_first)
     if tag == _FORMAT:
         return _are_all(data, at, count, 1, high_first)
     if tag in (_COMPRESSION, _ORIENTATION, _PLANES, _FILL_ORDER, _PREDICTOR):
@@ -125,7 +128,19 @@ def _value(data: Any, begin: int, end: int, wanted: int, otherwise: int, high_fi
 
 @compiled
 def parse_tiff(data: Any, pictures: Any) -> bool:
-    """Fill `pictures[0]`; False for what is no TIFF, and for one that is left to others."""
+    """Fill `pictures[0]`; False for what is no TIFF of 8 bits, and for one that is left to others."""
+    return _parse(data, pictures, 8)
+
+
+@compiled
+def parse_deep_tiff(data: Any, pictures: Any) -> bool:
+    """`parse_tiff` of 16 bits, without palette and alpha."""
+    return bool(_parse(data, pictures, 16) and (pictures[0].colour & ~LOW_FIRST) in (GRAY, RGB))
+
+
+@compiled
+def _parse(data: Any, pictures: Any, depth: int) -> bool:
+    """Fill `pictures[0]` for a TIFF whose samples have so many bits."""
     if data.size < 8 or data[0] != data[1] or (data[0] != 0x49 and data[0] != 0x4D):
         return False
     high_first = data[0] == 0x4D
@@ -138,7 +153,7 @@ def parse_tiff(data: Any, pictures: Any) -> bool:
         return False
     before = int64(0)
     for entry in range(begin, end, _ENTRY):
-        if not _is_usual(data, entry, before, high_first):
+        if not _is_usual(data, entry, before, depth, high_first):
             return False
         before = _number(data, entry, 2, high_first)
     width = _value(data, begin, end, _WIDTH, 0, high_first)
@@ -156,7 +171,7 @@ def parse_tiff(data: Any, pictures: Any) -> bool:
         return False
     if _number(data, bits + 4, 4, high_first) != samples:
         return False
-    pitch = samples * width
+    pitch = samples * width * depth // 8
     if height > data.size // pitch:
         return False
     rows = min(_value(data, begin, end, _STRIP_ROWS, height, high_first), height)
@@ -171,8 +186,8 @@ def parse_tiff(data: Any, pictures: Any) -> bool:
     if first < 0 or first + height * pitch > data.size:
         return False
     picture = pictures[0]
-    picture.format, picture.width, picture.height, picture.depth = STORED, width, height, 8
-    picture.step, picture.first, picture.pitch = samples, first, pitch
+    picture.format, picture.width, picture.height, picture.depth = STORED, width, height, depth
+    picture.step, picture.first, picture.pitch = samples * depth // 8, first, pitch
     picture.palette, picture.colours, picture.colour_step, picture.colour_apart = 0, 0, 2, 2 * 256
     if photometric == _RGB:
         picture.colour = RGB if extra == _NONE else RGB_ALPHA
@@ -181,6 +196,8 @@ def parse_tiff(data: Any, pictures: Any) -> bool:
     else:
         picture.colour, picture.colours = PALETTE, 256
         picture.palette = _place(data, colours, high_first) + (0 if high_first else 1)  # the higher bytes
+    if depth == 16 and not high_first:
+        picture.colour |= LOW_FIRST
     return True
 
 

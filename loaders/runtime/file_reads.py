@@ -20,9 +20,9 @@ from .compiled import compiled, int64, may_call
 from .scratch import Encoded, address_of
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+_FOLDER_FLAGS = _FLAGS | getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0)
 _LEAST = 1 << 16  # bytes of a buffer
 _FAILED, _MORE = -1, -2  # instead of a number of bytes
-_SLASH = ord("/")
 
 cgutils: Any = untyped_cgutils
 
@@ -43,16 +43,15 @@ def read_files(prefix: str, names: Sequence[str], encoded: Encoded) -> None:
     if joined.count(b"\0") != len(names):  # a name that no file can have
         return
     encoded.reserve(_LEAST)
-    before = _encoded(prefix)
-    room = np.empty(len(before) + len(joined), np.uint8)
-    if _read(np.frombuffer(joined, np.uint8), before, room, encoded.rooms, encoded.spans, _FLAGS):
+    flags = _FOLDER_FLAGS, _FLAGS
+    if _read(_encoded(prefix), np.frombuffer(joined, np.uint8), encoded.rooms, encoded.spans, flags):
         for place in np.flatnonzero(encoded.spans[:, 1] == _MORE).tolist():
             _read_large(os.path.join(prefix, names[place]), place, encoded)
 
 
 @functools.lru_cache(maxsize=64)
 def _encoded(folder: str) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(os.fsencode(os.path.join(folder, "")), np.uint8)
+    return np.frombuffer(os.fsencode(folder or os.curdir) + b"\0", np.uint8)
 
 
 def fill_parts(
@@ -117,26 +116,21 @@ def _read_large(path: str, place: int, encoded: Encoded) -> None:
 
 
 @compiled
-def _read(names: Any, prefix: Any, room: Any, rooms: Any, spans: Any, flags: int) -> int:
+def _read(prefix: Any, names: Any, rooms: Any, spans: Any, flags: Any) -> int:
     """Read the files of `names` [k], each of which ends with a 0, into `rooms` [k, 2], and fill `spans` [k, 2].
 
-    Those that fill their buffer have _MORE bytes, perhaps. Returns how many they are.
+    The folder `prefix` is opened once, so that its own path is not looked up for each of them. Files that fill their
+    buffer have _MORE bytes, perhaps. Returns how many they are.
     """
+    folder_flags, file_flags = flags
+    folder = _open(int64(prefix.ctypes.data), folder_flags)
     more = 0
     at = 0
     for i in range(spans.shape[0]):
-        length = 0
-        if names[at] != _SLASH:
-            for j in range(prefix.size):
-                room[j] = prefix[j]
-            length = prefix.size
+        descriptor = _open_in(folder, int64(names.ctypes.data) + at, file_flags)
         while names[at] != 0:
-            room[length] = names[at]
-            length += 1
             at += 1
-        room[length] = 0
         at += 1
-        descriptor = _open(room.ctypes.data, flags)
         if descriptor < 0:
             continue
         size = read_up_to(descriptor, rooms[i, 0], rooms[i, 1], 0)
@@ -146,6 +140,8 @@ def _read(names: Any, prefix: Any, room: Any, rooms: Any, spans: Any, flags: int
             size = _MORE
         if size != _FAILED:
             spans[i, 0], spans[i, 1] = rooms[i, 0], size
+    if folder >= 0:
+        _close(folder)
     return more
 
 
@@ -219,6 +215,19 @@ def _open(_: Any, path: Any, flags: Any) -> Any:
         return builder.sext(builder.call(function, [path, builder.trunc(arguments[1], I32)]), I64)
 
     return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def _open_in(_: Any, folder: Any, path: Any, flags: Any) -> Any:
+    """Open a path that is relative to an open folder, or absolute."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = _external("openat", I32, I32, POINTER, I32)(builder)
+        folder, path, flags = arguments
+        folder, flags = builder.trunc(folder, I32), builder.trunc(flags, I32)
+        return builder.sext(builder.call(function, [folder, builder.inttoptr(path, POINTER), flags]), I64)
+
+    return types.int64(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 # Samples read, and decoded, in one call: Python's own code runs for all of them while it is in the CPU's cache, and a
 # thread asks for Python's lock less often. FEW are where more would take too much memory, MOST where samples are small.
-FEW, GROUP, MOST = 4, 16, 60
+FEW, GROUP, MOST = 4, 16, 64
 _LARGE, SMALL = 1 << 21, 1 << 12  # bytes of a sample, on average
 
 T = TypeVar("T")

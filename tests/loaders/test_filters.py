@@ -41,3 +41,16 @@ def test_a_filter_that_there_is_not():
     rows[8, 0] = 5
     memory = np.concatenate([rows.ravel(), np.zeros(BEHIND, np.uint8)])
     assert not undo_filters(memory.ctypes.data, 9, 40, 1, 0)
+
+
+def test_rows_from_one_on():
+    """Those above it are undone as far as it needs them; what is behind the last row stays."""
+    draw = np.random.default_rng(1)
+    for _ in range(300):
+        width, height, step = draw.integers(1, 41), draw.integers(1, 40), draw.choice([1, 3, 4])
+        first = draw.integers(height)
+        rows = draw.integers(0, 256, (height, 1 + width * step), np.uint8)
+        rows[:, 0] = draw.integers(0, 5, height)
+        memory = np.concatenate([rows.ravel(), np.zeros(BEHIND, np.uint8)])
+        assert undo_filters(memory.ctypes.data, height, width * step, step, first)
+        np.testing.assert_array_equal(memory[:-BEHIND].reshape(rows.shape)[first:, 1:], expected(rows, step)[first:])

@@ -130,9 +130,8 @@ class CropQueue:
                 machine_code.miss(_decoder_of(kind))
         self._group = encoded
         self._count = len(encoded.spans)
-        if left == (1 << self._count) - 1:
-            return list(range(self._count))
-        return [place for place in range(self._count) if left >> place & 1] if left else []
+        places: list[int] = np.flatnonzero(self._jobs["status"][: self._count] == DONE).tolist() if left else []
+        return places
 
     def clear(self) -> None:
         """Forget what is queued."""
@@ -255,8 +254,9 @@ def plan(
 ) -> tuple[int, int, int]:
     """Fill the jobs of up to MOST JPEGs at `spans` [k, 2], addresses and sizes, with the windows of a rule's crops.
 
-    `draws` [k, d] are the rule's numbers; see `windows`. Returns the kinds among the jobs, the places that are left to
-    others, and the other kinds than `kinds` among these, as bits. Left are these, larger JPEGs, and what is no JPEG.
+    `draws` [k, d] are the rule's numbers; see `windows`. Returns the kinds among the jobs, as bits, how many places are
+    left to others, whose jobs are done, and the other kinds than `kinds` among these, as bits. Left are these, larger
+    JPEGs, and what is no JPEG.
     """
     found, left, others = 0, 0, 0
     for i in range(spans.shape[0]):
@@ -267,7 +267,7 @@ def plan(
             job.kind, job.status = kind, 0
             found |= 1 << kind
         else:
-            left |= 1 << i
+            left += 1
             if kind < 0:
                 others |= 1 << -kind
     return found, left, others

@@ -109,7 +109,7 @@ class UnionQueue:
         kinds = sum(_may_decode(kind, patient) << kind for kind in KINDS)
         numbers = np.ascontiguousarray(draws, np.float64)
         known = *self._known, self._targets
-        self._kinds, other, alone, others = plan_views(
+        self._kinds, count, others = plan_views(
             self._headers, self._images, self._crops, encoded.spans, numbers, *known, max_pixels, kinds
         )
         for kind in KINDS if others else ():
@@ -117,13 +117,15 @@ class UnionQueue:
                 machine_code.miss(_decoder_of(kind))
         self._group = encoded
         self._count = len(encoded.spans)
-        if not other | alone:
+        if not count:
             return []
-        left: list[tuple[int, Taken]] = []
-        for place in range(self._count):
-            if (other | alone) >> place & 1:
-                left.append((place, "other" if other >> place & 1 else "alone"))
-        return left
+        images = self._images[: self._count]
+        left = np.flatnonzero(images["status"] == DONE)
+        kinds_left = images["kind"][left]
+        return [
+            (place, "alone" if kind else "other")
+            for place, kind in zip(left.tolist(), kinds_left.tolist(), strict=True)
+        ]
 
     def add(
         self,
@@ -218,19 +220,20 @@ def plan_views(
     targets: Any,
     max_pixels: int,
     kinds: int,
-) -> tuple[int, int, int, int]:
+) -> tuple[int, int, int]:
     """Fill images [k] and their crops [k, n] for JPEGs at `spans` [k, 2], as `crops.plan` does for one rule.
 
-    Returns, as bits, the kinds among them, the places that this decoder does not decode, those of which some crops have
-    to be made alone, and the other kinds than `kinds` among what it does not decode.
+    Returns the kinds among them, as bits, how many places are left, whose images are done, and the other kinds than
+    `kinds` among these, as bits. Left are those that this decoder does not decode, of the kind 0, and those of which
+    some crops have to be made alone.
     """
-    found, other, alone, others = 0, 0, 0, 0
+    found, left, others = 0, 0, 0
     for i in range(spans.shape[0]):
         image = images[i]
-        image.address, image.nbytes, image.status = spans[i, 0], spans[i, 1], DONE
+        image.address, image.nbytes, image.status, image.kind = spans[i, 0], spans[i, 1], DONE, 0
         kind, width, height = look(spans[i, 0], spans[i, 1], headers[i : i + 1], max_pixels, kinds)
         if kind <= 0:
-            other |= 1 << i
+            left += 1
             if kind < 0:
                 others |= 1 << -kind
             continue
@@ -242,12 +245,13 @@ def plan_views(
                 break
             job.out = targets[k, 0] + i * targets[k, 1]
             job.across, job.down, job.bicubic = targets[k, 2], targets[k, 3], targets[k, 4]
+        image.kind = kind
         if whole:
-            image.kind, image.status = kind, 0
+            image.status = 0
             found |= 1 << kind
         else:
-            alone |= 1 << i
-    return found, other, alone, others
+            left += 1
+    return found, left, others
 
 
 def is_ready(kind: int) -> bool:
