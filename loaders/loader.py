@@ -439,6 +439,7 @@ class Loader(Epochs):
 
     def _dispatch(self, pool: Pool, job: Job, plan: EpochPlan, step: int, slot: Slot) -> None:
         ids, weight, decoded = rows = plan.rows(step)
+        slot.number = step
         slot.arrays["ids"][:] = ids
         slot.arrays["targets"][:] = self.dataset.labels[ids]
         slot.arrays["weight"][:] = weight
