@@ -438,6 +438,18 @@ class Loader(Epochs):
         return SlotLayout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
 
     def _dispatch(self, pool: Pool, job: Job, plan: EpochPlan, step: int, slot: Slot) -> None:
+        """Have batch `step` made in `slot`: by a thread, so that the consumer only asks for it.
+
+        A consumer of tiny rows makes it itself: to wake a thread takes as long.
+        """
+        fill = partial(self._fill, pool, job, plan, step, slot)
+        if job.tiny:
+            fill()
+        else:
+            pool.make(slot, job, fill)
+
+    def _fill(self, pool: Pool, job: Job, plan: EpochPlan, step: int, slot: Slot) -> None:
+        """Write what is known of a batch's samples, draw their crops, and have the threads fill the rows."""
         ids, weight, decoded = rows = plan.rows(step)
         slot.number = step
         slot.arrays["ids"][:] = ids

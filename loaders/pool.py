@@ -2,6 +2,9 @@
 
     fill(slot, job, draws, ahead) -> queue of chunks -> [thread: take, read ahead, fill rows, settle] -> wait(slot, job)
 
+What a batch consists of is worked out by a thread, too: `make` has one call what calls `fill`. The consumer, which has
+a step to launch, wakes one thread and not all of them.
+
 A consumer that would wait for tiny rows fills some itself: to sleep and to be woken takes as long as to copy them.
 
 Each thread records what it is working on, and Python delivers signals only to the main thread: wherever the consumer
@@ -33,9 +36,10 @@ from fastimg.loaders.runtime.turns import Turns
 from .decoder import Decoder, DrawCrops, SampleReader
 from .epochs.faults import Faults
 from .errors import OVER, DataError, ImageError, WorkerError
-from .ring import Slot
+from .ring import UNMADE, Slot
 
 _LEAST = 1 << 19  # bytes of the rows of a chunk where they are only copied or resized
+_NO_DRAWS = np.empty((0, 0))
 _TINY = 1 << 12  # bytes of such a row, of which the consumer fills some instead of waiting: 36 x 36 pixels
 
 
@@ -44,7 +48,7 @@ class Job:
 
     `ahead`: samples to be read ahead. Asking for them takes a system call each, so a thread does it, before its next
     chunk: at once if a thread is idle, and otherwise while the batches before are still being filled. `draw` gives the
-    numbers of their crops, where these are known.
+    numbers of their crops, where these are known. `unmade`: what calls `fill`, of the batches that are to be made.
     """
 
     __slots__ = (
@@ -57,8 +61,10 @@ class Job:
         "group",
         "least",
         "loading",
+        "making",
         "tiny",
         "turns",
+        "unmade",
     )
 
     def __init__(
@@ -70,6 +76,8 @@ class Job:
         self.group = GROUP  # samples that a thread makes in one call: MOST, if those that were read last are small
         self.draw = draw
         self.ahead: deque[npt.NDArray[np.int64]] = deque()
+        self.unmade: deque[Callable[[], None]] = deque()
+        self.making = threading.Lock()  # of the thread that makes batches: they are made in order
         self.decoder = decoder
         self.blanks = {field.name: field.blank for field in decoder.fields}
         self.cancelled = False
@@ -92,6 +100,11 @@ class _Chunk(NamedTuple):
     start: int
     stop: int
     draws: npt.NDArray[np.float64]  # [rows of the chunk, k]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no rows, and is there so that a thread makes batches."""
+        return self.start == self.stop
 
 
 class Pool:
@@ -157,6 +170,20 @@ class Pool:
         self._job = job
         return job
 
+    def make(self, slot: Slot, job: Job, fill: Callable[[], None]) -> None:
+        """Have a thread call `fill`, which calls `Pool.fill` for `slot`: before its next chunk, or at once if it idles.
+
+        Rows that only come from memory are filled here, and now.
+        """
+        self._check_process()
+        job.check()
+        if job.decoder.in_memory(self._dataset):
+            fill()
+            return
+        slot.pending = UNMADE
+        job.unmade.append(fill)
+        self._queue.put(_Chunk(slot, job, 0, 0, _NO_DRAWS))
+
     def fill(
         self,
         slot: Slot,
@@ -187,6 +214,7 @@ class Pool:
                 self._queue.put(chunk)
             if not chunks:  # the whole batch is padding
                 self._on_full(slot)
+                self._changed.notify_all()
 
     def _fill_here(self, chunk: _Chunk) -> None:
         """Fill rows on the consumer's thread: switching to another thread would cost more than it saves."""
@@ -256,6 +284,7 @@ class Pool:
             return False
         with self._lock:
             job.cancelled = True
+            job.unmade.clear()  # which refers to the loader
             self._changed.notify_all()
             while self._has_elsewhere(job):
                 self._changed.wait()
@@ -317,10 +346,10 @@ class Pool:
         slot = chunk.slot
         job = chunk.job
         with self._lock:
-            slot.pending -= 1
+            slot.pending -= not chunk.is_empty
             if failure is not None and job.failure is None:
                 job.failure = failure
-            if slot.pending == 0 and job.failure is None and not job.cancelled:
+            if slot.pending == 0 and not chunk.is_empty and job.failure is None and not job.cancelled:
                 self._on_full(slot)
             del self._busy[thread]
             if failure is not None or slot.pending == 0 or job.cancelled:
@@ -347,6 +376,15 @@ class Pool:
             self._tally.busy[number] += time.perf_counter() - began
         return None
 
+    def _make_batches(self, job: Job) -> None:
+        """Make the batches that are to be made, unless another thread is at it, which then makes these, too."""
+        while job.unmade and not job.cancelled and job.making.acquire(blocking=False):
+            try:
+                if job.unmade:
+                    job.unmade.popleft()()
+            finally:
+                job.making.release()
+
     def _read_ahead(self, job: Job) -> None:
         while job.ahead and not job.cancelled:
             try:
@@ -358,6 +396,9 @@ class Pool:
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
         slot = chunk.slot
         job = chunk.job
+        self._make_batches(job)
+        if chunk.is_empty:
+            return
         self._read_ahead(job)
         rows = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.blanks}
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()

@@ -12,6 +12,7 @@ from fastimg.loaders.runtime.times import Spans
 
 from .batch import Field
 
+UNMADE = -1  # `Slot.pending` while it is not known which samples the slot will hold
 _ALIGN = 256
 _COLLECTED = ("targets", "weight")
 _TORCH = {
