@@ -87,6 +87,7 @@ class Slot:
         self.failed: dict[int, str] = {}  # row -> reason; set by the ring
         self.rerouted: dict[int, str] = {}  # row -> reason; set by the ring if another decoder took over
         self.pending = 0
+        self.made: object = None  # what a `Preparation` has made of the batch
 
     def view(self, layout: SlotLayout) -> None:
         """View the buffer as `layout`, which must fit into it. No thread may use the slot meanwhile."""

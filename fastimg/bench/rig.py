@@ -16,6 +16,7 @@ from fastimg.config.commands import Train
 from fastimg.data.datasets import DatasetPart, names_targets
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset
+from fastimg.loaders.batch import copied
 from fastimg.models.freezing import train_mode
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.precision import set_backends
@@ -140,13 +141,7 @@ def on_device(rig: Rig) -> Batch:
     if rig.synthetic is None:
         for batch in rig.loader:
             rig.synthetic = replace(
-                batch,
-                inputs=batch.inputs.clone(),
-                targets=batch.targets.clone(),
-                weight=torch.ones_like(batch.weight),
-                ids=batch.ids.clone(),
-                samples=len(batch.ids),
-                ready=None,
+                copied(batch), weight=torch.ones_like(batch.weight), samples=len(batch.ids), ready=None
             )
             break
         assert rig.synthetic is not None

@@ -12,6 +12,7 @@ from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, kornia_pass
 from fastimg.data.datasets import DatasetPart, center_crop, train_crop
+from fastimg.data.planning import Planning
 from fastimg.data.provenance import TrainedOn
 from fastimg.embeddings.encoder import Head
 from fastimg.errors import UsageError
@@ -126,6 +127,8 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     whole = blueprint.parts.embedding is None or model.pair is not None  # a pair takes embeddings in place of inputs
     trained = module if whole else Head(module, model.classifier[0])
     data = _data(replace(blueprint, model=model), ranks)
+    if not config.no_aug:
+        data.loader.prepare(Planning(inputs.policy, ranks.device))
     parallel = trained if alone else wrapped(trained, config, ranks, blueprint.precision)
     tasks = blueprint.targets.tasks.to(ranks.device)
     optimisation = _optimisation(blueprint, ranks, trained, tasks, batches=len(data.loader))

@@ -11,9 +11,9 @@ from itertools import islice
 
 import torch
 
-from fastimg.augment import draw
 from fastimg.augment.mixing import mix_images
 from fastimg.data.model_input import model_input
+from fastimg.data.planning import plan_of
 from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
@@ -75,7 +75,7 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     weight = batch.weight
     config = setup.config
     policy = setup.input.policy
-    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, setup.view(run.progress.epoch))
+    plan = None if config.no_aug else plan_of(policy, batch, config.seed, setup.view(run.progress.epoch))
     with stream.step(batch):
         targets = setup.data.targets.truths(batch)
         dtype = setup.precision.input_dtype
