@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 
 from fastimg.augment.cpu import images
 from fastimg.bench import rig as bench
+from fastimg.data import planning
 from fastimg.data.datasets import DatasetPart
-from fastimg.loaders import open_dataset
+from fastimg.loaders import Loader, open_dataset
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.train import loop, setup, step
@@ -122,6 +124,34 @@ def test_what_is_measured_is_what_trains(train, trained, monkeypatch, flags, pre
     rig.close()
     assert rig.run.progress.step == steps
     assert_same(outcome(rig.run), expected)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-b", "5", "--aa", "trivial", "--reprob", "0.5"),
+        ("-b", "4", "--grad-accum-steps", "2", "--aa", "rand-m9-mstd0.5-inc1", "--mixup", "0.2", "--cutmix", "1"),
+        ("-b", "4", "--sampler", "balanced", "--progressive", "32:64", "--progressive-epochs", "1:2"),
+    ],
+)
+def test_plans_are_drawn_by_the_loaders_threads(train, monkeypatch, flags):
+    """As the trainer draws them where a loader has no threads: the weights are the same."""
+    drawn = []
+    inner = planning.draw
+
+    def noted(policy, keys, *rest):
+        drawn.append(threading.current_thread().name)
+        return inner(policy, keys, *rest)
+
+    monkeypatch.setattr(planning, "draw", noted)
+    monkeypatch.setattr(planning.Planning, "count_words", lambda self, rows, shape: 0)  # draws one plan, to count
+    by_threads = outcome(train((*flags, "--epochs", "3"), FLOAT, "threads"))
+    drawn.remove("MainThread")  # the batch that compiles the augmentation
+    assert drawn and all(name.startswith("fastimg-loader") for name in drawn)
+    monkeypatch.setattr(Loader, "prepare", lambda self, preparation: None)
+    drawn.clear()
+    assert_same(outcome(train((*flags, "--epochs", "3"), FLOAT, "trainer")), by_threads)
+    assert set(drawn) == {"MainThread"}
 
 
 def test_augmented_batches_share_memory(train, monkeypatch):
