@@ -481,6 +481,25 @@ def test_copies_of_batches_of_changing_sizes(loader_to_gpu, files):
                 each.set_epoch(size)
 
 
+def test_words_of_a_preparation_travel_with_the_batch(loader_to_gpu, files, numbering):
+    """In every epoch and of every size, on the loader's device, and in memory of their own with a copy."""
+    for copy in (False, True):
+        with loader_to_gpu(files, batch_size=4, crop=24, workers=3, seed=2, prefetch=4, copy=copy) as loader:
+            before = loader.slot_bytes
+            loader.prepare(numbering)
+            assert loader.slot_bytes > before
+            kept = []
+            for epoch, size in enumerate((24, 9, 40)):
+                loader.set_size(size)
+                for batch in loader:
+                    assert batch.made == (2, epoch, (size, size, 3)) and not batch.fields
+                    assert batch.words.device == batch.inputs.device
+                    assert batch.words.tolist()[:7] == [*batch.keys.tolist(), 77, 77, 77]
+                    kept.append((batch.words, batch.keys.tolist()))
+            if copy:
+                assert all(words.tolist()[:4] == keys for words, keys in kept)
+
+
 def test_a_decoder_that_fails_ends_an_iteration_with_copies_on_their_way(loader_to_gpu, numbers, stamp):
     class Failing(stamp):
         bad = True
