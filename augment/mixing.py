@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .backends import apply
+from . import reference
+from .backends import apply, backend_of
 from .plan import Mixing, Plan, to_device
 from .policy import Policy
 
@@ -72,7 +73,7 @@ class Mixture:
 
     def blend(self, values: torch.Tensor) -> torch.Tensor:
         """Soft targets [B, C], mixed as the images were."""
-        return _blend(self.share[:, None], values, values[self.partner])
+        return reference.mixed(self.share[:, None], values, values[self.partner])
 
 
 def soften(targets: torch.Tensor, num_classes: int, smoothing: float = 0.0) -> torch.Tensor:
@@ -82,32 +83,74 @@ def soften(targets: torch.Tensor, num_classes: int, smoothing: float = 0.0) -> t
 
 
 def mix_images(
-    plan: Plan | None, images: torch.Tensor, weight: torch.Tensor | None = None
+    plan: Plan | None, images: torch.Tensor, weight: torch.Tensor | None = None, *, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Mixture | None]:
-    """Mix normalised images [B, 3, H, W] as `mix` does, and say how; None where nothing is mixed."""
+    """Mix normalised images [B, C, H, W] as `mix` does, and say how; None where nothing is mixed.
+
+    One pass over images that are channels-last or contiguous; others are copied first. The result is written to `out`
+    if given, which has the images' shape, layout, type and device, and shares no memory with them.
+    """
+    if out is not None:
+        _check_out(out, images)
     if plan is None or plan.mixing is None or not len(images):
-        return images, None
-    device = images.device
-    height, width = images.shape[2:]
-    partner = to_device(plan.mixing.partner, device)
-    box = boxes(plan.mixing, height, width)  # [B, 4]
+        return (images if out is None else out.copy_(images)), None
+    if not images.is_contiguous() and not images.is_contiguous(memory_format=torch.channels_last):
+        images = images.contiguous(memory_format=torch.channels_last)
+    words = to_device(words_of(plan.mixing, *images.shape[2:]), images.device)
+    mixed, share = _mixed(words, images, weight, out)
+    return mixed, Mixture(share, words[:, 0].long())
+
+
+def _mixed(
+    words: torch.Tensor, images: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and shares by the code for their device; what has gradients or another type is mixed by plain torch."""
+    kind = "reference" if images.requires_grad else backend_of(images.device)
+    if kind == "cpu" and images.dtype in (torch.float32, torch.bfloat16):
+        from . import cpu  # numba is slow to import, and not needed on a GPU
+
+        return cpu.mix(words, images, weight, out)
+    if kind == "fused" and images.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        from . import fused
+
+        launched: tuple[torch.Tensor, torch.Tensor] = fused.mix(words, images, weight, out)
+        return launched
+    mixed, share = reference.mix(words, images, weight)
+    return (mixed if out is None else out.copy_(mixed)), share
+
+
+def _check_out(out: torch.Tensor, images: torch.Tensor) -> None:
+    laid_out = any(
+        images.is_contiguous(memory_format=form) and out.is_contiguous(memory_format=form)
+        for form in (torch.channels_last, torch.contiguous_format)
+    )
+    if (out.shape, out.dtype, out.device) != (images.shape, images.dtype, images.device) or not laid_out:
+        raise ValueError(
+            f"out must be as the images are, {images.dtype} {list(images.shape)} on {images.device} and like them "
+            f"channels-last or contiguous; got {out.dtype} {list(out.shape)} on {out.device}"
+        )
+    first, second = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in (out, images))
+    if len(images) and first[1] > second[0]:
+        raise ValueError("out must not share memory with the images: partners are read after an image is written")
+
+
+def words_of(mixing: Mixing, height: int, width: int) -> torch.Tensor:
+    """How images of a size are mixed, int32 [B, 7], one small tensor to copy to a device.
+
+    The partner; the share that is kept, in the bits of float32; whether a box is cut; and the box, as `boxes` has it.
+    Raises ValueError for partners outside of the batch.
+    """
+    partner = mixing.partner.numpy()
+    if len(partner) and not 0 <= partner.min() <= partner.max() < len(partner):
+        raise ValueError(f"partners are positions in the batch, 0 to {len(partner) - 1}")
+    box = boxes(mixing, height, width)
     kept = 1.0 - (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) / (height * width)
-    share = to_device(torch.where(plan.mixing.cut, kept.to(torch.float32), plan.mixing.share), device)  # [B]
-    cut = to_device(plan.mixing.cut, device)
-    box = to_device(box, device)
-    if weight is not None:
-        share = torch.where(weight[partner] > 0, share, 1.0)
-        cut = cut & (weight[partner] > 0)
-    others = images[partner]
-    blended = _blend(share[:, None, None, None], images, others)
-    pasted = torch.where(inside(box, height, width), others, images)
-    whole = (share == 1.0)[:, None, None, None]
-    mixed = torch.where(cut[:, None, None, None], pasted, torch.where(whole, images, blended))
-    return mixed, Mixture(share, partner)
-
-
-def _blend(share: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return (own.to(torch.float32) * share + other.to(torch.float32) * (1.0 - share)).to(own.dtype)
+    words = torch.empty(len(partner), 7, dtype=torch.int32)
+    words[:, 0] = mixing.partner
+    words[:, 1] = torch.where(mixing.cut, kept.to(torch.float32), mixing.share).view(torch.int32)
+    words[:, 2] = mixing.cut
+    words[:, 3:] = box
+    return words
 
 
 def boxes(mixing: Mixing, height: int, width: int) -> torch.Tensor:
@@ -120,12 +163,3 @@ def boxes(mixing: Mixing, height: int, width: int) -> torch.Tensor:
     half = (0.5 * (1.0 - mixing.share.double()).sqrt()[:, None] * sides).to(torch.int64)
     first, last = (centre - half).clamp(min=0), torch.minimum(centre + half, sides.to(torch.int64))
     return torch.where(mixing.cut[:, None], torch.cat([first, last], dim=1), 0)
-
-
-def inside(box: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """bool [B, 1, H, W]: which pixels lie inside boxes [B, 4]."""
-    top, left, bottom, right = box.T[:, :, None, None]
-    y = torch.arange(height, device=box.device)[:, None]
-    x = torch.arange(width, device=box.device)
-    within: torch.Tensor = (y >= top) & (y < bottom) & (x >= left) & (x < right)
-    return within[:, None]

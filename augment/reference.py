@@ -185,11 +185,39 @@ def normalise(images: torch.Tensor, table: torch.Tensor, count: int = 256) -> to
 
 def erase(box: torch.Tensor, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Fill the boxes int32 [B, 4] of images [B, C, H, W] with the table's last C entries."""
+    erased = inside(box, *images.shape[2:])
+    return torch.where(erased, table[-images.shape[1] :].view(-1, 1, 1), images)
+
+
+def mix(words: torch.Tensor, images: torch.Tensor, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mix floating point images [B, C, H, W] by `mixing.words_of`, on their device; partners of weight 0 are left out.
+
+    Returns the images, and the share float32 [B] that each keeps. In float32, operations rounded one by one, and then
+    once to the images' type. A box of a partner, and an image that keeps all of itself, have the bits that they had.
+    """
+    partner, share, cut = words[:, 0].long(), words[:, 1].view(torch.float32), words[:, 2] > 0
+    if weight is not None:
+        share = torch.where(weight[partner] > 0, share, 1.0)
+        cut = cut & (weight[partner] > 0)
+    others = images[partner]
+    pasted = torch.where(inside(words[:, 3:], *images.shape[2:]), others, images)
+    whole = (share == 1.0)[:, None, None, None]
+    blended = torch.where(whole, images, mixed(share[:, None, None, None], images, others))
+    return torch.where(cut[:, None, None, None], pasted, blended), share
+
+
+def mixed(share: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`share` of a value of its own, and the rest of another's; in float32, then in the values' type."""
+    return (own.to(torch.float32) * share + other.to(torch.float32) * (1.0 - share)).to(own.dtype)
+
+
+def inside(box: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """bool [B, 1, H, W]: which pixels lie inside boxes [B, 4]: top, left, bottom, right."""
     top, left, bottom, right = box.T[:, :, None, None]  # [B, 1, 1] each
-    y = torch.arange(images.shape[2], dtype=torch.int32, device=images.device)[:, None]
-    x = torch.arange(images.shape[3], dtype=torch.int32, device=images.device)
-    erased = (y >= top) & (y < bottom) & (x >= left) & (x < right)  # [B, H, W]
-    return torch.where(erased[:, None], table[-images.shape[1] :].view(-1, 1, 1), images)
+    y = torch.arange(height, dtype=torch.int32, device=box.device)[:, None]
+    x = torch.arange(width, dtype=torch.int32, device=box.device)
+    within: torch.Tensor = (y >= top) & (y < bottom) & (x >= left) & (x < right)
+    return within[:, None]
 
 
 def flip(plan: Plan, images: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ host leaves. Thread modes: fastimg uses --threads threads of its own. torchvisio
 loop with --threads threads inside each operation, and once in --threads Python threads with one thread per operation.
 Kornia draws one operation for the whole batch and uses --threads threads inside each operation. fastimg and torchvision
 draw from the same distribution; on tensors torchvision's pixels differ from Pillow's, on Pillow images they equal
-fastimg's.
+fastimg's. Mixup and cutmix are timed on images that are normalised already.
 """
 
 import argparse
@@ -29,10 +29,13 @@ from rich.console import Console
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from fastimg.augment import Policy, apply, draw
+from fastimg.augment import Plan, Policy, apply, draw, reference
+from fastimg.augment.mixing import mix_images, words_of
+from fastimg.augment.plan import to_device
 
 TRIVIAL = Policy(hflip=0.5, trivial=True)
 FLIP = Policy(hflip=0.5)
+MIXED = Policy(mixup=0.2, cutmix=1.0)
 CPU_FLOOR = "floor: a conversion into preallocated memory"
 GPU_FLOOR = "floor: a copy of the same number of bytes"
 
@@ -116,6 +119,7 @@ def on_cpu(images: torch.Tensor, threads: int) -> dict[str, Call]:
         "fastimg: trivial, flip, normalise, into preallocated memory": fastimg(TRIVIAL, images, torch.float32, kept),
         "fastimg: flip, normalise": fastimg(FLIP, images, torch.float32),
         "fastimg: flip, normalise, into preallocated memory": fastimg(FLIP, images, torch.float32, kept),
+        **mixing(images, torch.float32),
         "torchvision v2, tensors: trivial, flip, normalise; loop": lambda: [tensors(image) for image in each],
         "torchvision v2, tensors: trivial, flip, normalise; pool": lambda: list(pool.map(tensors, each)),
         "torchvision v2, Pillow: trivial, flip, normalise; loop": lambda: [pillow(image) for image in pil],
@@ -143,6 +147,7 @@ def on_gpu(images: torch.Tensor) -> dict[str, Call]:
         "fastimg: trivial, flip, normalise": fastimg(TRIVIAL, images, dtype),
         "fastimg: flip, normalise": fastimg(FLIP, images, dtype),
         "fastimg: normalise": lambda: apply(None, images, FLIP, dtype),
+        **mixing(images, dtype),
         "torchvision v2: trivial, flip of all, normalise": lambda: torchvision(images),
     }
     return calls | kornias(images, dtype) | dalis(images)
@@ -153,6 +158,28 @@ def fastimg(policy: Policy, images: torch.Tensor, dtype: torch.dtype, kept: torc
     ids = torch.arange(len(images))
     epochs = itertools.count()
     return lambda: apply(draw(policy, ids, 0, next(epochs)), images, policy, dtype, out=kept)
+
+
+def mixing(images: torch.Tensor, dtype: torch.dtype) -> dict[str, Call]:
+    """Mixup and cutmix of normalised images in one pass, and by the operations of torch that specify it."""
+    normalised, ids = apply(None, images, FLIP, dtype).clone(), torch.arange(len(images))
+    epochs = itertools.count()
+    room = torch.empty_like(normalised)
+
+    def drawn() -> Plan:
+        return draw(MIXED, ids, 0, next(epochs))
+
+    def by_torch() -> object:
+        plan = drawn()
+        assert plan.mixing is not None
+        words = to_device(words_of(plan.mixing, *images.shape[2:]), images.device)
+        return reference.mix(words, normalised, None)
+
+    return {
+        "fastimg: mixup and cutmix alone": lambda: mix_images(drawn(), normalised),
+        "fastimg: mixup and cutmix alone, into preallocated memory": lambda: mix_images(drawn(), normalised, out=room),
+        "torch: the same, by its operations": by_torch,
+    }
 
 
 def kornias(images: torch.Tensor, dtype: torch.dtype) -> dict[str, Call]:

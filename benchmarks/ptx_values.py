@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from ptx_memory import Array
 
-TYPES = {"f32": np.float32, "f64": np.float64, "pred": np.bool_} | {
+TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "pred": np.bool_} | {
     f"{kind}{bits}": np.dtype(f"{'i' if kind == 's' else 'u'}{bits // 8}") for kind in "usb" for bits in (8, 16, 32, 64)
 }
 

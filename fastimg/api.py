@@ -481,7 +481,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _library() -> Iterator[None]:
-    """What a caller has set stays: torch's random state, threads and switches, and the filters of warnings.
+    """What a caller has set stays: torch's random state, GPU, threads and switches, and the filters of warnings.
 
     What the caller has switched on for its own tensors, such as no_grad, has no effect within.
     """
@@ -500,6 +500,9 @@ def _library() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = benchmark
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # As `torch.cuda.device` does it: a GPU that has no context yet gets none.
+            torch.cuda._maybe_exchange_device(gpus[0] if gpus else 0)
 
 
 def _told(progress: bool) -> Console:

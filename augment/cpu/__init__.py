@@ -11,6 +11,7 @@ In: a plan, a batch, a table. Out: the model's input. Must not know: loaders, th
 from .filters import blur
 from .images import augment, seconds_to_compile
 from .masks import warp
+from .mixtures import mix
 from .results import between
 
-__all__ = ["augment", "between", "blur", "seconds_to_compile", "warp"]
+__all__ = ["augment", "between", "blur", "mix", "seconds_to_compile", "warp"]

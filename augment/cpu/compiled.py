@@ -17,6 +17,7 @@ from .made_of import made_of
 int32: Any = np.int32
 int64: Any = np.int64
 uint8: Any = np.uint8
+uint16: Any = np.uint16
 uint32: Any = np.uint32
 float32: Any = np.float32
 float64: Any = np.float64

@@ -13,7 +13,7 @@ from fastimg.augment.lines import LevelLine
 from fastimg.augment.plan import Plan, Sized
 from fastimg.augment.policy import Triple
 
-from . import filters
+from . import filters, mixtures
 from .compiled import compiled, int32, is_kept
 from .hues import turn_hue
 from .levels import (
@@ -79,7 +79,9 @@ def seconds_to_compile(stage: Plan) -> float:
     """About how long the functions for a stage of plans take to compile; 0 if they are there, or in the cache."""
     mirrors = stage.mirrors and stage.blur is None
     function, seconds = (_mirror, 1.5) if mirrors else (_images, 13.0)
-    return (0.0 if is_kept(function) else seconds) + (0.0 if stage.blur is None else filters.seconds_to_compile())
+    blurs = 0.0 if stage.blur is None else filters.seconds_to_compile()
+    mixes = 0.0 if stage.mixing is None else mixtures.seconds_to_compile()
+    return (0.0 if is_kept(function) else seconds) + blurs + mixes
 
 
 class _Job(NamedTuple):

@@ -48,4 +48,5 @@ class ResultPool:
 
 
 results = ResultPool()
+mixtures = ResultPool()  # for mixed images, while the next ones are augmented
 between = ResultPool(capacity=3)  # for the levels between the stages of a plan

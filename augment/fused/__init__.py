@@ -23,7 +23,8 @@ PyTorch's allocator: per image 768 bytes for each column and once more, 771 valu
 no line, and 6.2 kB for each statistics pass.
 
 A plan of several stages is as many passes, of which all but the last make uint8. A blur is six launches over the images
-that drew it (`blurs`). What a policy cannot draw is not compiled: warps that are filled, hues, inverted levels.
+that drew it (`blurs`), and mixing one launch behind all (`mixtures`). What a policy cannot draw is not compiled: warps
+that are filled, hues, inverted levels.
 
 Everything is integer arithmetic except the line, blends (float32), autocontrast (float64) and hues (both): single
 operations, which `enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` compares it with the reference
@@ -41,5 +42,6 @@ In: a plan, a batch on a GPU, a table. Out: the model's input. Must not know: lo
 
 from .blurs import blur
 from .launches import fused, work_out
+from .mixtures import mix
 
-__all__ = ["blur", "fused", "work_out"]
+__all__ = ["blur", "fused", "mix", "work_out"]

@@ -15,6 +15,7 @@ is_interpreted = bool(triton.knobs.runtime.interpret)
 # Threads of a program, with 8 pixels each; and pixels of a statistics program, which ends with 768 atomic additions.
 THREADS, COUNTED_BLOCK = (512, 4096) if is_interpreted else (128, 2048)
 BOX_BLOCK = 4096 if is_interpreted else 1024  # values of a program that blurs
+MIXED_BLOCK = 4096 if is_interpreted else 2048  # values of a program that mixes
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 PIXEL_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 

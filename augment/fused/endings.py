@@ -25,23 +25,26 @@ def ended(level, offset, scale, bias, ending, LOOKS: tl.constexpr, ENDING: tl.co
 @kernel
 def _rounded(level, scale, bias, TYPE: tl.constexpr):
     """The bits of level * scale + bias in TYPE: rounded once to float32, then to the nearest of TYPE, ties to even."""
-    if INTERPRETED:  # it may round a product luts adding, and bfloat16 towards zero
-        value = (level.to(tl.float64) * scale + bias).to(tl.float32)
-        if TYPE == BRAIN:
-            bits = value.to(tl.int32, bitcast=True)
-            bits = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
-        elif TYPE == HALF:
-            bits = value.to(tl.float16).to(tl.int16, bitcast=True)
-        else:
-            bits = value.to(tl.int32, bitcast=True)
+    if INTERPRETED:
+        value = level.to(tl.float64) * scale + bias  # its `fma` may round the product before adding
+        value = value.to(tl.float32)
     else:
         value = tl.fma(level, scale, bias)
-        if TYPE == SINGLE:
-            bits = value.to(tl.int32, bitcast=True)
-        elif TYPE == BRAIN:
-            bits = value.to(tl.bfloat16).to(tl.int16, bitcast=True)
-        else:
-            bits = value.to(tl.float16).to(tl.int16, bitcast=True)
+    return bits_of(value, TYPE)
+
+
+@kernel
+def bits_of(value, TYPE: tl.constexpr):
+    """float32 in the bits of TYPE: rounded to the nearest, ties to even."""
+    if TYPE == SINGLE:
+        bits = value.to(tl.int32, bitcast=True)
+    elif TYPE == HALF:
+        bits = value.to(tl.float16).to(tl.int16, bitcast=True)
+    elif INTERPRETED:  # it may round to bfloat16 towards zero
+        whole = value.to(tl.int32, bitcast=True)
+        bits = ((whole + 0x7FFF + ((whole >> 16) & 1)) >> 16).to(tl.int16)
+    else:
+        bits = value.to(tl.bfloat16).to(tl.int16, bitcast=True)
     return bits
 
 

@@ -2,8 +2,9 @@
 
 Kornia draws from torch's generators, so they are seeded for every call: the result depends on the seed and the batch,
 not on what was drawn before. A few numbers per image are drawn on the CPU, whatever the device of the images: on a GPU
-each draw would be several kernels, and most classes would copy it to the CPU, which waits for the GPU, and back. Noise
-and gradients as large as the images are drawn where the images are, and so depend on the device, too.
+each draw would be several kernels, and most classes would copy it to the CPU, which waits for the GPU, and back. They
+are copied to the GPU as plans are, beside what is enqueued there (`_Moving`). Noise and gradients as large as the
+images are drawn where the images are, and so depend on the device, too.
 """
 
 import importlib
@@ -13,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from fastimg.augment.plan import to_device
 from fastimg.errors import UsageError, nearest
 from fastimg.loaders.extras import install
 
@@ -30,14 +33,37 @@ class KorniaPass:
     def __call__(self, images: torch.Tensor, seed: int) -> torch.Tensor:
         """uint8 images [B, 3, H, W] -> the same, augmented as float32 in [0, 1], cut off there and rounded.
 
-        It leaves torch's generators seeded.
+        It leaves torch's generators seeded, of the CPU and of the images' device.
         """
-        torch.manual_seed(seed)
-        with torch.no_grad():
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all devices
+        if images.is_cuda:
+            torch.cuda.default_generators[images.get_device()].manual_seed(seed)
+        with torch.no_grad(), _Moving():
             values = images.to(torch.float32) / 255
             for module in self._modules:
                 values = module(values)
             return (values.clamp(0, 1) * 255).round().to(torch.uint8).contiguous(memory_format=torch.channels_last)
+
+
+class _Moving(TorchFunctionMode):
+    """Within it, what Kornia moves from the CPU to a GPU is copied from pinned memory on a stream of its own.
+
+    Kornia's own copies, from memory that is not pinned, would wait for all work that is enqueued on the GPU.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, given: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        options = options or {}
+        if function is torch.Tensor.to and given[0].device.type == "cpu" and not options.keys() - {"device", "dtype"}:
+            device, dtype, *_ = torch._C._nn._parse_to(*given[1:], **options)
+            if device is not None and device.type != "cpu":
+                return to_device(given[0] if dtype is None else given[0].to(dtype), device)
+        if function in (torch.tensor, torch.as_tensor) and options.get("device") is not None:
+            device = torch.device(options["device"])
+            if device.type != "cpu" and not isinstance(given[0], torch.Tensor):
+                return to_device(function(*given, **{**options, "device": "cpu"}), device)
+        return function(*given, **options)
 
 
 def build(entries: list[dict[str, dict[str, Any]]], size: int, device: torch.device) -> KorniaPass:

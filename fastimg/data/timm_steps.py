@@ -14,9 +14,10 @@ import torch
 
 from fastimg.augment import Policy
 from fastimg.augment.draws import beta_quantile
-from fastimg.augment.mixing import inside, soften
+from fastimg.augment.mixing import soften
 from fastimg.augment.named import parse
 from fastimg.augment.plan import to_device
+from fastimg.augment.reference import inside
 from fastimg.loaders.migration.steps import CannotTakeOver
 from fastimg.loaders.random import uniforms
 

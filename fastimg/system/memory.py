@@ -91,6 +91,14 @@ def available() -> int:
     return hardware.memory().available
 
 
+def pinned(nbytes: int) -> int:
+    """The bytes that a pinned block of so many takes: torch's allocator rounds them up to a power of two.
+
+    So do torch 2.11 to 2.15 (`CachingHostAllocator.h`), unless their configuration sets a limit to that.
+    """
+    return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0
+
+
 def advice(config: Train) -> str:
     """The flags that would reduce memory use, the most promising first."""
     batch = "" if config.batch_size == "auto" else f" ({config.batch_size}, or auto)"

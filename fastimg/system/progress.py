@@ -18,6 +18,7 @@ from .terminal import say
 UNITS = {"images": "img/s", "texts": "texts/s", "embeddings": "embeddings/s"}  # of what a step takes
 _BAR = 8  # columns: with one and a rate, a line of a short run has 80
 _GAP = "  "
+_DRAWN = 2  # times a second: the thread that draws takes Python's lock from the one that trains
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def spent(seconds: float) -> str:
 class Display:
     """`with Display(console, epochs, steps) as display: display.show(line)`.
 
-    On a terminal one line is drawn four times a second, by a thread: its clock and its ETA move while a step takes
-    longer than that. What does not fit into the width is left out, the least important first.
+    On a terminal one line is drawn twice a second, by a thread, and at the end: its clock and its ETA move while a step
+    takes longer than that. What does not fit into the width is left out, the least important first.
     """
 
     def __init__(self, console: Console, epochs: int, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +83,7 @@ class Display:
         self._note = ""
         self._live: Live | None = None
         if console.is_terminal and not console.is_dumb_terminal:
-            self._live = Live(self, console=console, transient=True, refresh_per_second=4)
+            self._live = Live(self, console=console, transient=True, refresh_per_second=_DRAWN)
 
     def __enter__(self) -> Self:
         self._began = self._clock()

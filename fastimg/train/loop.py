@@ -31,7 +31,7 @@ from fastimg.system.terminal import say as print_line
 from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.checkpoints.run_directory import CURVES
 from fastimg.train.checkpoints.run_uploads import RunUploads
-from fastimg.train.checkpoints.saving import save
+from fastimg.train.checkpoints.saving import save, save_epoch
 from fastimg.train.checkpoints.stored_runs import options_of
 from fastimg.train.reporting.first_shards import first_shards
 from fastimg.train.reporting.lines import Lines, nothing_decoded
@@ -187,6 +187,8 @@ def _all_epochs(
             if curves is not None:
                 curves.renew()
             if watch is not None and score is not None and _ends(run, watch, score):
+                if progress.pace.left_out:
+                    save(run)
                 break
         if run.stopped_early and display is not None:
             why = stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)
@@ -319,7 +321,10 @@ def _end_of_epoch(run: Run, display: Display | None) -> AnyScore | None:
     evaluated = time.perf_counter()
     if display is not None:
         display.note("saving")
-    save(run, best=is_best, may_wait=progress.epoch < setup.epochs and not run.out_of_patience)
+    if progress.epoch < setup.epochs and not run.out_of_patience:
+        save_epoch(run, is_best)
+    else:
+        save(run, best=is_best)
     if accounting.log is not None:
         spent = {"train": accounting.epoch_seconds, "val": evaluated - ended, "save": time.perf_counter() - evaluated}
         values = {f"{name}_seconds": round(value, 4) for name, value in spent.items()}

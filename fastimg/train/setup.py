@@ -32,6 +32,7 @@ from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, check_strategy
 from fastimg.models.registry import Model
 from fastimg.models.text_encoder import short_name
+from fastimg.system.memory import pinned
 from fastimg.system.terminal import say
 from fastimg.train.checkpoints.format import trained_before
 from fastimg.train.checkpoints.saving import restore
@@ -497,9 +498,11 @@ def _print_slots(run: Run, console: Console) -> None:
     words = f"loader: {loader.describe()}; a batch takes {plural(nbytes, 'byte')} on the host"
     if setup.config.loader == "native" and not setup.config.resident:
         slots = loader.slots
-        pinned = " pinned" if setup.ranks.device.type == "cuda" else ""
+        taken = f"{slots * nbytes / 2**20:.1f} MiB"
+        if setup.ranks.device.type == "cuda":
+            taken = f"{slots * pinned(nbytes) / 2**20:.1f} MiB pinned, in powers of two"
         words = (
             f"loader: {plural(loader.workers, 'thread')}, {plural(slots, 'slot')} of {plural(nbytes, 'byte')}, "
-            f"{slots * nbytes / 2**20:.1f} MiB{pinned}; scratch memory per thread depends on the largest image"
+            f"{taken}; scratch memory per thread depends on the largest image"
         )
     say(console, f"{words}; {plural(loaders, 'such loader')}")

@@ -1,7 +1,8 @@
 """Where a loader's time goes: seconds, counted while it runs, at a negligible cost.
 
 Each thread reads the clock twice per sample and twice per chunk, and adds to its own counters. On a GPU, pairs of
-events are recorded and read once they are complete. None of this blocks (`benchmarks/accounting.py` measures the cost).
+events are recorded around every 17th copy and wait, and read once they are complete: they count for the 16 before them,
+too. None of this blocks (`benchmarks/accounting.py` measures the cost).
 """
 
 import time
@@ -13,6 +14,8 @@ import torch
 import torch.autograd.profiler as profiler
 
 _NOTHING = nullcontext()
+_EVERY = 17  # no power of two: what comes back every 4 or 16 batches is met at each of its places in turn
+_LONG = 0.001  # seconds: a host that waits longer has time to record events
 
 
 def named(what: str) -> AbstractContextManager[object]:
@@ -24,8 +27,8 @@ def named(what: str) -> AbstractContextManager[object]:
 class LoaderTimes:
     """Seconds since the loader was created. None for times that are not measured."""
 
-    wait: float  # the consumer had no batch: on a CPU its thread waited, on a GPU its stream was idle
-    copy: float | None  # copies to the device; they overlap with waiting and computing
+    wait: float  # the consumer had no batch: on a CPU its thread waited, on a GPU its stream was idle (see `Waits`)
+    copy: float | None  # copies to the device, from every 17th; they overlap with waiting and computing
     read: float | None  # in `Dataset.read`, summed over threads
     busy: float | None  # filling rows, reading included, summed over threads
     network: float | None = None  # of reading, waiting for shards of an object store, summed over threads
@@ -42,35 +45,53 @@ class Tally:
 
 
 class Spans:
-    """Seconds between pairs of events on CUDA streams. One thread begins, ends and settles them."""
+    """Seconds between pairs of events on CUDA streams, from a sample of them. One thread begins, ends and settles them.
+
+    The first span and then every 17th is timed, and counts for the spans since the one before, too: up to 16 are not
+    counted yet. `every` is told to time each one for as long as spans differ much.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # of all settled spans
-        self._began: torch.cuda.Event | None = None
-        self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.seconds = 0.0  # of all settled spans, and of those that they stand for
+        self.every = False
+        self._number = 0  # of spans that have ended
+        self._left_out = 0  # of them, since the one that was timed last
+        self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
+        self._began: torch.cuda.Event | None = None  # of the span that has begun, if it is timed
+        self._open = False
         self._free: list[torch.cuda.Event] = []
 
-    def begin(self, stream: torch.cuda.Stream) -> None:
-        """Begin a span on `stream`. A span that is never ended does not count."""
-        if self._began is None:
+    def begin(self, stream: torch.cuda.Stream) -> bool:
+        """Begin a span on `stream`, and say whether it is timed. A span that is never ended does not count."""
+        self._open = True
+        if self._began is None and (self.every or self._number % _EVERY == 0):
             self._began = self._free.pop() if self._free else _event()
-        self._began.record(stream)
+        if self._began is not None:
+            self._began.record(stream)
+        return self._began is not None
 
-    def end(self, stream: torch.cuda.Stream) -> None:
-        """End the span on `stream`."""
+    def end(self, stream: torch.cuda.Stream, alone: bool = False) -> None:
+        """End the span on `stream`. One that is `alone` stands for no other, and no other for it."""
+        if not self._open:
+            return
+        self._open = False
+        self._number += 1
         if self._began is None:
+            self._left_out += not alone
             return
         ended = self._free.pop() if self._free else _event()
         ended.record(stream)
-        self._under_way.append((self._began, ended))
+        count = 1 if alone else 1 + self._left_out
+        self._left_out -= count - 1
+        self._under_way.append((self._began, ended, count))
         self._began = None
         self.settle()
 
     def settle(self) -> None:
         """Add up the spans that the device has completed, without waiting for it."""
         while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
-            began, ended = self._under_way.popleft()
-            self.seconds += began.elapsed_time(ended) / 1000
+            began, ended, count = self._under_way.popleft()
+            self.seconds += count * began.elapsed_time(ended) / 1000
             self._free += (began, ended)
 
 
@@ -102,7 +123,9 @@ class Waits:
     """How long a consumer waits for batches; it calls `begin` and `end`.
 
     On a GPU the host runs ahead: while its thread waits for the next batch, the device may still be computing. There
-    the wait is the time from the end of all earlier work on the stream until the batch is ready.
+    the wait is the time from the end of all earlier work on the stream until the batch is ready. While the host finds
+    batches ready, it is measured for every 17th. A wait of the host's of a millisecond or more counts for itself only:
+    by the stream's time from the second in a row on, by the host's where the stream's was not measured.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -110,6 +133,8 @@ class Waits:
         self._device = device
         self._began = 0.0
         self._spans = Spans() if device.type == "cuda" else None
+        self._timed = False
+        self._by_host = 0.0  # seconds of long waits during which the stream was not timed
         self._named = named("wait for a batch")
 
     def begin(self) -> None:
@@ -117,15 +142,19 @@ class Waits:
         self._named = named("wait for a batch")
         self._named.__enter__()
         if self._spans is not None:
-            self._spans.begin(torch.cuda.current_stream(self._device))
+            self._timed = self._spans.begin(torch.cuda.current_stream(self._device))
         self._began = time.perf_counter()
 
     def end(self) -> None:
         """The batch is handed out; work that is enqueued from now on may read it."""
-        self.host += time.perf_counter() - self._began
+        waited = time.perf_counter() - self._began
+        self.host += waited
         self._named.__exit__(None, None, None)
         if self._spans is not None:
-            self._spans.end(torch.cuda.current_stream(self._device))
+            long = waited >= _LONG
+            self._spans.end(torch.cuda.current_stream(self._device), alone=long)
+            self._spans.every = long
+            self._by_host += waited if long and not self._timed else 0.0
 
     @property
     def seconds(self) -> float:
@@ -133,4 +162,4 @@ class Waits:
         if self._spans is None:
             return self.host
         self._spans.settle()
-        return self._spans.seconds
+        return self._spans.seconds + self._by_host

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -201,6 +201,38 @@ def test_a_run_is_that_of_the_command(trained, tmp_path, capsys, monkeypatch):
     assert weights.keys() == expected.keys() and all((weights[name] == expected[name]).all() for name in weights)
     settings = [yaml_file.read(run / "config.yaml", Train) for run in (result.run, trained.run)]
     assert settings[0] | {"output": None} == settings[1] | {"output": None}
+
+
+@pytest.mark.parametrize("before", [None, 0, 2])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_current_gpu_stays(monkeypatch, before, fails):
+    """Whichever a run chooses, also if it fails; `before`: the caller's, None if CUDA was not in use."""
+    used = {"gpu": before}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used["gpu"] is not None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: used["gpu"])
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda gpu: used.update(gpu=gpu))
+    monkeypatch.setattr(torch.random, "fork_rng", lambda gpus: nullcontext())
+
+    def runs(config, console, **options):
+        used["gpu"] = 1  # as `--device cuda:1` does
+        if fails:
+            raise UserError("no images")
+
+    monkeypatch.setattr("fastimg.train.loop.train", runs)
+    with pytest.raises(UserError, match="no images") if fails else nullcontext():
+        fastimg.train("images", device="cuda:1")
+    assert used["gpu"] == (before or 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_run_on_another_gpu_leaves_the_current_one(trained, tmp_path):
+    torch.cuda.set_device(0)
+    fastimg.train(str(trained.images), **{**FAST, "device": "cuda:1", "output": tmp_path, "name": "other"})
+    assert torch.cuda.current_device() == 0
+    with pytest.raises(UserError):
+        fastimg.train(tmp_path / "none", device="cuda:1")
+    assert torch.cuda.current_device() == 0
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from fastimg.loaders import ring as ring_module
 from fastimg.loaders.backends.nvcodec import DecodedImage
 from fastimg.loaders.batch import LABEL_FIELDS, Field
 from fastimg.loaders.ring import CudaRing, Slot, SlotLayout
+from fastimg.loaders.runtime import times
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
 from fastimg.loaders.backends import ragged_ring
@@ -151,6 +152,7 @@ class Device:
 def device(monkeypatch):
     global DEVICE
     DEVICE = Device(0)
+    monkeypatch.setattr(times, "_EVERY", 1)  # every copy is timed
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: DEVICE.stream())
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: DEVICE.entered(stream))

@@ -21,22 +21,38 @@ from . import format as checkpoint
 from .writer import Snapshot, is_unwritten, unwritten
 
 
+def save_epoch(run: Run, best: bool) -> None:
+    """Save the end of an epoch that others follow, if a checkpoint is due (`Pace.after_epoch`); all ranks call it.
+
+    Before that, an epoch that is `best` is copied to host memory and written with the next checkpoint, and any other is
+    left out: an interruption then repeats a few seconds. With --checkpoint-hist 2 or more every epoch is saved.
+    """
+    setup = run.setup
+    progress = run.progress
+    due = setup.config.checkpoint_hist > 1
+    due = due or setup.ranks.broadcast("1" if progress.pace.after_epoch(progress.step) else "") == "1"
+    validated = best and setup.data.val_loader is not None
+    if due or validated:
+        save(run, best=best, may_wait=not due or setup.data.embedding is not None)
+    else:
+        progress.pace.left_out = True
+
+
 def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
     """Save this step, with everything that resuming needs; all ranks call it. Nothing of the run changes by it.
 
-    Rank 0 copies it to host memory and leaves the rest to a thread, once the checkpoint before is written. On
-    embeddings an epoch takes less time than a checkpoint: one that `may_wait` stays in memory until the disk is free,
-    or is replaced by the next. With --strategy fsdp each rank writes its shards, and all wait until they are written:
-    torch's own asynchronous saving would let a thread communicate beside the training, and needs a process group of
-    its own for it.
+    Rank 0 copies it to host memory and leaves the rest to a thread, once the checkpoint before is written. One that
+    `may_wait` stays in memory until it is due and the disk is free, or is replaced by the next. With --strategy fsdp
+    each rank writes its shards, and all wait until they are written: torch's own asynchronous saving would let a thread
+    communicate beside the training, and needs a process group of its own for it.
     """
     setup = run.setup
     progress = run.progress
     ranks = setup.ranks
     module = setup.model.module
     averages = setup.optimisation.ema.tensors if setup.optimisation.ema else None
-    waits = may_wait and setup.data.embedding is not None
-    if not waits:
+    written = True
+    if not may_wait:
         progress.writer.settle()
     card = _card(run, best)
     training = _training_state(run)
@@ -60,14 +76,16 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
                     checkpoint.prune(setup.directory, setup.config.checkpoint_hist)
                     progress.writer.saved()
             elif ranks.first:
-                progress.writer.put(_snapshot(run, card, training, averages, files), links, waits)
+                written = progress.writer.put(_snapshot(run, card, training, averages, files), links, may_wait)
     except Exception as error:
         if not is_unwritten(error):
             raise
         raise unwritten(setup.directory, progress.step, error) from error
     if setup.config.strategy == "fsdp":
         ranks.barrier()
-    progress.pace.saved()
+    progress.pace.left_out = False
+    if written:
+        progress.pace.saved()
 
 
 def _snapshot(

@@ -31,7 +31,7 @@ from .host_copy import HostCopy
 from .run_directory import going_on
 
 _ROOM = 1 << 20  # bytes on a disk that is full: what is left is too little for a block of torch's
-PAUSE = 10.0  # seconds between checkpoints that may wait
+PAUSE = 10.0  # seconds from the beginning of a run, and between checkpoints that may wait
 _UNWRITTEN = (OSError, RuntimeError, SafetensorError)  # a full disk, as each library says
 
 
@@ -62,7 +62,7 @@ class Writer:
         self._copying: HostCopy | None = None  # the next optimiser's step has to wait for it
         self._waiting: dict[str, Snapshot] = {}  # by link: what `last` and `best` will be
         self._thread: threading.Thread | None = None
-        self._began = -float("inf")  # when the thread began, by the monotonic clock
+        self._began = time.monotonic()  # when the thread did, or the run
         self.saved: Callable[[], None] = lambda: None  # called by whoever has written a checkpoint
         self._error: tuple[int, BaseException] | None = None  # the step of a checkpoint, and why it is not on disk
 
@@ -82,10 +82,11 @@ class Writer:
             self._copying.hold()
             self._copying = None
 
-    def put(self, snapshot: Snapshot, links: Sequence[str], may_wait: bool = False) -> None:
-        """Write a snapshot, then point `links` at it: at once, or if it `may_wait`, when the disk is free.
+    def put(self, snapshot: Snapshot, links: Sequence[str], may_wait: bool = False) -> bool:
+        """Write a snapshot, then point `links` at it: at once, or if it `may_wait`, with a later one; or at the end.
 
-        A checkpoint that waits is replaced by the next one for the same link.
+        It waits until the disk is free, and `PAUSE` has passed. A checkpoint that waits is replaced by the next one for
+        the same link. Returns whether it is being written.
         """
         self._copying = snapshot.room
         before = list(self._waiting.values())
@@ -94,8 +95,10 @@ class Writer:
             if replaced not in self._waiting.values() and replaced.room not in self._rooms:
                 self._rooms.append(replaced.room)
         busy = self._thread is not None and self._thread.is_alive()
-        if not may_wait or not (busy or time.monotonic() - self._began < PAUSE):
+        waits = may_wait and (busy or time.monotonic() - self._began < PAUSE)
+        if not waits:
             self._write_waiting()
+        return not waits
 
     def settle(self) -> None:
         """Wait until nothing is being written. Raises UserError if a checkpoint could not be."""
@@ -197,10 +200,15 @@ def _system_error(directory: Path, error: BaseException) -> BaseException:
 
 
 class Pace:
-    """When the next checkpoint within an epoch is due: by steps, or by the clock since the last one."""
+    """When the next checkpoint is due.
+
+    Within an epoch: by steps, or by the clock since the last one. After an epoch: if the last one, or the beginning of
+    the run, is `PAUSE` seconds ago, or as much as the interval if that is less.
+    """
 
     def __init__(self, interval: Interval) -> None:
         self._interval = interval
+        self.left_out = False  # whether the last epoch has ended without one
         self.saved()
 
     def saved(self) -> None:
@@ -214,3 +222,7 @@ class Pace:
     def overdue(self) -> bool:
         """Whether one is due by this process's clock; ranks agree on rank 0's. By steps, never."""
         return self._interval.seconds is not None and time.monotonic() - self._since >= self._interval.seconds
+
+    def after_epoch(self, step: int) -> bool:
+        """Whether one is due at the end of an epoch, after `step`, by this process's clock; ranks agree on rank 0's."""
+        return self.at(step) or self.overdue() or time.monotonic() - self._since >= PAUSE

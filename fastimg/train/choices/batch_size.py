@@ -15,7 +15,7 @@ from fastimg.errors import UserError
 from fastimg.loaders import Batch, BatchSource
 from fastimg.models.freezing import train_mode
 from fastimg.models.ranks import Ranks
-from fastimg.system.memory import advice, available, ran_out, release
+from fastimg.system.memory import advice, available, pinned, ran_out, release
 from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.run import Run
 from fastimg.train.step import optimiser_step
@@ -120,9 +120,8 @@ def _restored(run: Run) -> Iterator[Run]:
 
 
 def _pinned(run: Run) -> int:
-    """Bytes of the batches that loaders keep in pinned memory, of which torch takes the next power of two."""
-    sizes = [(loader.slots, loader.slot_bytes) for loader in run.setup.data.loaders if loader.slot_bytes]
-    return sum(slots << (nbytes - 1).bit_length() for slots, nbytes in sizes)
+    """Bytes of the batches that loaders keep in pinned memory."""
+    return sum(loader.slots * pinned(loader.slot_bytes) for loader in run.setup.data.loaders)
 
 
 def _rate(run: Run) -> float:

@@ -23,6 +23,7 @@ from fastimg.config.intent import head_alone
 from fastimg.errors import UserError
 from fastimg.models.precision import Precision
 from fastimg.models.registry import Model
+from fastimg.train.optimisers.construction import has_fused
 
 FILE = Path(__file__).with_name("step_rates.json")
 GAIN = 1.05  # fp16 must be faster by this factor, since bf16 needs no gradient scaler; a hint must promise as much
@@ -114,7 +115,8 @@ def precision(rule: Precision, config: Train, model: Model, gpu: str, scaled: bo
     """The type of mixed precision for a run on `gpu`: what was measured to be faster, or that of the `rule`.
 
     Only --amp-dtype auto leaves a choice, where the GPU has both types, the step is a whole one, and gradients can be
-    scaled. `scaled` says of a run that goes on whether it had a scaler; its type stays, whatever was measured since.
+    scaled. An optimiser that is not fused asks the GPU in every step whether a gradient overflowed, so it trains in
+    bf16. `scaled` says of a run that goes on whether it had a scaler; its type stays, whatever was measured since.
     """
     if config.amp_dtype != "auto" or rule.device_type != "cuda" or rule.dtype is not torch.bfloat16:
         return rule
@@ -128,12 +130,20 @@ def precision(rule: Precision, config: Train, model: Model, gpu: str, scaled: bo
     mode = config.compile
     gain = None if model.text is not None else _gain(subject, ("fp16", mode), ("bf16", mode))
     with_mode = f" with --compile {mode}" if mode else ""
+    if gain is None and mode and model.text is None and (ahead := _gain(subject, ("bf16", mode), ("fp16", None))):
+        return replace(
+            rule, reason=f"{rule.reason} ({ahead.ratio:.2f}x fp16 without --compile {ahead.about}: measured)"
+        )
     if gain is None:
         what = "text encoders" if model.text is not None else _PLURALS[subject.kind]
         return replace(
             rule, reason=f"{rule.reason} (the default: fp16 was not measured for {what}{with_mode} on {gpu})"
         )
     about = f"bf16 {gain.about}: measured"
+    if gain.ratio > GAIN and not (has_fused(config.opt) and config.opt_impl != "foreach"):
+        how = "--opt-impl foreach" if config.opt_impl == "foreach" else f"--opt {config.opt}"
+        waits = f"with {how}, which is not fused, its scaler would wait for the GPU in every step"
+        return replace(rule, reason=f"{rule.reason} (fp16 is {gain.ratio:.2f}x {about}, but {waits})")
     if gain.ratio > GAIN:
         return Precision("cuda", torch.float16, f"fp16 autocast with a gradient scaler ({gain.ratio:.1f}x {about})")
     return replace(rule, reason=f"{rule.reason} (fp16 is {gain.ratio:.2f}x {about})")

@@ -80,6 +80,13 @@ def build_optimizer(
     return built
 
 
+def has_fused(opt: str) -> bool:
+    """Whether an optimiser's step can be fused kernels, in which a gradient scaler needs nothing from the host."""
+    if opt in ("adamw", "sgd"):
+        return True
+    return opt not in (*SCHEDULE_FREE, "adagrad") and "fused" in catalogue.arguments(opt)
+
+
 def _tuned(opt: str, groups: list[dict[str, Any]], asked: _Asked) -> torch.optim.Optimizer:
     """AdamW, or SGD with Nesterov's momentum."""
     shards = opt == "sgd" and asked.sharded  # which torch's fused SGD does not take
@@ -112,7 +119,7 @@ def _of_timm(opt: str, groups: list[dict[str, Any]], asked: _Asked) -> torch.opt
     """One of timm's, with the arguments that its name stands for."""
     taken = catalogue.arguments(opt)
     impl = asked.impl
-    fused = "fused" in taken and opt != "adagrad" and not (asked.sharded and "momentum" in taken)
+    fused = has_fused(opt) and not (asked.sharded and "momentum" in taken)
     if impl != "auto" and not (fused if impl == "fused" else "foreach" in taken):
         raise UsageError(f"--opt-impl {impl}: {opt} has no such implementation; leave it out")
     how: dict[str, Any] = {**catalogue.implied(opt), **asked.more}

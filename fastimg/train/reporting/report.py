@@ -19,6 +19,7 @@ from fastimg.loaders.remote.stores import url_of
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Pair, TextSide
 from fastimg.system.terminal import print_rows
+from fastimg.train.checkpoints.writer import PAUSE
 from fastimg.train.choices.batch_size import SHARE
 from fastimg.train.optimisers.construction import implementation
 from fastimg.train.patience import rule
@@ -242,7 +243,8 @@ def _average(config: Train) -> str | None:
 
 def _checkpoints(config: Train) -> str:
     """When they are written, and whether training waits."""
-    every = f"after each epoch and every {interval(config.save_interval, '--save-interval')}"
+    after = "after each epoch" if config.checkpoint_hist > 1 else f"after epochs, {PAUSE:g} seconds or more apart,"
+    every = f"{after} and every {interval(config.save_interval, '--save-interval')}"
     return f"{every}; training waits for them" if config.strategy == "fsdp" else f"{every}, while training continues"
 
 

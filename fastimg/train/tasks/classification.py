@@ -99,10 +99,9 @@ class ClassTask:
 
         For soft targets, the class with the largest share counts as the right one.
         """
-        targets = hard(truth)
-        ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [B, 5]
-        hits = ranked == targets[:, None]
-        rows = torch.stack([losses, hits[:, 0].float(), hits.any(dim=1).float(), torch.ones_like(losses)])
+        ranks = ranks_of(logits, hard(truth))
+        five = min(5, logits.shape[1])
+        rows = torch.stack([losses, (ranks < 1).float(), (ranks < five).float(), torch.ones_like(losses)])
         return (rows * truth.weighed(weight)).sum(dim=1).double()
 
     def means(self, sums: list[float]) -> dict[str, float]:
@@ -140,6 +139,18 @@ def hard(truth: Truth) -> torch.Tensor:
     return values.argmax(dim=1) if values.is_floating_point() else values
 
 
+def ranks_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """How many classes are predicted before the right one, int64 [B]; logits [B, C], targets int64 [B].
+
+    Of equal logits the class with the lower index comes first, as in `predict`. NaN comes before all numbers, as in
+    `torch.topk`; a right class whose own logit is NaN has rank C, so that it is never a hit.
+    """
+    own = logits.gather(1, targets[:, None])
+    not_lower = torch.arange(logits.shape[1], device=logits.device) >= targets[:, None]
+    behind = (logits < own) | ((logits <= own) & not_lower)  # all are False where `own` is NaN
+    return logits.shape[1] - behind.sum(dim=1)
+
+
 def both_present(present: torch.Tensor | None, mixture: Mixture) -> torch.Tensor | None:
     """Where a mixed sample has its target: where both partners have it, if it was mixed."""
     if present is None:
@@ -157,9 +168,7 @@ class RecallCounter:
         """See Counter."""
         targets = hard(truth)
         weight = truth.weighed(weight)
-        hits = (
-            logits.topk(min(5, logits.shape[1]), dim=1).indices[:, 0] == targets
-        )  # of equal logits the same as `count`
+        hits = ranks_of(logits, targets) < 1
         counted = torch.stack([weight, weight * hits], dim=1).double()  # [B, 2]
         self.by_class.index_add_(0, targets.long(), counted)  # unlike bincount, no sync on a GPU
 

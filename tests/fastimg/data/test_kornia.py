@@ -77,6 +77,73 @@ def test_on_the_cpu_the_pixels_are_those_of_kornias_own_modules():
 
 
 @needs_kornia
+def test_what_is_moved_to_another_device_is_moved_beside_its_work(monkeypatch):
+    """The device is torch's `meta`, to which copies are made as to a GPU."""
+    moved = []
+
+    def noted(tensor, device):
+        moved.append((tensor.device.type, device.type))
+        return tensor.to(device)
+
+    monkeypatch.setattr(kornia_pass, "to_device", noted)
+    entries = [{"RandomAffine": {"degrees": 15.0, "p": 0.5}}, {"RandomGamma": {"p": 0.5}}, {"RandomInvert": {"p": 0.5}}]
+    meta = torch.device("meta")
+    modules = [
+        kornia_pass._placed(kornia_pass._made(kind, name, arguments), meta, draws_pixels=False)
+        for entry in entries
+        for name, arguments in entry.items()
+        for kind in [getattr(kornia_pass._library(), name)]
+    ]
+    augmented = kornia_pass.KorniaPass(modules)(batch().to(meta), 3)
+    assert augmented.shape == (6, 3, 20, 20) and augmented.device == meta
+    assert len(moved) >= 3 and set(moved) == {("cpu", "meta")}
+
+
+def test_copies_to_the_cpu_and_between_types_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(kornia_pass, "to_device", lambda tensor, device: pytest.fail("moved"))
+    values = torch.arange(3)
+    with kornia_pass._Moving():
+        assert (
+            values.to(torch.float64).dtype == torch.float64 and values.to("cpu", torch.float32).dtype == torch.float32
+        )
+        assert values.to(torch.ones(1)).dtype == torch.float32
+        assert torch.tensor([1.0, 2.0], device="cpu").tolist() == [1.0, 2.0] and torch.as_tensor(values) is values
+
+
+@needs_kornia
+def test_only_the_images_device_is_seeded():
+    kornia = kornia_pass.build([{"RandomInvert": {"p": 0.5}}], 20, torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "manual_seed", lambda seed: pytest.fail("all devices were seeded"))
+        kornia(batch(), 3)
+    assert torch.initial_seed() == 3
+
+
+@pytest.mark.gpu
+@needs_kornia
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"RandomAffine": {"degrees": 15.0, "p": 0.5}},
+        {"RandomGamma": {"p": 0.5}},
+        {"RandomGaussianNoise": {"std": 0.1, "p": 0.5}},
+        {"RandomInvert": {"p": 0.5}},
+    ],
+    ids=str,
+)
+def test_on_a_gpu_no_draw_waits(entry, sync_debug_mode):
+    device = torch.device("cuda", 0)
+    kornia = kornia_pass.build([entry], 20, device)
+    images = batch().to(device)
+    expected = kornia(images, 3)
+    torch.cuda.synchronize()
+    with sync_debug_mode("error"):
+        got = kornia(images, 3)
+    assert torch.equal(got, expected)
+
+
+@needs_kornia
 def test_checking_does_not_change_the_generators():
     torch.manual_seed(4)
     expected = torch.rand(1)

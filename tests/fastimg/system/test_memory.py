@@ -1,12 +1,16 @@
 """Running out of memory in training ends with a sentence that names flags."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
 import fastimg.train.step as training_step
 from fastimg.config.commands import Train
-from fastimg.system.memory import advice, available, ran_out, release
+from fastimg.system.memory import advice, available, pinned, ran_out, release
+from fastimg.train.setup import _print_slots
 
 
 def accelerator_error(code: int) -> RuntimeError:
@@ -117,3 +121,29 @@ def test_a_run_that_does_not_fit(trained, fast, tmp_path, cli, monkeypatch):
     assert ran.code == 1
     assert "out of memory on cpu in step 1, with batches of 8 images of 32 pixels: lower --batch-size" in ran.err
     assert "Traceback" not in ran.err and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(0, 0), (1, 1), (4096, 4096), (4097, 8192), (154_140_672, 1 << 28)])
+def test_pinned_blocks_are_powers_of_two(asked, taken):
+    assert pinned(asked) == taken
+
+
+@pytest.mark.parametrize(("kind", "words"), [("cpu", "288.0 MiB; scratch"), ("cuda", "384.0 MiB pinned, in powers of")])
+def test_slots_are_printed_at_the_size_that_they_take(kind, words, capsys):
+    loader = SimpleNamespace(slot_bytes=96 << 20, slots=3, workers=2, describe=lambda: "threads")
+    setup = SimpleNamespace(
+        config=Train(resident=False, loader="native"),
+        data=SimpleNamespace(loader=loader, val_loader=None),
+        ranks=SimpleNamespace(device=torch.device(kind)),
+    )
+    _print_slots(SimpleNamespace(setup=setup), Console(width=200))
+    assert f"2 threads, 3 slots of 100,663,296 bytes, {words}" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_torch_takes_for_pinned_memory():
+    torch._C._host_emptyCache()
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    block = torch.empty(100_000_001, dtype=torch.uint8, pin_memory=True)
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - before == pinned(block.nbytes)

@@ -2,11 +2,12 @@
 
 import io
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 
 from fastimg.system import measurement
 from fastimg.system.progress import Display, Line
@@ -61,6 +62,26 @@ def test_what_matters_first_is_shown_at_every_width(display: Display, clock: _Cl
     display.advance(1, 1234)
     display.show(LINE)
     assert drawn(display, width) == shown
+
+
+def test_it_is_drawn_twice_a_second_and_with_the_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Display.__rich_console__
+    steps = []
+
+    def counting(self: Display, console: Console, options: ConsoleOptions) -> RenderResult:
+        steps.append(self._step)
+        return draw(self, console, options)
+
+    monkeypatch.setattr(Display, "__rich_console__", counting)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
+    began = time.monotonic()
+    with Display(console, 1, 1000) as display:
+        for step in range(1, 121):
+            display.advance(0, step)
+            display.glance(replace(LINE, epoch=0, step=step))
+            time.sleep(0.01)
+    assert len(steps) <= 2 * (time.monotonic() - began) + 2  # at the start and at the end, too
+    assert steps[-1] == 120
 
 
 def test_what_is_shown_is_true(display: Display, clock: _Clock) -> None:

@@ -211,10 +211,11 @@ def test_a_waiting_checkpoint_is_replaced_by_the_next(gate: threading.Event, tmp
     """Epochs on embeddings: the last and the best checkpoint are written, those in between are not."""
     writer = Writer(tmp_path, 9, CPU)
     gate.set()
-    writer.put(snapshot(writer, 1), ["last", "best"], may_wait=True)  # at once: the last write was long ago
+    writer._began -= 10.0  # seconds
+    assert writer.put(snapshot(writer, 1), ["last", "best"], may_wait=True)  # at once: the run began long ago
     writer.join()
     for step in range(2, 8):
-        writer.put(snapshot(writer, step), ["last", "best"] if step == 4 else ["last"], may_wait=True)
+        assert not writer.put(snapshot(writer, step), ["last", "best"] if step == 4 else ["last"], may_wait=True)
     assert len(writer._rooms) <= 2 and {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"00000001"}
     with writer:
         pass

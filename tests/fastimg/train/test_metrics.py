@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import recall_score
+from sklearn.metrics import recall_score, top_k_accuracy_score
 
 from fastimg.loaders.containers.targets import Target
 from fastimg.models.ranks import Ranks
 from fastimg.train.metrics import FirstBad, Meter, Trace, answer
-from fastimg.train.tasks.classification import ClassTask
+from fastimg.train.tasks.classification import ClassTask, ranks_of
 from fastimg.train.tasks.joint import Losses, Tasks
 from fastimg.train.tasks.score import Score, shows_top5, zero_recall
 from fastimg.train.tasks.task import Truth
@@ -54,6 +54,57 @@ def test_sums_do_not_lose_small_losses():
     meter.sums += torch.tensor([2.0**24, 0.0, 0.0, 2.0**24], dtype=torch.float64)
     add(meter, torch.zeros(1, 2), torch.ones(1), torch.tensor([0]), torch.ones(1))
     assert meter.read(ALONE).samples == 2**24 + 1
+
+
+def top_of(logits, targets):
+    """Sums of top-1 and top-5 hits."""
+    classes = logits.shape[1]
+    sums = one_class(classes).all[0].count(logits, torch.zeros(len(logits)), Truth(targets), torch.ones(len(logits)))
+    return sums[1:3].tolist()
+
+
+@pytest.mark.parametrize("classes", [2, 4, 5, 6, 10, 1000])
+def test_ranks_are_those_of_others_where_no_logits_are_equal(classes):
+    drawn = torch.Generator().manual_seed(classes)
+    logits = torch.stack([torch.randperm(classes, generator=drawn) for _ in range(300)]).float() - classes / 2
+    targets = torch.randint(0, classes, (300,), generator=drawn)
+    ranked = logits.topk(min(5, classes), dim=1).indices == targets[:, None]
+    assert top_of(logits, targets) == [int(ranked[:, 0].sum()), int(ranked.sum())]
+    if classes > 5:
+        theirs = [
+            top_k_accuracy_score(targets, logits, k=k, labels=np.arange(classes), normalize=False) for k in (1, 5)
+        ]
+        assert top_of(logits, targets) == theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_of_equal_logits_the_lower_index_comes_first(dtype):
+    """As a stable sort ranks them, so that a model whose outputs are all 0 is right by chance only."""
+    drawn = torch.Generator().manual_seed(1)
+    logits = torch.randint(-3, 4, (500, 12), generator=drawn).to(dtype)
+    targets = torch.randint(0, 12, (500,), generator=drawn)
+    order = logits.float().sort(dim=1, descending=True, stable=True).indices
+    places = (order == targets[:, None]).int().argmax(dim=1)
+    assert torch.equal(ranks_of(logits, targets), places)
+    assert torch.equal(ranks_of(logits, targets) < 1, logits.argmax(dim=1) == targets)
+    assert top_of(torch.zeros(12, 12), torch.arange(12)) == [1, 5]
+
+
+@pytest.mark.parametrize("classes", [1, 3, 5, 12])
+def test_a_logit_that_is_not_a_number_is_never_right(classes):
+    logits, targets = torch.full((classes, classes), torch.nan), torch.arange(classes)
+    assert top_of(logits, targets) == [0, 0]
+    logits = torch.eye(classes)
+    logits[0, 0] = torch.nan
+    assert top_of(logits, targets)[0] == classes - 1  # only the row with NaN is wrong
+    if classes > 5:
+        logits = -torch.arange(12.0).repeat(12, 1)
+        logits[:, 7] = torch.nan  # ranked before the others, as by topk
+        others = top_of(logits[targets != 7], targets[targets != 7])
+        assert others == [0, 4] and top_of(logits, targets) == others
+        logits[:, 7] = torch.inf
+        logits[:, 3] = -torch.inf
+        assert top_of(logits, targets) == [1, 5] and ranks_of(logits, targets)[[7, 3]].tolist() == [0, 11]
 
 
 @pytest.mark.parametrize(

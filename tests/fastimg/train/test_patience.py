@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from fastimg.train import loop as train
 from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.checkpoints import writer
 from fastimg.train.patience import Standing, is_better
 from fastimg.train.tasks.score import Score
 
@@ -222,6 +223,7 @@ class Killed(BaseException):
 
 def test_a_resumed_run_stops_at_the_same_epoch(validated, run_of, tmp_path, monkeypatch):
     """Killed after one validation, and again after a second one that is not better."""
+    monkeypatch.setattr(writer, "PAUSE", 0.0)  # every epoch is saved
     flags = ("--epochs", "6", "--patience", "2", "--resume", "auto")
     validated(LOSSES)
     whole, records = run_of(*flags, name="whole")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -23,6 +24,7 @@ from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints import writer as writing
 from fastimg.train.checkpoints.host_copy import HostCopy
 from fastimg.train.checkpoints.writer import Pace
+from fastimg.train.loop import train
 
 
 def arguments(data: Path, output: Path, *more: str) -> list[str]:
@@ -359,3 +361,83 @@ def test_a_signal_waits_for_the_writer(trained: Any, tmp_path: Path, monkeypatch
     saved = checkpoint.load_training((tmp_path / "run/last").resolve())["step"]
     assert saved in (3, 4)
     assert not [thread for thread in threading.enumerate() if thread.name == "fastimg-checkpoint"]
+
+
+# --- runs of seconds
+
+
+RARELY = ("--save-interval", "10m")
+
+
+def saved_steps(run: Path) -> set[int]:
+    return {int(path.name) for path in (run / "checkpoints").iterdir()}
+
+
+def test_a_run_of_seconds_writes_one_checkpoint(trained: Any, cli: Any, tmp_path: Path) -> None:
+    """And the best one, if that is another, with the weights of its own epoch."""
+    four = arguments(trained.images, tmp_path, *RARELY, "--epochs", "4")
+    ran = cli(*four)
+    assert ran.code == 0 and "after epochs, 10 seconds or more apart, and every 10 minutes" in ran.out
+    every = cli(
+        *arguments(trained.images, tmp_path, *RARELY), "--epochs", "4", "--checkpoint-hist", "9", "--name", "every"
+    )
+    assert every.code == 0 and "after each epoch and every 10 minutes" in every.out
+    run, other = tmp_path / "run", tmp_path / "every"
+    links = {link: (run / link).resolve().name for link in ("last", "best")}
+    assert links == {link: (other / link).resolve().name for link in links}
+    assert saved_steps(run) == {int(name) for name in links.values()} < saved_steps(other) == {6, 12, 18, 24}
+    for link in links:
+        assert_same_weights(run / link, other / link)
+
+
+def assert_same_weights(one: Path, two: Path) -> None:
+    left, right = (load_file(path / "model.safetensors") for path in (one, two))
+    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_epochs_are_saved_once_the_last_checkpoint_is_old(
+    trained: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that advances four seconds an epoch: after the third, and the last."""
+    due = Pace.after_epoch
+    asked: list[int] = []
+
+    def later(pace: Pace, step: int) -> bool:
+        asked.append(step)
+        pace._since -= 4.0
+        return due(pace, step)
+
+    monkeypatch.setattr(Pace, "after_epoch", later)
+    ran = cli(*arguments(trained.images, tmp_path, *RARELY), "--epochs", "5", "--val-interval", "5")
+    assert ran.code == 0, ran.err
+    assert asked == [6, 12, 18, 24] and saved_steps(tmp_path / "run") == {18, 30}
+
+
+def test_when_the_end_of_an_epoch_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(writing.time, "monotonic", lambda: now[0])
+    rare, often, steps = Pace(Interval(seconds=600.0)), Pace(Interval(seconds=2.0)), Pace(Interval(steps=12))
+    now[0] += 2.0
+    assert [pace.after_epoch(6) for pace in (rare, often, steps)] == [False, True, False]
+    assert steps.after_epoch(12)
+    now[0] += 8.0
+    assert rare.after_epoch(6) and steps.after_epoch(6)
+    rare.saved()
+    assert not rare.after_epoch(6)
+
+
+def test_a_watch_that_ends_a_run_of_seconds_ends_it_with_a_checkpoint(trained: Any, tmp_path: Path) -> None:
+    config = Train(
+        data=trained.images,
+        arch="test_resnet",
+        img_size=32,
+        batch_size=4,
+        epochs=9,
+        amp=False,
+        workers="1",
+        val_interval=1,
+        output=tmp_path,
+        name="run",
+    )
+    train(config, Console(quiet=True), signals=False, watch=lambda epochs, values: epochs == 3)
+    assert (tmp_path / "run/last").resolve().name == "00000018"

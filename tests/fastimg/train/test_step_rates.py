@@ -25,6 +25,7 @@ from fastimg.train.choices.step_rates import (
     precision,
     read,
 )
+from fastimg.train.optimisers.construction import build_optimizer, has_fused, implementation
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
@@ -164,7 +165,10 @@ def test_compiled_rates_are_separate(table):
     table(rate(1000), rate(1300, "fp16"), rate(1600, compile="default"))
     found = chosen(Train(compile="default"))
     assert found.dtype is torch.bfloat16
-    assert "fp16 was not measured for convolutional models with --compile default" in found.reason
+    assert "(1.23x fp16 without --compile for convolutional models on NVIDIA H200" in found.reason
+    other = chosen(Train(compile="reduce-overhead"))
+    assert other.dtype is torch.bfloat16
+    assert "fp16 was not measured for convolutional models with --compile reduce-overhead" in other.reason
     table(rate(1600, compile="default"), rate(2000, "fp16", "default"))
     assert chosen(Train(compile="default")).dtype is torch.float16 and chosen().dtype is torch.bfloat16
 
@@ -222,6 +226,37 @@ def test_the_rule_decides_elsewhere(table, rule):
     assert precision(rule, Train(), model(), H200) is rule
     off = Precision("cuda", None, "float32 (--no-amp)")
     assert precision(off, Train(amp=False), model(), H200) is off
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            Train(opt="lamb"),
+            "but with --opt lamb, which is not fused, its scaler would wait for the GPU in every step)",
+        ),
+        (Train(opt="muon"), "with --opt muon, which is not fused"),
+        (Train(opt="schedule_free_adamw"), "with --opt schedule_free_adamw, which is not fused"),
+        (Train(opt_impl="foreach"), "with --opt-impl foreach, which is not fused"),
+        (Train(opt="sgd", opt_impl="foreach"), "with --opt-impl foreach, which is not fused"),
+    ],
+)
+def test_fp16_only_where_the_optimiser_is_fused(table, config, words):
+    table(rate(1000), rate(1300, "fp16"))
+    found = chosen(config)
+    assert found.dtype is torch.bfloat16 and words in found.reason
+    assert found.reason.startswith("bf16 autocast (fp16 is 1.30x bf16 for convolutional models on NVIDIA H200")
+    assert chosen(config, scaled=True).dtype is torch.float16  # a run that began with it
+    table(rate(1000), rate(900, "fp16"))
+    assert "not fused" not in chosen(config).reason
+
+
+@pytest.mark.parametrize("opt", ["adamw", "sgd", "adam", "nadam", "lamb", "muon", "adagrad", "lion"])
+def test_what_is_said_to_be_fused_is(opt):
+    """As the optimiser that is built says, and torch's gradient scaler sees."""
+    built = build_optimizer(timm.create_model("test_vit"), opt, 0.1, 0.0, None)
+    fused = implementation(built) == "fused"
+    assert has_fused(opt) == fused == bool(getattr(built, "_step_supports_amp_scaling", False))
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -8,6 +8,7 @@ import torch
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.decoders.picture_queue import PictureQueue
 from fastimg.loaders.jpeg.decoding import crops
+from fastimg.loaders.runtime import times
 from fastimg.loaders.runtime.times import Backlog, Spans, Waits
 
 gpu = pytest.mark.gpu
@@ -111,12 +112,17 @@ class Event:
         return other.at - self.at
 
 
-def test_intervals_are_counted_when_they_end(monkeypatch):
+@pytest.fixture
+def events(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     Event.now, Event.made = 0.0, 0
+
+
+def test_intervals_are_counted_when_they_end(events):
     spans = Spans()
+    spans.every = True
     for at in range(0, 100, 10):  # the device reaches it at these milliseconds
-        spans.begin([at])
+        assert spans.begin([at])
         spans.end([at + 3])
         Event.now = at - 5.0  # late by one interval
     assert spans.seconds == pytest.approx(0.003 * 8)
@@ -130,6 +136,56 @@ def test_intervals_are_counted_when_they_end(monkeypatch):
     Event.now = 9999.0
     spans.settle()
     assert spans.seconds == pytest.approx(0.031)
+
+
+def test_one_interval_in_seventeen_is_timed_and_stands_for_the_others(events):
+    spans, timed, before = Spans(), [], 0.0
+    for number in range(100):
+        timed.append(spans.begin([10.0 * number]))
+        Event.now = 10.0 * number + 9.0
+        spans.end([10.0 * number + 3.0])
+        assert before <= spans.seconds <= 0.003 * (number + 1) + 1e-9  # it never falls
+        assert spans.seconds >= 0.003 * (number + 1 - 16) - 1e-9
+        before = spans.seconds
+    assert [number for number, one in enumerate(timed) if one] == [0, 17, 34, 51, 68, 85] and Event.made == 2
+    assert spans.seconds == pytest.approx(0.003 * 86)  # the 14 after the last one are not counted yet
+
+
+def test_an_interval_unlike_the_others_stands_for_itself(events):
+    spans = Spans()
+    for number in range(35):
+        spans.begin([10_000.0 * number])
+        Event.now = 10_000.0 * number + 9_000
+        spans.end([10_000.0 * number + (5_000.0 if number == 17 else 3.0)], alone=number == 17)
+    assert spans.seconds == pytest.approx(5.0 + 0.003 * 34)
+
+
+def test_waits_of_a_gpus_stream(events, monkeypatch):
+    """A stream that is idle for half of the host's wait: each long wait is counted once, by either clock."""
+    clock = {"host": 0.0}
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: [clock["host"] * 1000])
+    monkeypatch.setattr(times, "time", type("Clock", (), {"perf_counter": staticmethod(lambda: clock["host"])}))
+    waits = Waits(torch.device("cuda", 0))
+
+    def wait(seconds, lag=0.0):
+        Event.now = 1e9
+        clock["host"] += lag
+        waits.begin()
+        clock["host"] += seconds
+        waits.end()
+
+    for _ in range(40):
+        wait(0.0001)
+    assert waits.seconds == pytest.approx(0.0001 * 35)  # of 0, 17 and 34
+    wait(2.0)  # as at the start of an epoch: by the host's clock
+    assert waits.seconds == pytest.approx(2.0 + 0.0001 * 35)
+    for _ in range(5):
+        wait(0.5)  # by the stream's
+    assert waits.seconds == pytest.approx(4.5 + 0.0001 * 35) and waits._by_host == 2.0
+    for _ in range(20):
+        wait(0.0001)
+    assert waits.seconds == pytest.approx(4.5 + 0.0001 * 59, abs=0.0001 * 17)
+    assert waits.host == pytest.approx(4.5 + 0.0001 * 60)
 
 
 @gpu
