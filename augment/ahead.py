@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from .backends import backend_of
-from .plan import Ahead, Plan
+from .mixing import words_of as mixing_words
+from .plan import Ahead, MixingAhead, Plan
 
 _ALIGN = 64  # words: kernels are compiled for the alignment of memory that the allocator gives
 
@@ -26,7 +27,11 @@ def work_out(plan: Plan, height: int, width: int, device: torch.device) -> Plan:
     """
     first, *others = (_worked_out(stage, height, width, device) for stage in plan.stages)
     then = tuple(replace(stage, ahead=ahead) for stage, ahead in zip(plan.then, others, strict=True))
-    return replace(plan, ahead=first, then=then)
+    mixing = plan.mixing
+    if mixing is not None:
+        ahead = MixingAhead(mixing, height, width, mixing_words(mixing, height, width))
+        mixing = replace(mixing, ahead=ahead)
+    return replace(plan, ahead=first, then=then, mixing=mixing)
 
 
 def _worked_out(stage: Plan, height: int, width: int, device: torch.device) -> Ahead:
@@ -39,9 +44,15 @@ def _worked_out(stage: Plan, height: int, width: int, device: torch.device) -> A
 
 
 def words_of(plan: Plan) -> list[torch.Tensor]:
-    """int32 [B, k] for each stage: what kernels of a GPU read of a plan that is worked out. None for a CPU."""
+    """int32 [B, k] for each stage, and for mixing: what kernels of a GPU read of a plan that is worked out.
+
+    None for a CPU.
+    """
     ahead = [stage.ahead for stage in (plan, *plan.then)]
-    return [each.launch.words for each in ahead if each is not None and each.launch is not None]
+    words = [each.launch.words for each in ahead if each is not None and each.launch is not None]
+    if words and plan.mixing is not None and plan.mixing.ahead is not None:
+        words.append(plan.mixing.ahead.words)
+    return words
 
 
 def count_words(plan: Plan) -> int:
@@ -59,18 +70,22 @@ def write(plan: Plan, words: npt.NDArray[np.int32]) -> None:
 
 def sent(plan: Plan, words: torch.Tensor) -> Plan:
     """The plan with its words [n], as `write` wrote them, on the device. They must stay there until it is applied."""
+    there = {}  # by the words on the host
     start = 0
+    for host in words_of(plan):
+        there[id(host)] = words[start : start + host.numel()].view(host.shape)
+        start += _room(host)
     ahead = []
     for stage in (plan, *plan.then):
         assert stage.ahead is not None, "a plan that was not worked out"
-        ahead.append(stage.ahead)
-        if stage.ahead.launch is not None:
-            host = stage.ahead.launch.words
-            ahead[-1] = replace(stage.ahead, sent=words[start : start + host.numel()].view(host.shape))
-            start += _room(host)
+        launch = stage.ahead.launch
+        ahead.append(stage.ahead if launch is None else replace(stage.ahead, sent=there[id(launch.words)]))
     first, *others = ahead
     then = tuple(replace(stage, ahead=ahead) for stage, ahead in zip(plan.then, others, strict=True))
-    return replace(plan, ahead=first, then=then)
+    mixing = plan.mixing
+    if mixing is not None and mixing.ahead is not None:
+        mixing = replace(mixing, ahead=replace(mixing.ahead, sent=there.get(id(mixing.ahead.words))))
+    return replace(plan, ahead=first, then=then, mixing=mixing)
 
 
 def _room(words: torch.Tensor) -> int:

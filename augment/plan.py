@@ -35,6 +35,27 @@ class Mixing:
     share: torch.Tensor  # float32 [B], lambda: the share kept of the image itself, a multiple of 2^-16
     cut: torch.Tensor  # bool [B], cutmix; else mixup
     centre: torch.Tensor  # float64 [B, 2], of cutmix's box, y and x, in [0, 1)
+    ahead: "MixingAhead | None" = None  # if it was worked out
+
+
+@dataclass(frozen=True)
+class MixingAhead:
+    """How images of one size are mixed, worked out before: `mixing.words_of`."""
+
+    mixing: Mixing
+    height: int
+    width: int
+    words: torch.Tensor  # int32 [B, 7] on the host
+    sent: torch.Tensor | None = None  # the same on the device
+
+    def is_of(self, mixing: Mixing, height: int, width: int) -> bool:
+        """Whether it was made of what `mixing` has, for this size."""
+        mine = self.mixing
+        parts = (mine.partner, mine.share, mine.cut, mine.centre)
+        same = all(
+            a is b for a, b in zip(parts, (mixing.partner, mixing.share, mixing.cut, mixing.centre), strict=True)
+        )
+        return same and (height, width) == (self.height, self.width)
 
 
 @dataclass(frozen=True)

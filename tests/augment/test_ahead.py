@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.augment import Policy, ahead, apply, draw, mix
+from fastimg.augment import Policy, ahead, apply, draw, mix, mixing
+from fastimg.augment.mixing import mix_images, words_of
 from fastimg.augment.plan import Sized
 
 from .fused_policies import NAMED, POLICIES, images
@@ -65,7 +66,10 @@ def test_words_of_every_stage_travel(name, for_a_gpu):
         room = np.full(ahead.count_words(plan) + 5, -1, np.int32)
         ahead.write(plan, room)
         there = ahead.sent(plan, torch.from_numpy(room))
-        assert len(ahead.words_of(plan)) == len(plan.stages)
+        assert len(ahead.words_of(plan)) == len(plan.stages) + (plan.mixing is not None)
+        if plan.mixing is not None:
+            assert torch.equal(there.mixing.ahead.sent, words_of(plan.mixing, 13, 24))
+            assert there.mixing.ahead.is_of(there.mixing, 13, 24) and not there.mixing.ahead.is_of(there.mixing, 24, 13)
         for stage, host in zip(there.stages, plan.stages, strict=True):
             launch = launches.launch_of(dataclasses.replace(host, ahead=None), 13, 24)
             assert torch.equal(stage.ahead.sent, launch.words) and stage.ahead.is_of(stage, 13, 24)
@@ -73,6 +77,19 @@ def test_words_of_every_stage_travel(name, for_a_gpu):
             assert stage.ahead.launch.columns == launch.columns
             assert launch.words.shape[1] == Sized.FIXED + 2 * launch.columns.count + len(launch.lists) + 1
     assert len(counts) == 1
+
+
+def test_mixing_takes_the_words_that_came_with_the_batch(for_a_gpu, monkeypatch):
+    plan, batch = draw(EVERY["mixup"], np.arange(6), 0, 0), images(6, 13, 24).float()
+    known = ahead.work_out(plan, 13, 24, CPU)
+    room = np.zeros(ahead.count_words(known), np.int32)
+    ahead.write(known, room)
+    there = ahead.sent(known, torch.from_numpy(room))
+    wanted, mixture = mix_images(plan, batch)
+    monkeypatch.setattr(mixing, "to_device", None)
+    got, same = mix_images(there, batch)
+    assert torch.equal(got, wanted) and torch.equal(same.share, mixture.share)
+    assert torch.equal(same.partner, mixture.partner)
 
 
 def test_a_stage_of_several_launches_is_not_worked_out(for_a_gpu):
