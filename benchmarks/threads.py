@@ -10,9 +10,13 @@ Decoding and resizing are replaced by a sleep of --microseconds without the lock
 own; everything else is done as usual. By default JPEGs take 1,000, and other images what they take here. Images are
 read, over and over, from the page cache. With a few threads the rate grows with their number, until they wait for each
 other. `rest` is the processor time of everything else for an image, the most that the lock can take, and `share` its
-part of the whole. With --step the consumer trains a narrow ResNet-18 on two tiny pictures for each batch: as many of
-torch's calls, each of which gives up the lock and takes it again, as launching the step of that model on a GPU. It is a
-simulation: only ratios of one machine mean something.
+part of the whole. `held` is the share of the time for which the lock was held, and `takings` how often it was taken
+back for a batch, by all threads and by the `consumer` alone (by breakpoints, where the system has them: see `gil`). Of
+"sleep alone" the threads run no Python at all: the most that is left to gain.
+
+With --step the consumer trains a narrow ResNet-18 on two tiny pictures for each batch: as many of torch's calls, each
+of which gives up the lock and takes it again, as launching the step of that model on a GPU. It is a simulation: only
+ratios of one machine mean something.
 """
 
 import argparse
@@ -25,22 +29,27 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gil
 import measure
 import numpy as np
 import torch
 from images import dataset, list_images
+from numba import njit
 from rich.console import Console
 
 BATCH = 256
 EPOCH = 4096  # images
 THREADS = (1, 4, 8, 16, 32)
 SOURCES = ("files", "tiled files", "tiled shards", "fetched shards", ".beton")  # fetched: in the cache of a store
+ALONE = "sleep alone"
 CROP = 224
+PREFETCH = 6  # batches in host memory, as many as for a GPU
 
 
 class Other(NamedTuple):
@@ -104,8 +113,9 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="JPEGs")
     parser.add_argument("--before", type=Path, help="another checkout")
     parser.add_argument("--microseconds", type=int, help="of native work for each image (default: by source)")
-    known = [*SOURCES, *OTHERS]
-    parser.add_argument("--sources", nargs="+", choices=known, default=SOURCES, metavar="SOURCE", help=", ".join(known))
+    known = [*SOURCES, *OTHERS, ALONE]
+    usual = [*SOURCES, ALONE]
+    parser.add_argument("--sources", nargs="+", choices=known, default=usual, metavar="SOURCE", help=", ".join(known))
     parser.add_argument("--step", action="store_true", help="train beside the loader")
     parser.add_argument("--threads", type=int, nargs="+", default=THREADS)
     parser.add_argument("--repeats", type=int, default=3)
@@ -140,11 +150,15 @@ def _rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from fastimg.loaders import CenterCrop, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
 
     torch.set_num_threads(1)
+    sampler = gil.Sampler()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         jpegs = [name for name in args.sources if name in SOURCES]
         sources = {name: _opened(name, args.folder, Path(folder), stack) for name in jpegs}
         sources |= {name: _other(name, args.folder, Path(folder), stack) for name in args.sources if name in OTHERS}
         ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: sleeps end in time, of threads that begin later
+        if ALONE in args.sources and not args.step:
+            for threads in args.threads:
+                yield {"source": ALONE, "threads": threads, **_sleeping(threads, _native(ALONE, args), sampler)}
         if jpegs:
             _sleep_instead(_native(jpegs[0], args))
         for source, samples in sources.items():
@@ -154,20 +168,65 @@ def _rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 crop = CenterCrop(size=size, resize=side) if side == size else RandomResizedCrop(size=size)
                 _others_sleep(_native(source, args))
             for threads in args.threads:
-                config = LoaderConfig(batch_size=BATCH, workers=threads)
+                config = LoaderConfig(batch_size=BATCH, workers=threads, prefetch=PREFETCH)
                 decoder = ImageDecoder(crop, channels=1 if source == "digits 28" else 3)
                 with Loader(samples, decoder, config, torch.device("cpu")) as loader:
+                    loader.compile()  # the rest: what is replaced by a sleep is not compiled
                     for _ in range(2):  # warm up: from the second epoch on, a .beton is in memory
                         sum(batch.samples for batch in loader)
-                    yield {"source": source, "threads": threads, **(_beside(loader) if args.step else _alone(loader))}
+                    measured = _beside(loader) if args.step else _alone(loader, sampler)
+                    yield {"source": source, "threads": threads, **measured}
 
 
-def _alone(loader: Any) -> dict[str, float]:
+def _alone(loader: Any, sampler: gil.Sampler) -> dict[str, float]:
     began, worked, count = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() < began + SECONDS:
         count += sum(batch.samples for batch in loader)
     rate = count / (time.perf_counter() - began)
-    return {"images_per_second": round(rate, 1), "rest_microseconds": 1e6 * (time.process_time() - worked) / count}
+    rest = 1e6 * (time.process_time() - worked) / count
+    held, _, _ = sampler.share(lambda: sum(batch.samples for batch in loader))
+    return {"images_per_second": round(rate, 1), "rest_microseconds": rest, "held": held, **_takings(loader)}
+
+
+def _takings(loader: Any) -> dict[str, float]:
+    """How often the lock was taken back for a batch; nothing where that cannot be counted."""
+    try:
+        with gil.takings() as taken, gil.takings(others=False) as by_consumer, loader.another() as other:
+            sum(batch.samples for batch in other)
+            before, before_by_consumer = taken(), by_consumer()
+            batches = sum(1 for _ in other)
+            consumer = (by_consumer() - before_by_consumer) / batches
+            return {"takings": (taken() - before) / batches, "consumer": consumer}
+    except OSError:
+        return {}
+
+
+def _sleeping(threads: int, microseconds: int, sampler: gil.Sampler) -> dict[str, float]:
+    """Threads that sleep as long as for groups of 16 images, in one call each."""
+    sleep = ctypes.CDLL(None).usleep
+    sleep.argtypes, sleep.restype = (ctypes.c_uint,), ctypes.c_int
+    group = 16
+    groups = int(SECONDS * 1e6) // (group * microseconds)
+
+    @njit(nogil=True)
+    def work() -> None:
+        for _ in range(groups):
+            sleep(group * microseconds)
+
+    def run() -> None:
+        running = [threading.Thread(target=work) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+
+    work.compile(())
+    count = threads * groups * group
+    began, worked = time.perf_counter(), time.process_time()
+    run()
+    rate = count / (time.perf_counter() - began)
+    rest = 1e6 * (time.process_time() - worked) / count
+    return {"images_per_second": round(rate, 1), "rest_microseconds": rest, "held": sampler.share(run)[0]}
 
 
 def _beside(loader: Any) -> dict[str, float]:
@@ -315,6 +374,8 @@ def _sleep_instead(microseconds: int) -> None:
         sleep(resizing * len(jobs))
         return 0
 
+    for function in (cropped, resized):
+        function.overloads = {(): None}  # what is asked of a compiled function that is ready
     replaced: Any = simplejpeg
     replaced.decode_jpeg = decoded
     if importlib.util.find_spec("fastimg.loaders.jpeg.decoding.crops"):

@@ -212,7 +212,8 @@ class Loader(Epochs):
         pool = self._ready_pool()
         ring, slots = self._ring, self._slots  # others may be taken before this iteration is closed
         known = plan.again is None  # one that comes again has other crops
-        job = pool.begin(self._next, partial(self._next.draw, self.config.seed, plan.crop_epoch) if known else None)
+        draw = partial(self._next.draw, self.config.seed, plan.crop_epoch) if known else None
+        job = pool.begin(self._next, draw, min(len(slots) - 1, plan.steps))
         job.loading = not self._handed_out
         ring.release()  # the previous iteration may not have been finished
         layout = self._layout(job.decoder)

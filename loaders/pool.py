@@ -1,9 +1,11 @@
 """A pool of threads that fill the rows of slots.
 
-    fill(slot, job, draws, ahead) -> queue of chunks -> [thread: take, read ahead, fill rows, settle] -> wait(slot, job)
+    fill(slot, job, draws, ahead) -> batches -> [thread: take a chunk, read ahead, fill rows, settle] -> wait(slot, job)
 
-What a batch consists of is worked out by a thread, too: `make` has one call what calls `fill`. The consumer, which has
-a step to launch, wakes one thread and not all of them.
+The consumer wakes one thread, and each thread that takes a chunk wakes another one if there is more to do: the consumer
+goes on sooner, and threads do not wait for Python's lock all at once while it launches a step.
+
+What a batch consists of is worked out by the thread that was woken, too: `make` has it call what calls `fill`.
 
 A consumer that would wait for tiny rows fills some itself: to sleep and to be woken takes as long as to copy them.
 
@@ -53,6 +55,7 @@ class Job:
 
     __slots__ = (
         "ahead",
+        "batches",
         "blanks",
         "cancelled",
         "decoder",
@@ -68,15 +71,22 @@ class Job:
     )
 
     def __init__(
-        self, decoder: Decoder, draw: DrawCrops | None, least: int = 1, turns: bool = False, tiny: bool = False
+        self,
+        decoder: Decoder,
+        draw: DrawCrops | None,
+        batches: int,
+        least: int = 1,
+        turns: bool = False,
+        tiny: bool = False,
     ) -> None:
+        self.batches = batches  # that are filled side by side, while the consumer has another one
         self.turns = Turns(turns)
         self.tiny = tiny  # whether the consumer fills rows, too, while it has no batch
         self.least = least  # rows of a chunk, of batches that have more
         self.group = GROUP  # samples that a thread makes in one call: MOST, if those that were read last are small
         self.draw = draw
         self.ahead: deque[npt.NDArray[np.int64]] = deque()
-        self.unmade: deque[Callable[[], None]] = deque()
+        self.unmade: deque[tuple[Slot, Callable[[], None]]] = deque()
         self.making = threading.Lock()  # of the thread that makes batches: they are made in order
         self.decoder = decoder
         self.blanks = {field.name: field.blank for field in decoder.fields}
@@ -107,6 +117,28 @@ class _Chunk(NamedTuple):
         return self.start == self.stop
 
 
+class _Rows:
+    """The rows of a batch that no thread has taken yet."""
+
+    __slots__ = ("_draws", "_size", "_slot", "_start", "job")
+
+    def __init__(self, slot: Slot, job: Job, draws: npt.NDArray[np.float64], size: int) -> None:
+        self.job = job
+        self._slot = slot
+        self._draws = draws  # [rows, k]
+        self._size = size  # rows of a chunk
+        self._start = 0
+
+    def __bool__(self) -> bool:
+        return self._start < len(self._draws)
+
+    def take(self) -> _Chunk:
+        """The next chunk."""
+        start, stop = self._start, min(self._start + self._size, len(self._draws))
+        self._start = stop
+        return _Chunk(self._slot, self.job, start, stop, self._draws[start:stop])
+
+
 class Pool:
     """The threads. A pool holds no reference to its Loader, so that an unused loader can be garbage-collected."""
 
@@ -124,7 +156,8 @@ class Pool:
         self._faults = faults
         self._on_full = on_full
         self._tally = tally
-        self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._batches: deque[_Rows] = deque()  # of the newest job, each with rows that are left
+        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for a thread to take a chunk, False to end
         # An RLock is entered in C: a signal arrives before or inside the `with` block. Entering a Condition runs Python
         # code, where a signal could arrive in between.
         self._lock = threading.RLock()
@@ -156,17 +189,17 @@ class Pool:
         """Whether an iteration is in progress; in a forked process, whether one was when it was forked."""
         return self._job is not None and not self._job.cancelled
 
-    def begin(self, decoder: Decoder, draw: DrawCrops | None = None) -> Job:
+    def begin(self, decoder: Decoder, draw: DrawCrops | None = None, batches: int = 1) -> Job:
         """Begin an iteration. One in progress is cancelled: both would fill the same slots.
 
-        `draw` gives the numbers of any samples' crops, where they are known.
+        `draw` gives the numbers of any samples' crops, where they are known. `batches` are filled side by side.
         """
         if self._job is not None:
             self.cancel(self._job)
         nbytes = sum(field.dtype.itemsize * math.prod(field.shape) for field in decoder.fields)
         turns = decoder.takes_turns and len(self._threads) > 1 and fetched_files(self._dataset) is None
         cuts = decoder.cuts_pixels(self._dataset)
-        job = Job(decoder, draw, _LEAST // nbytes if cuts else 1, turns, cuts and nbytes <= _TINY)
+        job = Job(decoder, draw, batches, _LEAST // nbytes if cuts else 1, turns, cuts and nbytes <= _TINY)
         self._job = job
         return job
 
@@ -176,13 +209,14 @@ class Pool:
         Rows that only come from memory are filled here, and now.
         """
         self._check_process()
-        job.check()
         if job.decoder.in_memory(self._dataset):
             fill()
             return
-        slot.pending = UNMADE
-        job.unmade.append(fill)
-        self._queue.put(_Chunk(slot, job, 0, 0, _NO_DRAWS))
+        with self._lock:
+            job.check()
+            slot.pending = UNMADE
+            job.unmade.append((slot, fill))
+            self._wakes.put(True)
 
     def fill(
         self,
@@ -201,20 +235,33 @@ class Pool:
         if rows and job.decoder.in_memory(self._dataset):
             self._fill_here(_Chunk(slot, job, 0, rows, draws))
             return
-        size = max(rows // (4 * len(self._threads)), min(job.group, -(-rows // len(self._threads))), 1)
-        if job.least > size:
-            size = -(-rows // max(1, rows // job.least))
-        elif rows and job.group > GROUP:
-            size = -(-rows // -(-rows // size))  # all alike
-        chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
+        size = self._rows_of_chunk(rows, job)
         with self._lock:
             job.check()
-            slot.pending = len(chunks)
-            for chunk in chunks:
-                self._queue.put(chunk)
-            if not chunks:  # the whole batch is padding
+            slot.pending = -(-rows // size)
+            if not rows:  # the whole batch is padding
                 self._on_full(slot)
                 self._changed.notify_all()
+                return
+            self._hand_out(_Rows(slot, job, draws, size))
+
+    def _rows_of_chunk(self, rows: int, job: Job) -> int:
+        """How many of a batch's rows a thread fills at a time: fewer where threads would be left without any.
+
+        Batches are filled side by side, so there need not be a chunk of each for every thread, but two of all.
+        """
+        threads = len(self._threads)
+        share = max(-(-rows // threads), job.batches * rows // (2 * threads))
+        size = max(rows // (4 * threads), min(job.group, share), 1)
+        if job.least > size:
+            return -(-rows // max(1, rows // job.least))
+        return -(-rows // -(-rows // size)) if rows else size  # all alike
+
+    def _hand_out(self, rows: _Rows) -> None:
+        """Have threads take rows, behind those that are left of the batches before. The lock is held."""
+        self._batches.append(rows)
+        if len(self._batches) == 1:  # otherwise a thread has been woken
+            self._wakes.put(True)
 
     def _fill_here(self, chunk: _Chunk) -> None:
         """Fill rows on the consumer's thread: switching to another thread would cost more than it saves."""
@@ -260,14 +307,10 @@ class Pool:
             with self._lock:
                 if not slot.pending or job.failure is not None or job.cancelled or self._died:
                     return False
-                try:
-                    chunk = self._queue.get_nowait()
-                except queue.Empty:
-                    return False
-                assert chunk is not None  # threads are told to end only after the job was cancelled
-                taken = self._take(thread, chunk.job)
-            if taken:
-                self._fill_chunk(len(self._threads), thread, chunk, self._scratch)
+                chunk = self._take(thread, wakes=False)  # a thread that was woken for this one takes the next
+            if chunk is None:
+                return False
+            self._fill_chunk(len(self._threads), thread, chunk, self._scratch)
             return True
         finally:
             if self._busy.pop(thread, None) is not None:  # after an interrupt
@@ -285,6 +328,8 @@ class Pool:
         with self._lock:
             job.cancelled = True
             job.unmade.clear()  # which refers to the loader
+            if job is self._job:
+                self._batches.clear()
             self._changed.notify_all()
             while self._has_elsewhere(job):
                 self._changed.wait()
@@ -302,9 +347,10 @@ class Pool:
         with self._lock:
             if self._job is not None:
                 self._job.cancelled = True
+            self._batches.clear()
             self._changed.notify_all()
             for _ in self._threads:
-                self._queue.put(None)
+                self._wakes.put(False)
         if threading.current_thread() in self._threads:  # which may hold what the others wait for
             return
         for thread in self._threads:
@@ -322,18 +368,41 @@ class Pool:
         try:
             scratch = Scratch()
             thread = self._threads[number]
-            while (chunk := self._queue.get()) is not None:
-                if self._take(thread, chunk.job):
+            while self._wakes.get():
+                chunk = self._take(thread)
+                if chunk is not None:
                     self._fill_chunk(number, thread, chunk, scratch)
                 del chunk  # or a waiting thread would keep the last iteration
         except BaseException as error:  # noqa: BLE001 - not caused by a sample: raised in the consumer
             self._die(self._threads[number], error)
 
-    def _take(self, thread: threading.Thread, job: Job) -> bool:
+    def _take(self, thread: threading.Thread, wakes: bool = True) -> _Chunk | None:
+        """The next chunk of the first batch that has one, if any. For what is left, another thread is woken."""
         with self._lock:
-            if not job.cancelled:
-                self._busy[thread] = job
-            return not job.cancelled
+            if not self._batches:
+                return self._take_making(thread)
+            if self._batches[0].job.cancelled:
+                return None
+            rows = self._batches[0]
+            chunk = rows.take()
+            if not rows:
+                self._batches.popleft()
+            if self._batches and wakes:
+                self._wakes.put(True)
+            self._busy[thread] = rows.job
+            return chunk
+
+    def _take_making(self, thread: threading.Thread) -> _Chunk | None:
+        """A chunk without rows, if batches are to be made. The lock is held."""
+        job = self._job
+        if job is None or job.cancelled:
+            return None
+        try:
+            slot, _ = job.unmade[0]
+        except IndexError:  # there are none, or another thread was faster
+            return None
+        self._busy[thread] = job
+        return _Chunk(slot, job, 0, 0, _NO_DRAWS)
 
     def _fill_chunk(self, number: int, thread: threading.Thread, chunk: _Chunk, scratch: Scratch) -> None:
         """Fill the rows of a chunk that was taken."""
@@ -381,7 +450,8 @@ class Pool:
         while job.unmade and not job.cancelled and job.making.acquire(blocking=False):
             try:
                 if job.unmade:
-                    job.unmade.popleft()()
+                    _, fill = job.unmade.popleft()
+                    fill()
             finally:
                 job.making.release()
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 # Samples read, and decoded, in one call: Python's own code runs for all of them while it is in the CPU's cache, and a
 # thread asks for Python's lock less often. FEW are where more would take too much memory, MOST where samples are small.
-FEW, GROUP, MOST = 4, 16, 60
-_LARGE, SMALL = 1 << 21, 1 << 12  # bytes of a sample, on average
+FEW, GROUP, MOST = 4, 32, 60
+_LARGE, SMALL = 1 << 20, 1 << 12  # bytes of a sample, on average
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ class Encoded:
         self._numbers: Sequence[int] | dict[int, int] = range(MOST)  # of the buffer of each place
         self.nbytes = 0  # allocated now
         self._least = 0  # bytes that each buffer has
+        self._usual = 0  # bytes of the largest buffer, but those of large samples
         self.rooms = self._rooms  # of the current samples [k, 2]: the address of each buffer, and its bytes
         self.spans = self._spans  # the same of each sample, of 0 bytes where it was not read
 
@@ -37,9 +38,14 @@ class Encoded:
         self._numbers = range(MOST)
 
     def reserve(self, least: int | npt.NDArray[np.int64]) -> None:
-        """Have room for so many bytes in each buffer. What is in those that are too small is lost."""
-        if isinstance(least, int) and least <= self._least:
-            return
+        """Have room for so many bytes in each buffer. What is in those that are too small is lost.
+
+        With one number for all, they get as many as the largest has: its sample may come in another place next.
+        """
+        if isinstance(least, int):
+            least = max(least, self._usual)
+            if least <= self._least:
+                return
         small = self.rooms[:, 1] < least
         if small.any():
             wanted = np.broadcast_to(least, small.shape)
@@ -50,6 +56,8 @@ class Encoded:
     def grow(self, place: int, least: int) -> npt.NDArray[np.uint8]:
         """A new buffer for a sample, of at least so many bytes."""
         buffer = np.empty(_rounded(least), np.uint8)
+        if len(buffer) <= _LARGE:
+            self._usual = max(self._usual, len(buffer))
         self.nbytes += len(buffer) - len(self._buffers[place])
         self._buffers[place] = buffer
         self._rooms[place] = address_of(buffer), len(buffer)
@@ -100,7 +108,7 @@ class Encoded:
                 self.nbytes -= len(self._buffers[place])
                 self._buffers[place] = np.empty(0, np.uint8)
                 self._rooms[place] = 0
-            self._least = 0
+            self._least, self._usual = 0, 0
         if large:
             return FEW
         return MOST if 0 < nbytes < count * SMALL else GROUP
