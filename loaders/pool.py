@@ -216,7 +216,8 @@ class Pool:
             job.check()
             slot.pending = UNMADE
             job.unmade.append((slot, fill))
-            self._wakes.put(True)
+            if len(job.unmade) == 1:  # otherwise a thread has been woken
+                self._wakes.put(True)
 
     def fill(
         self,
