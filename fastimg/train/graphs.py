@@ -1,4 +1,4 @@
-"""Whole optimiser steps as CUDA graphs: the host launches two graphs instead of a few thousand kernels.
+"""Whole optimiser steps as CUDA graphs: the host launches two graphs instead of each kernel.
 
     step 1 to 3     the same work as without graphs, on the stream that is recorded later: what is allocated, compiled
                     and chosen once is there afterwards
@@ -112,7 +112,11 @@ class CudaRecorder:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See Recorder. Threads of the loader and of checkpoints go on using CUDA meanwhile ("thread_local")."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        current = torch.cuda.current_stream(self._device)
+        with (
+            torch.cuda.stream(current),  # some versions of torch leave a recording that failed on its own stream
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             work()
         return graph.replay
 

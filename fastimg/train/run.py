@@ -199,7 +199,7 @@ class Setup:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class Progress:  # more than 12 fields: all that moves
     """What moves. `parallel`, `parameters` and `compilation` change when --freeze ends."""
 
     parallel: nn.Module  # `Setup.trained` as it is called: wrapped for several ranks

@@ -77,15 +77,15 @@ def _norm_parameters(model: nn.Module) -> set[str]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group to its share of `lr`: on a GPU a number of float32.
+    """Set the learning rate of every group to its share of `lr`, for fused steps on a GPU rounded to float32.
 
-    There CUDA graphs read it from a tensor, which fused kernels take as float32 only: rounded, it is the same without.
+    CUDA graphs read it from a tensor, which fused kernels take as float32 only: rounded, it is the same without graphs.
     """
     for group in optimizer.param_groups:
         rate = lr * group.get("lr_scale", 1.0)
-        group["lr"] = float(np.float32(rate)) if on_gpu(group) else rate
+        group["lr"] = float(np.float32(rate)) if takes_float32(group) else rate
 
 
-def on_gpu(group: Mapping[str, Any]) -> bool:
-    """Whether a group's parameters are on a GPU."""
-    return any(p.is_cuda for p in group["params"])
+def takes_float32(group: Mapping[str, Any]) -> bool:
+    """Whether a step of these parameters is fused and runs on a GPU."""
+    return bool(group.get("fused")) and group["params"][0].is_cuda

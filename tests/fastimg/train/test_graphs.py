@@ -103,7 +103,7 @@ def train(trained, fast, tmp_path, cli, monkeypatch):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "prepare", lambda *args: runs.append(prepare(*args)) or runs[-1])
             patch.setattr(setup, "choose_precision", lambda *_: precision)
-            patch.setattr(groups, "on_gpu", lambda group: True)
+            patch.setattr(groups, "takes_float32", lambda group: True)
             if recorder is not None:
                 patch.setattr(assembly, "work_of", lambda run: StepGraphs(run, lambda: recorder(run)))
             arguments = (*fast, "-b", "5", "--epochs", "4", "--lr", "0.013", "--name", name, "-o", tmp_path / "runs")
@@ -298,7 +298,7 @@ def test_a_cuda_recorder_waits_on_both_sides(monkeypatch):
     recorder.moment()()
     assert said == [
         *("recorded waits for step", "on recorded", "work", "back", "step waits for recorded"),
-        *("captures a pool on recorded, thread_local", "recorded", "replay"),
+        *("on step", "captures a pool on recorded, thread_local", "recorded", "back", "replay"),
         *("step records an event", "step waits for an event"),
     ]
     why = recorder.unrepeatable()
