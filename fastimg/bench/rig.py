@@ -31,9 +31,10 @@ from fastimg.train.choices.machine_profile import device_name
 from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.run import Run
-from fastimg.train.step import MicroBatch, forward_backward, optimiser_step, update
+from fastimg.train.step import optimiser_step, update
 from fastimg.train.tasks import selection
 from fastimg.train.tasks.selection import ChosenTargets
+from fastimg.train.work import MicroBatch
 
 from .budget import Budget
 
@@ -157,7 +158,8 @@ def step_seconds(rig: Rig) -> float:
     def step() -> None:
         optimiser_step(rig.run, source, rig.config.grad_accum_steps, stream)
 
-    step()  # compiles kernels, chooses algorithms and allocates memory
+    for _ in range(rig.run.progress.work.warm):
+        step()
     return max(1e-7, min(wall_seconds(step, rig.device) for _ in range(2)))
 
 
@@ -222,8 +224,11 @@ def step_rate(rig: Rig, budget: Budget) -> float:
     prepared = MicroBatch(images, setup.data.targets.truths(batch), batch.weight)
 
     def step() -> None:
-        forward_backward(rig.run, prepared)
-        update(rig.run, setup.nominal_batch)
+        work = rig.run.progress.work
+        rig.run.progress.counts.begin(batch.samples, 0, whole=True)
+        work.room(batch)
+        work.forward_backward(work.inputs(prepared))
+        update(rig.run)
 
     return len(batch.ids) / _each(step, rig.device, budget)
 

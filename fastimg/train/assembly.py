@@ -28,6 +28,7 @@ from fastimg.models.sync_norm import share_statistics
 from .choices import refusals
 from .choices import resolution as effective
 from .distillation.loss import distillation
+from .graphs import work_of
 from .opening import open_loader
 from .optimisers import catalogue
 from .optimisers.construction import build_optimizer
@@ -97,13 +98,15 @@ class OpenBlueprint:
     def alone(self, batch_size: int) -> Run:
         """A run to time a batch size with: each rank steps by itself, and nothing is compiled or validated."""
         whole = self.blueprint(batch_size)
-        config = replace(whole.config, strategy="auto", compile=None, val_fraction=0.0)
+        config = replace(whole.config, strategy="auto", compile=None, cuda_graphs="off", val_fraction=0.0)
         return assemble(replace(whole, config=config, parts=self._training_alone()), self.ranks, alone=True)
 
     def together(self, batch_size: int) -> Run:
         """A run to try learning rates with: all ranks step together, and nothing is compiled, validated or averaged."""
         whole = self.blueprint(batch_size, effective.STAND_IN)
-        config = replace(whole.config, compile=None, val_fraction=0.0, model_ema=False, lookahead=None)
+        config = replace(
+            whole.config, compile=None, cuda_graphs="off", val_fraction=0.0, model_ema=False, lookahead=None
+        )
         return assemble(replace(whole, config=config, parts=self._training_alone()), self.ranks)
 
     def _training_alone(self) -> Parts:
@@ -152,7 +155,9 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
             config, tasks, blueprint.preprocessing, blueprint.precision, ranks, blueprint.parts.taught
         ),
     )
-    return Run.start(setup, parallel, compiled(parallel, config))
+    run = Run.start(setup, parallel, compiled(parallel, config))
+    run.progress.work = work_of(run)
+    return run
 
 
 def _model_input(blueprint: Blueprint, ranks: Ranks) -> ModelInput:

@@ -20,6 +20,7 @@ from fastimg.train import loop, setup, step
 from fastimg.train.assembly import Blueprint, assemble
 from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.choices import batch_size
+from fastimg.train.counts import StepCounts
 from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.reporting import lines
@@ -192,12 +193,17 @@ class Alike(Ranks):
     def sum(self, tensor):
         return tensor.mul_(self.world_size)
 
+    def begin_sum(self, tensor):
+        return lambda: self.sum(tensor)
+
 
 @pytest.fixture
 def fifteen(train):
     """A run on fifteen ranks with equal gradients."""
     run = train(("-b", "4"), FLOAT)
-    object.__setattr__(run.setup, "ranks", Alike(0, 15, 15, torch.device("cpu"), "gloo"))
+    alike = Alike(0, 15, 15, torch.device("cpu"), "gloo")
+    object.__setattr__(run.setup, "ranks", alike)
+    run.progress.counts = StepCounts(alike, run.setup.nominal_batch)
     for parameter in run.progress.parameters:
         parameter.grad = torch.ones_like(parameter)
     return run
@@ -206,7 +212,8 @@ def fifteen(train):
 @pytest.mark.parametrize("heard", [0, signal.SIGINT, signal.SIGTERM])
 def test_fifteen_ranks_that_hear_a_signal(fifteen, heard):
     """15 x SIGINT is not SIGTERM, with the meter's sums as with the step's."""
-    assert average_gradients(fifteen, rows=2, request=heard) == heard
+    fifteen.progress.counts.begin(2, heard, whole=False)
+    assert average_gradients(fifteen) == heard
     assert all((parameter.grad == 2.0).all() for parameter in fifteen.progress.parameters)  # 4 / 2 samples
     assert lines.show(fifteen, None, lines.send(fifteen, heard, None)) == heard
 
