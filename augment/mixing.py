@@ -96,9 +96,19 @@ def mix_images(
         return (images if out is None else out.copy_(images)), None
     if not images.is_contiguous() and not images.is_contiguous(memory_format=torch.channels_last):
         images = images.contiguous(memory_format=torch.channels_last)
-    words = to_device(words_of(plan.mixing, *images.shape[2:]), images.device)
+    words = _words_on(images.device, plan.mixing, *images.shape[2:])
     mixed, share = _mixed(words, images, weight, out)
     return mixed, Mixture(share, words[:, 0].long())
+
+
+def _words_on(device: torch.device, mixing: Mixing, height: int, width: int) -> torch.Tensor:
+    """`words_of` on a device: worked out before, and there already, if they came with the batch."""
+    ahead = mixing.ahead
+    if ahead is None or not ahead.is_of(mixing, height, width):
+        return to_device(words_of(mixing, height, width), device)
+    if ahead.sent is not None and ahead.sent.device == device:
+        return ahead.sent
+    return to_device(ahead.words, device)
 
 
 def _mixed(

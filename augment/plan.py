@@ -1,11 +1,12 @@
 """Plans: what happens to each image of a batch, drawn once on the host as a value that can be replayed anywhere.
 
-`draws` makes them. A plan is a chain of stages, each of which resamples an image at most once and then changes its
-levels.
+`draws` makes them, and `ahead` works out what it takes to apply them. A plan is a chain of stages, each of which
+resamples an image at most once and then changes its levels.
 """
 
 import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,27 @@ class Mixing:
     share: torch.Tensor  # float32 [B], lambda: the share kept of the image itself, a multiple of 2^-16
     cut: torch.Tensor  # bool [B], cutmix; else mixup
     centre: torch.Tensor  # float64 [B, 2], of cutmix's box, y and x, in [0, 1)
+    ahead: "MixingAhead | None" = None  # if it was worked out
+
+
+@dataclass(frozen=True)
+class MixingAhead:
+    """How images of one size are mixed, worked out before: `mixing.words_of`."""
+
+    mixing: Mixing
+    height: int
+    width: int
+    words: torch.Tensor  # int32 [B, 7] on the host
+    sent: torch.Tensor | None = None  # the same on the device
+
+    def is_of(self, mixing: Mixing, height: int, width: int) -> bool:
+        """Whether it was made of what `mixing` has, for this size."""
+        mine = self.mixing
+        parts = (mine.partner, mine.share, mine.cut, mine.centre)
+        same = all(
+            a is b for a, b in zip(parts, (mixing.partner, mixing.share, mixing.cut, mixing.centre), strict=True)
+        )
+        return same and (height, width) == (self.height, self.width)
 
 
 @dataclass(frozen=True)
@@ -90,6 +112,7 @@ class Plan:  # more than 12 fields: an operation each
     chain_mix: ChainMix | None = None
     blur: Blurring | None = None
     then: tuple["Plan", ...] = ()
+    ahead: "Ahead | None" = None  # of this stage, if it was worked out
 
     def __len__(self) -> int:
         return len(self.hflip)
@@ -149,6 +172,8 @@ class Plan:  # more than 12 fields: an operation each
             raise ValueError(
                 f"images of {width} x {height} pixels are too large to augment; sides may have up to {MAX_SIDE} pixels"
             )
+        if self.ahead is not None and self.ahead.is_of(self, height, width):
+            return self.ahead.sized
         batch, count = self.ops.shape
         words = np.empty((batch, Sized.FIXED + 2 * count), np.int32)
         words[:, :6] = self._affine(height, width)
@@ -191,6 +216,28 @@ class Plan:  # more than 12 fields: an operation each
             return linear, shift
         turned = rotation(angle)
         return _composed(turned, _about((width / 2, height / 2), turned), linear, shift)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What applying a stage to images of one size takes, worked out before."""
+
+    stage: Plan
+    height: int
+    width: int
+    sized: "Sized"
+    launch: Any = None  # of the fused backend: a `launches.Launch`
+    sent: torch.Tensor | None = None  # the launch's words on the device
+
+    def is_of(self, stage: Plan, height: int, width: int) -> bool:
+        """Whether it was made of what `stage` has, for this size: where a part was replaced, it is worked out anew."""
+        if (height, width) != (self.height, self.width):
+            return False
+        return all(getattr(stage, name) is getattr(self.stage, name) for name in _WORKED_OUT)
+
+
+# The fields of a stage that `Ahead` is made of.
+_WORKED_OUT = (*("hflip", "vflip", "angle", "trivial", "ops", "magnitudes"), *("erasing", "warps", "kinds"))
 
 
 @dataclass(frozen=True)

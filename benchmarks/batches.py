@@ -40,7 +40,7 @@ from fastimg.loaders.ring import HostRing
 # What is timed: the thread that calls it, its name in the table, and where it is.
 PARTS: tuple[tuple[str, str, type, str], ...] = (
     ("consumer", "order of the epoch", Epochs, "begin"),
-    ("consumer", "next batch: ids, labels, weights, draws", Loader, "_dispatch"),
+    ("consumer", "next batch: ids, labels, weights, draws", Loader, "_fill"),
     ("consumer", "  samples of the batch", EpochPlan, "rows"),
     ("consumer", "  chunks for the threads", Pool, "fill"),
     ("consumer", "waiting, and waking up", Pool, "wait"),
@@ -66,7 +66,7 @@ def main() -> None:
     torch.set_num_threads(1)
     here, table = measure.environment(), []
     with tempfile.TemporaryDirectory(prefix="fastimg-batches-") as scratch:
-        data = _written(Path(scratch), args.images, args.side)
+        data = written(Path(scratch), args.images, args.side)
         for workers in args.workers:
             crop = CenterCrop(size=args.side, resize=args.side)
             with Loader(data, batch_size=args.batch_size, crop=crop, order="random", seed=1, workers=workers) as loader:
@@ -82,7 +82,7 @@ def main() -> None:
     measure.show(Console(), f"microseconds a batch of {args.batch_size}", table)
 
 
-def _written(folder: Path, images: int, side: int) -> Path:
+def written(folder: Path, images: int, side: int) -> Path:
     """A `.beton` of raw pixels."""
     rng = np.random.default_rng(0)
     for number in range(images):

@@ -510,6 +510,7 @@ def train(
     amp_dtype: Literal["auto", "bf16", "fp16"] = "auto",
     channels_last: bool = True,
     compile: bool | str | None = None,
+    cuda_graphs: Literal["auto", "off"] = "auto",
     device: str = "auto",
     strategy: Literal["auto", "ddp", "fsdp"] = "auto",
     sync_bn: bool = False,

@@ -25,7 +25,7 @@ from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import refuse_index, refuse_unknown, resolve
 from .background import Background, look_again
-from .batch import LABEL_FIELDS, Batch, FieldSelection, HeldBatches, copied, host
+from .batch import LABEL_FIELDS, Batch, Field, FieldSelection, HeldBatches, copied, host
 from .compiling_ahead import compile_ahead, compile_for
 from .crop import CropRule, Size, View
 from .decoder import Decoder
@@ -34,6 +34,7 @@ from .epochs.epochs import Epochs
 from .epochs.plan import EpochPlan
 from .order import WINDOW, DropLast, Order, Sampling
 from .pool import Job, Pool
+from .preparation import WORDS, Preparation, PreparedBatch
 from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
 from .wording import plural
@@ -41,7 +42,9 @@ from .wording import plural
 if TYPE_CHECKING:
     from .migration.batches import Batches
 
-_NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # attributes of Batch, not in Batch.fields
+# What is not in Batch.fields, but an attribute.
+_NAMED = frozenset({"inputs", WORDS, *(field.name for field in LABEL_FIELDS)})
+_NO_WORDS = np.empty(0, np.int32)
 
 
 class Loader(Epochs):
@@ -191,6 +194,7 @@ class Loader(Epochs):
         self._background = Background()
         self._handed_out = 0  # rows of batches, of all iterations
         self.size: Size | None = None  # as `set_size` was told last
+        self._preparation: Preparation | None = None
         self._take_memory(decoder)
         self._tally = Tally(self.workers)
         self._pool: Pool | None = None
@@ -202,9 +206,7 @@ class Loader(Epochs):
             raise RuntimeError("the loader was closed, together with the data that it had opened; create a new one")
         self._refuse_inherited_locks()
         if self._layout(self._next).nbytes > self.slot_bytes:  # images are larger than any before
-            self._stop()
-            self._pool = None
-            self._take_memory(self._next)
+            self._take_other_memory(self._next)
         plan = self.begin()
         self._compile_ahead()
         pool = self._ready_pool()
@@ -221,6 +223,7 @@ class Loader(Epochs):
         held = HeldBatches()
         views = job.decoder.view_fields
         named = _NAMED.union(views.values())
+        kind = Batch if self._preparation is None else PreparedBatch
         try:
             for step in range(min(len(slots), plan.steps)):
                 self._dispatch(pool, job, plan, step, slots[step])
@@ -234,7 +237,7 @@ class Loader(Epochs):
                 self.passed(plan, step)
                 self._handed_out += self.config.batch_size
                 job.loading = False
-                batch = Batch(
+                batch = kind(
                     inputs=job.decoder.present(tensors["inputs"], slot.arrays),
                     targets=tensors["targets"],
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
@@ -245,6 +248,9 @@ class Loader(Epochs):
                     repeats=host(plan.repeats(step)),
                     by_view={name: tensors[field].permute(1, 0, 4, 2, 3) for name, field in views.items()},
                 )
+                if isinstance(batch, PreparedBatch):
+                    batch.made = slot.made
+                    batch.words = tensors[WORDS].view(-1) if WORDS in tensors else None
                 held.add(batch)
                 yield copied(batch) if self._copy else batch
                 held.refuse_overwritten()
@@ -355,6 +361,14 @@ class Loader(Epochs):
         self._next = self._decoder.sized(size)
         self.size = size
 
+    def prepare(self, preparation: Preparation) -> None:
+        """See `BatchSource`."""
+        if self._handed_out or self._pool is not None:
+            raise RuntimeError("the loader has begun to read: prepare comes before the first iteration")
+        self._preparation = preparation
+        if self._layout(self._decoder).nbytes > self.slot_bytes:
+            self._take_other_memory(self._decoder)
+
     def _collect(self, slot: Slot) -> None:
         """Record the rows that the ring reports as failed or rerouted."""
         ids = slot.arrays["ids"]
@@ -435,11 +449,37 @@ class Loader(Epochs):
             self._slots = [Slot(layout, pinned) for _ in range(self.slots)]
         self.slot_bytes = layout.nbytes
 
+    def _take_other_memory(self, decoder: Decoder) -> None:
+        """Take memory for larger batches, in place of what there is."""
+        self._stop()
+        self._pool = None
+        self._slots = []
+        self._take_memory(decoder)
+
     def _layout(self, decoder: Decoder) -> SlotLayout:
-        return SlotLayout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
+        rows = self.config.batch_size
+        fields = (*decoder.fields, *LABEL_FIELDS)
+        if self._preparation is None:
+            return SlotLayout(fields, rows)
+        count = self._preparation.count_words(rows, _shape(decoder))
+        words = (Field(WORDS, (-(-count // rows),), np.dtype(np.int32)),) if count else ()
+        return SlotLayout((*fields, *words), rows)
 
     def _dispatch(self, pool: Pool, job: Job, plan: EpochPlan, step: int, slot: Slot) -> None:
+        """Have batch `step` made in `slot`: by a thread, so that the consumer only asks for it.
+
+        A consumer of tiny rows that does nothing but read makes it itself: to wake a thread takes as long.
+        """
+        fill = partial(self._fill, pool, job, plan, step, slot)
+        if job.tiny and self._preparation is None:
+            fill()
+        else:
+            pool.make(slot, job, fill)
+
+    def _fill(self, pool: Pool, job: Job, plan: EpochPlan, step: int, slot: Slot) -> None:
+        """Write what is known of a batch's samples, draw their crops, and have the threads fill the rows."""
         ids, weight, decoded = rows = plan.rows(step)
+        slot.number = step
         slot.arrays["ids"][:] = ids
         slot.arrays["targets"][:] = self.dataset.labels[ids]
         slot.arrays["weight"][:] = weight
@@ -448,8 +488,18 @@ class Loader(Epochs):
         if decoded < len(ids):
             for name, blank in job.blanks.items():
                 slot.arrays[name][decoded:] = blank
-        draws = job.decoder.draw(self.config.seed, plan.crop_epoch, keyed(ids, plan.repeats(step)))[:decoded]
+        keys = keyed(ids, plan.repeats(step))
+        if self._preparation is not None:
+            words = slot.arrays[WORDS].reshape(-1) if WORDS in slot.arrays else _NO_WORDS
+            shape = _shape(job.decoder)
+            slot.made = self._preparation.make(keys, self.config.seed, plan.crop_epoch, shape, words)
+        draws = job.decoder.draw(self.config.seed, plan.crop_epoch, keys)[:decoded]
         pool.fill(slot, job, draws, plan.prefetch_ids(step, rows))
+
+
+def _shape(decoder: Decoder) -> tuple[int, ...]:
+    """The shape of a row of `inputs`."""
+    return next(field.shape for field in decoder.fields if field.name == "inputs")
 
 
 def _made_again(kind: type[Loader], given: dict[str, Any], state: dict[str, Any], size: Size | None) -> Loader:

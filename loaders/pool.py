@@ -5,6 +5,8 @@
 The consumer wakes one thread, and each thread that takes a chunk wakes another one if there is more to do: the consumer
 goes on sooner, and threads do not wait for Python's lock all at once while it launches a step.
 
+What a batch consists of is worked out by the thread that was woken, too: `make` has it call what calls `fill`.
+
 A consumer that would wait for tiny rows fills some itself: to sleep and to be woken takes as long as to copy them.
 
 Each thread records what it is working on, and Python delivers signals only to the main thread: wherever the consumer
@@ -36,9 +38,10 @@ from fastimg.loaders.runtime.turns import Turns
 from .decoder import Decoder, DrawCrops, SampleReader
 from .epochs.faults import Faults
 from .errors import OVER, DataError, ImageError, WorkerError
-from .ring import Slot
+from .ring import UNMADE, Slot
 
 _LEAST = 1 << 19  # bytes of the rows of a chunk where they are only copied or resized
+_NO_DRAWS = np.empty((0, 0))
 _TINY = 1 << 12  # bytes of such a row, of which the consumer fills some instead of waiting: 36 x 36 pixels
 
 
@@ -47,7 +50,7 @@ class Job:
 
     `ahead`: samples to be read ahead. Asking for them takes a system call each, so a thread does it, before its next
     chunk: at once if a thread is idle, and otherwise while the batches before are still being filled. `draw` gives the
-    numbers of their crops, where these are known.
+    numbers of their crops, where these are known. `unmade`: what calls `fill`, of the batches that are to be made.
     """
 
     __slots__ = (
@@ -61,8 +64,10 @@ class Job:
         "group",
         "least",
         "loading",
+        "making",
         "tiny",
         "turns",
+        "unmade",
     )
 
     def __init__(
@@ -81,6 +86,8 @@ class Job:
         self.group = GROUP  # samples that a thread makes in one call: MOST, if those that were read last are small
         self.draw = draw
         self.ahead: deque[npt.NDArray[np.int64]] = deque()
+        self.unmade: deque[tuple[Slot, Callable[[], None]]] = deque()
+        self.making = threading.Lock()  # of the thread that makes batches: they are made in order
         self.decoder = decoder
         self.blanks = {field.name: field.blank for field in decoder.fields}
         self.cancelled = False
@@ -103,6 +110,11 @@ class _Chunk(NamedTuple):
     start: int
     stop: int
     draws: npt.NDArray[np.float64]  # [rows of the chunk, k]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no rows, and is there so that a thread makes batches."""
+        return self.start == self.stop
 
 
 class _Rows:
@@ -191,6 +203,22 @@ class Pool:
         self._job = job
         return job
 
+    def make(self, slot: Slot, job: Job, fill: Callable[[], None]) -> None:
+        """Have a thread call `fill`, which calls `Pool.fill` for `slot`: before its next chunk, or at once if it idles.
+
+        Rows that only come from memory are filled here, and now.
+        """
+        self._check_process()
+        if job.decoder.in_memory(self._dataset):
+            fill()
+            return
+        with self._lock:
+            job.check()
+            slot.pending = UNMADE
+            job.unmade.append((slot, fill))
+            if len(job.unmade) == 1:  # otherwise a thread has been woken
+                self._wakes.put(True)
+
     def fill(
         self,
         slot: Slot,
@@ -214,6 +242,7 @@ class Pool:
             slot.pending = -(-rows // size)
             if not rows:  # the whole batch is padding
                 self._on_full(slot)
+                self._changed.notify_all()
                 return
             self._hand_out(_Rows(slot, job, draws, size))
 
@@ -299,6 +328,7 @@ class Pool:
             return False
         with self._lock:
             job.cancelled = True
+            job.unmade.clear()  # which refers to the loader
             if job is self._job:
                 self._batches.clear()
             self._changed.notify_all()
@@ -350,7 +380,9 @@ class Pool:
     def _take(self, thread: threading.Thread, wakes: bool = True) -> _Chunk | None:
         """The next chunk of the first batch that has one, if any. For what is left, another thread is woken."""
         with self._lock:
-            if not self._batches or self._batches[0].job.cancelled:
+            if not self._batches:
+                return self._take_making(thread)
+            if self._batches[0].job.cancelled:
                 return None
             rows = self._batches[0]
             chunk = rows.take()
@@ -360,6 +392,18 @@ class Pool:
                 self._wakes.put(True)
             self._busy[thread] = rows.job
             return chunk
+
+    def _take_making(self, thread: threading.Thread) -> _Chunk | None:
+        """A chunk without rows, if batches are to be made. The lock is held."""
+        job = self._job
+        if job is None or job.cancelled:
+            return None
+        try:
+            slot, _ = job.unmade[0]
+        except IndexError:  # there are none, or another thread was faster
+            return None
+        self._busy[thread] = job
+        return _Chunk(slot, job, 0, 0, _NO_DRAWS)
 
     def _fill_chunk(self, number: int, thread: threading.Thread, chunk: _Chunk, scratch: Scratch) -> None:
         """Fill the rows of a chunk that was taken."""
@@ -372,10 +416,10 @@ class Pool:
         slot = chunk.slot
         job = chunk.job
         with self._lock:
-            slot.pending -= 1
+            slot.pending -= not chunk.is_empty
             if failure is not None and job.failure is None:
                 job.failure = failure
-            if slot.pending == 0 and job.failure is None and not job.cancelled:
+            if slot.pending == 0 and not chunk.is_empty and job.failure is None and not job.cancelled:
                 self._on_full(slot)
             del self._busy[thread]
             if failure is not None or slot.pending == 0 or job.cancelled:
@@ -402,6 +446,16 @@ class Pool:
             self._tally.busy[number] += time.perf_counter() - began
         return None
 
+    def _make_batches(self, job: Job) -> None:
+        """Make the batches that are to be made, unless another thread is at it, which then makes these, too."""
+        while job.unmade and not job.cancelled and job.making.acquire(blocking=False):
+            try:
+                if job.unmade:
+                    _, fill = job.unmade.popleft()
+                    fill()
+            finally:
+                job.making.release()
+
     def _read_ahead(self, job: Job) -> None:
         while job.ahead and not job.cancelled:
             try:
@@ -413,6 +467,9 @@ class Pool:
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
         slot = chunk.slot
         job = chunk.job
+        self._make_batches(job)
+        if chunk.is_empty:
+            return
         self._read_ahead(job)
         rows = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.blanks}
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()

@@ -1,5 +1,6 @@
 """Slots and rings: a slot is one flat buffer, allocated once and filled by threads; a ring copies it to the device."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from fastimg.loaders.runtime.times import Spans
 
 from .batch import Field
 
+UNMADE = -1  # `Slot.pending` while it is not known which samples the slot will hold
 _ALIGN = 256
 _COLLECTED = ("targets", "weight")
 _TORCH = {
@@ -77,12 +79,15 @@ class SlotLayout:
 class Slot:
     """One batch in host memory, pinned if a GPU will fetch it. `pending` counts the chunks of rows yet to be filled."""
 
+    number = 0  # of the batch that it holds, from 0 in each iteration; set before the slot is filled
+
     def __init__(self, layout: SlotLayout, pinned: bool) -> None:
         self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
         self.view(layout)
         self.failed: dict[int, str] = {}  # row -> reason; set by the ring
         self.rerouted: dict[int, str] = {}  # row -> reason; set by the ring if another decoder took over
         self.pending = 0
+        self.made: object = None  # what a `Preparation` has made of the batch
 
     def view(self, layout: SlotLayout) -> None:
         """View the buffer as `layout`, which must fit into it. No thread may use the slot meanwhile."""
@@ -154,8 +159,25 @@ class HostRing:
         self._layout = layout
 
 
+class _Copies:
+    """The copies of one iteration, in the order of batches."""
+
+    def __init__(self) -> None:
+        self.full: dict[int, Slot] = {}  # by the batch's number: slots that are full, and whose copy is not enqueued
+        self.enqueued = 0  # batches whose copies are
+        self.reclaimed = 0  # batches that the consumer has given back
+
+    def has_next(self, buffers: int) -> bool:
+        """Whether the next copy can be enqueued: a buffer is free, and the slot is full."""
+        return self.enqueued < self.reclaimed + buffers and self.enqueued in self.full
+
+
 class CudaRing:
     """For a consumer that computes on a GPU: one copy on a side stream fetches a slot.
+
+    A copy is enqueued as soon as its slot is full, the copies before it are enqueued, and a buffer is free: by the
+    thread that filled the slot, or by the consumer when it gives a batch back. Enqueued when the batch is handed over,
+    it would begin only then, and a step that waits for the host would wait for the copy, too.
 
     Events, not record_stream, show when memory is free: `copied` frees the host slot and lets the consumer's stream
     continue; `consumed` frees the device buffer. With `depth` buffers the host may run `depth - 1` batches ahead.
@@ -170,8 +192,11 @@ class CudaRing:
         # `blocking`: a host that waits for the device sleeps, instead of taking a core from the decoding threads.
         self._copied = [torch.cuda.Event(blocking=True) for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._consumed = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
-        self._copies = Spans()
-        self._last = depth - 1
+        self._spans = Spans()
+        # An RLock: the garbage collector may release the ring in a thread that enqueues copies.
+        self._lock = threading.RLock()
+        self._copies = _Copies()
+        self._last = 0  # the buffer of the last batch handed over
         self._consumer: torch.cuda.Stream | None = None  # the consumer's stream while it has a batch
         self.ready: torch.cuda.Event | None = None
         self._stream.wait_stream(self._allocator)
@@ -179,44 +204,83 @@ class CudaRing:
     @property
     def copy_seconds(self) -> float:
         """See `Ring`."""
-        self._copies.settle()
-        return self._copies.seconds
+        with self._lock:
+            self._spans.settle()
+            return self._spans.seconds
 
     def begin(self, slot: Slot) -> None:
-        """Does nothing: kernels run asynchronously, so `hand_over` enqueues the copy long before they end."""
+        """Enqueue the copy of the slot, and of full ones behind it, if their turn has come."""
+        self._copies.full[slot.number] = slot
+        self._enqueue_unlocked()
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
-        """The batch's fields on the device, valid until `depth - 1` more batches have been handed over."""
-        index = (self._last + 1) % len(self._buffers)
+        """The batch's fields on the device, valid until `reclaim`."""
+        if slot.number >= self._copies.enqueued:  # another thread is about to enqueue it
+            with self._lock:
+                self._enqueue()
+        assert slot.number < self._copies.enqueued, "a slot that was not begun, or is handed over out of turn"
+        index = slot.number % len(self._buffers)
         self._last = index
-        used = self._layout.nbytes
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._consumed[index])  # the last step that read this buffer has finished
-            self._copies.begin(self._stream)
-            self._buffers[index][:used].copy_(slot.buffer[:used], non_blocking=True)
-            self._copies.end(self._stream)
-            self._copied[index].record(self._stream)
         self._consumer = torch.cuda.current_stream(self._device)
         self.ready = self._copied[index]
         self._consumer.wait_event(self._copied[index])  # sync point: the step waits for its data
         return self._layout.tensors(self._buffers[index])
 
     def reclaim(self) -> None:
-        """The consumer has enqueued everything that reads the last batch."""
-        self._settle(torch.cuda.current_stream(self._device))
+        """The consumer has enqueued everything that reads the last batch: its buffer is the next copy's."""
+        self._consumed[self._last].record(torch.cuda.current_stream(self._device))
+        self._consumer = None
+        self._copied[self._last].synchronize()  # sync point: the slot has been copied; waits only if copies lag
+        self._copies.reclaimed += 1
+        self._enqueue_unlocked()
 
     def release(self) -> None:
         """A consumer that stopped early has not returned its batch: work that it enqueued may still read it."""
-        if self._consumer is not None:
-            self._settle(self._consumer)
-        for event in self._consumed:  # or, with another stream than the consumer's, memory is reused too early
-            self._allocator.wait_event(event)
+        with self._lock:
+            if self._consumer is not None:
+                self._consumed[self._last].record(self._consumer)
+            self._finish()
+            self._copies = _Copies()
+            self._consumer = None
 
     def view(self, layout: SlotLayout) -> None:
         """See `Ring`."""
         self._layout = layout
 
-    def _settle(self, consumer: torch.cuda.Stream) -> None:
-        self._consumer = None
-        self._consumed[self._last].record(consumer)
-        self._copied[self._last].synchronize()  # sync point: the slot has been copied; waits only if copies lag
+    def _enqueue_unlocked(self) -> None:
+        """Enqueue the copies whose turn has come, unless another thread is at it, which then enqueues these, too.
+
+        Nothing waits for the lock here: the thread that filled a slot may hold one that others need.
+        """
+        while self._copies.has_next(len(self._buffers)) and self._lock.acquire(blocking=False):
+            try:
+                self._enqueue()
+            finally:
+                self._lock.release()
+
+    def _enqueue(self) -> None:
+        """Enqueue the copies whose turn has come. The caller holds the lock."""
+        copies = self._copies
+        depth = len(self._buffers)
+        while copies.has_next(depth):
+            self._copy(copies.full.pop(copies.enqueued), copies.enqueued % depth)
+            copies.enqueued += 1
+        if copies is not self._copies:  # released meanwhile, by this thread
+            self._finish()
+
+    def _copy(self, slot: Slot, index: int) -> None:
+        """Enqueue the copy of a slot to a buffer, from any thread."""
+        used = self._layout.nbytes
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._consumed[index])  # the last step that read this buffer has finished
+            self._spans.begin(self._stream)
+            self._buffers[index][:used].copy_(slot.buffer[:used], non_blocking=True)
+            self._spans.end(self._stream)
+            self._copied[index].record(self._stream)
+
+    def _finish(self) -> None:
+        """Wait for the copies that are enqueued, and let the memory's next owner wait for what reads the buffers."""
+        for event in self._copied:  # sync point: slots that nobody requested may still be copied, and will be refilled
+            event.synchronize()
+        for event in self._consumed:  # or, with another stream than the consumer's, memory is reused too early
+            self._allocator.wait_event(event)

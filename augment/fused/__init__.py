@@ -18,7 +18,7 @@ Before this pass, one statistics pass for each column that needs one (a policy d
 only the images that drew contrast, autocontrast or equalize. Images that are not warped or coloured by then are counted
 in CUDA C++ (`statistics.cu`, by `counting`), any others, and all where NVRTC is missing, in Triton, through the same
 warp and operations. There is no synchronisation: the plan is one small tensor, sent once, beside
-what was enqueued before. Temporary memory, from
+what was enqueued before, or with the batch if it was worked out ahead. Temporary memory, from
 PyTorch's allocator: per image 768 bytes for each column and once more, 771 values of the result's type where there is
 no line, and 6.2 kB for each statistics pass.
 
@@ -41,7 +41,7 @@ In: a plan, a batch on a GPU, a table. Out: the model's input. Must not know: lo
 """
 
 from .blurs import blur
-from .launches import fused
+from .launches import fused, work_out
 from .mixtures import mix
 
-__all__ = ["blur", "fused", "mix"]
+__all__ = ["blur", "fused", "mix", "work_out"]

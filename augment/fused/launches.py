@@ -74,7 +74,8 @@ def fused(
         return out
     if not len(images):
         return out
-    while plan is not None and (early := _early_sharpness(plan)):
+    size = images.shape[2], images.shape[3]
+    while plan is not None and _ahead(plan, *size) is None and (early := _early_sharpness(plan)):
         first, plan = _cut(plan, early)
         images = fused(first, images, _levels(images.device), torch.uint8)
     if sum((n - 1) * step for n, step in zip(images.shape[1:], images.stride()[1:], strict=True)) >= 2**31:
@@ -88,15 +89,15 @@ def _launch(
     plan: Plan | None, images: torch.Tensor, table: torch.Tensor, line: LevelLine | None, out: torch.Tensor
 ) -> None:
     """Launch tables and statistics in turn, up to the last column, then the pass over the pixels."""
-    (batch, _, height, width), strides, columns = images.shape, images.stride(), _columns(plan)
+    (batch, _, height, width), strides = images.shape, images.stride()
+    launch = None if plan is None else _ahead(plan, height, width) or launch_of(plan, height, width)
+    columns = _columns(None) if launch is None else launch.columns
     words = luts = final = counted = table  # placeholders, never read
     shape = {"WORDS": 0, "COUNT": columns.count, "HEIGHT": height, "WIDTH": width}
     image = {"FILL": _fill(plan), "WARP": _warp(plan), "COLORS": columns.colors, "MAPPED": columns.mapped}
     ending = {"ENDING": _ending(out.dtype, line)}
-    if plan is not None:
-        still = _still(plan)
-        lists = [_listed(plan, still, k) for k in columns.statistics]
-        words = to_device(_words(plan, plan.sized(height, width), lists, columns, still), images.device)
+    if launch is not None:
+        words, lists = _sent(plan, launch, images.device), launch.lists
         shape["WORDS"] = words.shape[1]
     if columns.count:
         luts = torch.empty(batch, columns.count + 1, 768, dtype=torch.uint8, device=images.device)
@@ -202,6 +203,42 @@ def _columns(plan: Plan | None) -> _Columns:
         sharpens=bool(any_of) and Op.SHARPNESS in any_of[-1],
         adds=any(not ops <= _TRIVIAL for ops in any_of),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A stage of a plan for images of one size, as the kernels take it."""
+
+    words: torch.Tensor  # int32 [B, 10 + 2 K + P + 1], on the host
+    columns: _Columns
+    lists: "tuple[_Listed, ...]"  # for each statistics pass
+
+
+def launch_of(plan: Plan, height: int, width: int) -> Launch:
+    """What is launched for a stage of a plan."""
+    columns, still = _columns(plan), _still(plan)
+    lists = tuple(_listed(plan, still, k) for k in columns.statistics)
+    return Launch(_words(plan, plan.sized(height, width), lists, columns, still), columns, lists)
+
+
+def work_out(plan: Plan, height: int, width: int) -> Launch | None:
+    """What will be launched for a stage of a plan; None for one that takes several launches."""
+    return None if _early_sharpness(plan) else launch_of(plan, height, width)
+
+
+def _ahead(plan: Plan, height: int, width: int) -> Launch | None:
+    """What is launched, if it was worked out before."""
+    known = plan.ahead is not None and plan.ahead.is_of(plan, height, width)
+    found: Launch | None = plan.ahead.launch if known and plan.ahead is not None else None
+    return found
+
+
+def _sent(plan: Plan | None, launch: Launch, device: torch.device) -> torch.Tensor:
+    """The launch's words on the device: they may have come with the batch."""
+    ahead = None if plan is None else plan.ahead
+    if ahead is None or ahead.launch is not launch or ahead.sent is None or ahead.sent.device != device:
+        return to_device(launch.words, device)
+    return ahead.sent
 
 
 def _fill(plan: Plan | None) -> int:

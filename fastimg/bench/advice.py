@@ -20,6 +20,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system import hardware
 from fastimg.train.choices import step_rates
 from fastimg.train.choices.machine_profile import device_name
+from fastimg.train.graphs import why_not
 from fastimg.train.reporting.hints import larger_launches
 
 from .dataset import Images
@@ -170,7 +171,8 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
         factor = _gain(measured, synthetic=measured.step)
         yield Advice(change="less augmentation (the factor is for none at all)", factor=factor, tried=False)
     if kind == "launch-bound":
-        for change in larger_launches(config.compile, config.grad_accum_steps > 1):
+        graphs = not why_not(rig.run.setup)  # only a GPU is launch-bound
+        for change in larger_launches(config.compile, config.grad_accum_steps > 1, graphs):
             plain = Advice(change=change, factor=None, tried=False)
             yield _compiling(rig) if change.startswith("--compile,") else plain
     if kind == "compute-bound":

@@ -16,6 +16,7 @@ from fastimg.config.commands import Train
 from fastimg.data.datasets import DatasetPart, names_targets
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset
+from fastimg.loaders.batch import copied
 from fastimg.models.freezing import train_mode
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.precision import set_backends
@@ -30,9 +31,10 @@ from fastimg.train.choices.machine_profile import device_name
 from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.run import Run
-from fastimg.train.step import MicroBatch, forward_backward, optimiser_step, update
+from fastimg.train.step import optimiser_step, update
 from fastimg.train.tasks import selection
 from fastimg.train.tasks.selection import ChosenTargets
+from fastimg.train.work import MicroBatch
 
 from .budget import Budget
 
@@ -140,13 +142,7 @@ def on_device(rig: Rig) -> Batch:
     if rig.synthetic is None:
         for batch in rig.loader:
             rig.synthetic = replace(
-                batch,
-                inputs=batch.inputs.clone(),
-                targets=batch.targets.clone(),
-                weight=torch.ones_like(batch.weight),
-                ids=batch.ids.clone(),
-                samples=len(batch.ids),
-                ready=None,
+                copied(batch), weight=torch.ones_like(batch.weight), samples=len(batch.ids), ready=None
             )
             break
         assert rig.synthetic is not None
@@ -162,7 +158,8 @@ def step_seconds(rig: Rig) -> float:
     def step() -> None:
         optimiser_step(rig.run, source, rig.config.grad_accum_steps, stream)
 
-    step()  # compiles kernels, chooses algorithms and allocates memory
+    for _ in range(rig.run.progress.work.warm):
+        step()
     return max(1e-7, min(wall_seconds(step, rig.device) for _ in range(2)))
 
 
@@ -227,8 +224,11 @@ def step_rate(rig: Rig, budget: Budget) -> float:
     prepared = MicroBatch(images, setup.data.targets.truths(batch), batch.weight)
 
     def step() -> None:
-        forward_backward(rig.run, prepared)
-        update(rig.run, setup.nominal_batch)
+        work = rig.run.progress.work
+        rig.run.progress.counts.begin(batch.samples, 0, whole=True)
+        work.room(batch)
+        work.forward_backward(work.inputs(prepared))
+        update(rig.run)
 
     return len(batch.ids) / _each(step, rig.device, budget)
 

@@ -384,6 +384,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Compile the model with torch.compile, in the mode default where none follows; others are
     max-autotune-no-cudagraphs and, with CUDA graphs, reduce-overhead and max-autotune. CUDA graphs need
     --grad-accum-steps 1 and no --strategy fsdp."""
+    cuda_graphs: Literal["auto", "off"] = "auto"
+    """Record the work of a whole step as CUDA graphs, which the host launches at once, where that is possible (auto);
+    or launch each kernel by itself, which takes less memory (off)."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:N."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"

@@ -19,6 +19,7 @@ from fastimg.loaders.containers.npy import npy_array, npy_bytes
 from fastimg.loaders.crop import Size
 from fastimg.loaders.decoders.arrays import MULTIPLE, PAD, put_tokens
 from fastimg.loaders.epochs.config import LoaderConfig
+from fastimg.loaders.preparation import Preparation
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.runtime.times import LoaderTimes
 from fastimg.models.tokenizer import Tokenizer
@@ -194,6 +195,10 @@ class PairedLoader:
     def set_size(self, size: Size) -> None:
         """See BatchSource."""
         self._images.set_size(size)
+
+    def prepare(self, preparation: Preparation) -> None:
+        """See BatchSource."""
+        self._images.prepare(preparation)
 
     def state_dict(self) -> dict[str, int | str]:
         """See BatchSource."""

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,6 +54,23 @@ class Ranks:
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin the sum over all ranks, in place, behind the work of the current stream.
+
+        What is returned waits for it and gives the tensor: on a GPU the stream that is current then waits, else the
+        host. All ranks begin their collectives in the same order.
+        """
+        if self.world_size == 1:
+            return lambda: tensor
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+
+        def summed() -> torch.Tensor:
+            work.wait()
+            return tensor
+
+        return summed
 
     def rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor, on every rank: [ranks, *shape]."""

@@ -12,6 +12,7 @@ from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, kornia_pass
 from fastimg.data.datasets import DatasetPart, center_crop, train_crop
+from fastimg.data.planning import Planning
 from fastimg.data.provenance import TrainedOn
 from fastimg.embeddings.encoder import Head
 from fastimg.errors import UsageError
@@ -27,6 +28,7 @@ from fastimg.models.sync_norm import share_statistics
 from .choices import refusals
 from .choices import resolution as effective
 from .distillation.loss import distillation
+from .graphs import work_of
 from .opening import open_loader
 from .optimisers import catalogue
 from .optimisers.construction import build_optimizer
@@ -96,13 +98,15 @@ class OpenBlueprint:
     def alone(self, batch_size: int) -> Run:
         """A run to time a batch size with: each rank steps by itself, and nothing is compiled or validated."""
         whole = self.blueprint(batch_size)
-        config = replace(whole.config, strategy="auto", compile=None, val_fraction=0.0)
+        config = replace(whole.config, strategy="auto", compile=None, cuda_graphs="off", val_fraction=0.0)
         return assemble(replace(whole, config=config, parts=self._training_alone()), self.ranks, alone=True)
 
     def together(self, batch_size: int) -> Run:
         """A run to try learning rates with: all ranks step together, and nothing is compiled, validated or averaged."""
         whole = self.blueprint(batch_size, effective.STAND_IN)
-        config = replace(whole.config, compile=None, val_fraction=0.0, model_ema=False, lookahead=None)
+        config = replace(
+            whole.config, compile=None, cuda_graphs="off", val_fraction=0.0, model_ema=False, lookahead=None
+        )
         return assemble(replace(whole, config=config, parts=self._training_alone()), self.ranks)
 
     def _training_alone(self) -> Parts:
@@ -126,6 +130,8 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     whole = blueprint.parts.embedding is None or model.pair is not None  # a pair takes embeddings in place of inputs
     trained = module if whole else Head(module, model.classifier[0])
     data = _data(replace(blueprint, model=model), ranks)
+    if not config.no_aug:
+        data.loader.prepare(Planning(inputs.policy, ranks.device))
     parallel = trained if alone else wrapped(trained, config, ranks, blueprint.precision)
     tasks = blueprint.targets.tasks.to(ranks.device)
     optimisation = _optimisation(blueprint, ranks, trained, tasks, batches=len(data.loader))
@@ -149,7 +155,9 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
             config, tasks, blueprint.preprocessing, blueprint.precision, ranks, blueprint.parts.taught
         ),
     )
-    return Run.start(setup, parallel, compiled(parallel, config))
+    run = Run.start(setup, parallel, compiled(parallel, config))
+    run.progress.work = work_of(run)
+    return run
 
 
 def _model_input(blueprint: Blueprint, ranks: Ranks) -> ModelInput:

@@ -40,7 +40,8 @@ from fastimg.train.reporting.waiting import verdict
 from fastimg.wording import plural
 
 from .augment_stream import AugmentStream
-from .metrics import Meter, evaluate
+from .graphs import why_not
+from .metrics import evaluate
 from .patience import stopped
 from .run import Run
 from .setup import prepare
@@ -175,6 +176,7 @@ def _all_epochs(
         if setup.ranks.first:
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))
             stack.enter_context(first_shards(run, display.say))
+            progress.work.tell(display.say)
             curves = Curves(run, display.say) if draws else None
         while progress.epoch < setup.epochs and not run.out_of_patience:
             # Also if no step is left of a resumed epoch: ranks agree on the statistics of norms that train.
@@ -214,7 +216,7 @@ def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Displ
         loader.set_epoch(progress.epoch)
     accounting.account.begin()
     accounting.trace.begin(progress.step, progress.meter)
-    progress.requests.forget()
+    progress.counts.forget()
     left = len(loader) - run.step_in_epoch * accumulate
     batches = iter(loader)
     lines = Lines(run, display)
@@ -257,7 +259,7 @@ def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Displ
 def _save_within(run: Run, lines: Lines) -> int:
     """Save in the middle of an epoch. Returns the signal that a line on its way to the host brings, else 0."""
     request = lines.settle()
-    run.progress.requests.forget()
+    run.progress.counts.forget()
     run.accounting.trace.note(run.progress.step, run.progress.meter, due=True)
     lines.record()  # sync point: a run that has diverged is not saved
     save(run)
@@ -277,9 +279,10 @@ def _sentence(error: Exception, run: Run) -> UserError | None:
     what = f"images of {setup.input.preprocessing.train_size} pixels"
     if setup.model.text is not None:
         what = f"texts of up to {plural(setup.model.text.tokenizer.length, 'token')}"
+    graphs = "" if setup.ranks.device.type != "cuda" or why_not(setup) else "; --cuda-graphs off takes less, too"
     return UserError(
         f"out of memory on {setup.ranks.device} in step {run.progress.step + 1}, with batches of {setup.batch_size} "
-        f"{what}: {advice(setup.config)}"
+        f"{what}: {advice(setup.config)}{graphs}"
     )
 
 
@@ -298,7 +301,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> AnyScore | None:
     accounting = run.accounting
     ended = time.perf_counter()
     progress.epoch += 1
-    progress.meter = Meter(setup.tasks, setup.ranks.device)
+    progress.meter.reset()
     agree_on_buffers(setup.model.module, setup.ranks)
     score: AnyScore | None = None
     is_best = setup.data.val_loader is None

@@ -43,6 +43,10 @@ class Meter:
             for counter, part, truth in zip(self._counters, self._tasks.parts(logits), truths, strict=True):
                 counter.add(part, truth, weight)
 
+    def reset(self) -> None:
+        """Count from zero again, in the same memory."""
+        self.sums.zero_()
+
     def present(self) -> dict[str, int]:
         """How many samples of this rank have each target. A sync point."""
         return self._tasks.present(self.sums.tolist())
@@ -54,7 +58,7 @@ class Meter:
 
 
 class FirstBad:
-    """The first step whose loss was not finite, kept on the device: three kernels a step.
+    """The first step whose loss was not finite, kept on the device: a few kernels a step.
 
     A float64, so that numbers are exact: 0 as long as all losses were finite, then the least number of a step less
     2^53, which is more steps than any run has.
@@ -65,11 +69,16 @@ class FirstBad:
     def __init__(self, device: torch.device) -> None:
         self._zero = torch.zeros((), dtype=torch.float64, device=device)
         self._least = self._zero.clone()
+        self._number = self._zero.clone()  # of the step, less 2^53
 
-    def note(self, loss: torch.Tensor, step: int) -> None:
-        """The loss of `step`, counted from 1. No sync."""
+    def begin(self, step: int) -> None:
+        """The losses from now on are those of `step`, counted from 1. No sync."""
+        self._number.fill_(step - self._NONE)
+
+    def note(self, loss: torch.Tensor) -> None:
+        """The loss of a batch of the step. No sync; reads and writes the same memory in every step."""
         nothing = loss * self._zero  # NaN where the loss is infinite, too
-        self._least = torch.minimum(self._least, nothing.nan_to_num(nan=step - self._NONE))
+        torch.minimum(self._least, nothing.nan_to_num(nan=1.0) * self._number, out=self._least)
 
     def read(self, ranks: Ranks) -> int | None:
         """The first step on any rank, all of which call this; None if all losses were finite. A sync point."""

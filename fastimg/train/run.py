@@ -35,8 +35,9 @@ from fastimg.train.reporting.timeline import Timeline
 
 from . import patience
 from .checkpoints import run_directory as rundir
+from .counts import StepCounts
 from .distillation.loss import Distillation
-from .metrics import FirstBad, Meter, Requests, Trace
+from .metrics import FirstBad, Meter, Trace
 from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFreeAverage
 from .optimisers.schedules import Schedule
@@ -44,6 +45,7 @@ from .patience import Best, Standing
 from .tasks.joint import Tasks
 from .tasks.lookup import TargetLookup
 from .trackers.fanout import Trackers
+from .work import StepWork
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
 
@@ -197,7 +199,7 @@ class Setup:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class Progress:  # more than 12 fields: all that moves
     """What moves. `parallel`, `parameters` and `compilation` change when --freeze ends."""
 
     parallel: nn.Module  # `Setup.trained` as it is called: wrapped for several ranks
@@ -205,9 +207,10 @@ class Progress:
     compilation: Compilation | None
     meter: Meter  # of the epoch so far, this rank's share
     first_bad: FirstBad  # step whose loss was not finite
-    requests: Requests  # of several ranks, to save or to stop
+    counts: StepCounts  # of a step's samples, and requests to save or to stop
     writer: Writer  # of checkpoints; only rank 0 writes
     pace: Pace  # of checkpoints within an epoch
+    work: StepWork = field(init=False)  # what runs a step's passes and update; `assembly` chooses it
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     standing: Standing = field(default_factory=Standing)  # the validations so far
@@ -257,7 +260,7 @@ class Run:
             compilation=compilation,
             meter=Meter(setup.tasks, device),
             first_bad=FirstBad(device),
-            requests=Requests(device),
+            counts=StepCounts(setup.ranks, setup.nominal_batch),
             writer=Writer(setup.directory, setup.config.checkpoint_hist, device),
             pace=Pace(interval(setup.config.save_interval, "--save-interval")),
         )

@@ -21,7 +21,6 @@ from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks, wrap
 from fastimg.models.registry import Preprocessing
 
-from .augment_stream import AugmentStream
 from .run import Run, learning
 from .step import augment
 
@@ -91,10 +90,9 @@ def warm_augmentation(run: Run, say: Callable[[str], None]) -> None:
         sizes = setup.input.progressive.sizes(setup.epochs)
     if backends.backend_of(device) == "cpu":
         sizes = sizes[:1]
-    stream = AugmentStream(device, "step")
     began = time.perf_counter()
     for size in sizes:
-        augment(run, _blank(size, preprocessing, device, len(setup.data.loader.dataset)), stream, seed=0)
+        augment(run, _blank(size, preprocessing, device, len(setup.data.loader.dataset)), seed=0)
     if setup.data.val_loader is not None:
         levels = _blank(preprocessing.val_size, preprocessing, device, 1).inputs
         model_input(None, levels, setup.input.policy, setup.precision.input_dtype)
@@ -129,6 +127,7 @@ def unfreeze(run: Run, say: Callable[[str], None]) -> None:
     for parameter in parameters:
         parameter.requires_grad_(True)
     progress.parameters = learning(setup.trained)
+    progress.work.forget()
     say(f"epoch {progress.epoch + 1}/{setup.epochs}  --freeze {config.freeze} ends: all parameters train from here on")
     if config.strategy == "ddp":  # it has to know which parameters have gradients
         progress.parallel = wrapped(module, config, setup.ranks, setup.precision, agreed=True)

@@ -21,6 +21,7 @@ from fastimg.loaders.containers.readahead import AHEAD
 from fastimg.loaders.crop import whole
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.order import Slices
+from fastimg.loaders.preparation import Preparation
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.times import LoaderTimes, Waits
 from fastimg.loaders.wording import plural
@@ -177,6 +178,9 @@ class Epochs:
             raise ValueError(f"epoch={number}: epochs are numbered from 0")
         if self._resume is None or self._resume[0] != number:  # else it may be in the middle, of a state
             self._resume = (number, 0)
+
+    def prepare(self, preparation: Preparation) -> None:
+        """See `BatchSource`. Here nothing is made: batches have no slots."""
 
     def state_dict(self) -> dict[str, int | str]:
         """The exact position after the last batch that was handed out, valid for any number of ranks and workers."""

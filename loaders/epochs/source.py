@@ -9,6 +9,7 @@ import numpy.typing as npt
 from fastimg.loaders.batch import Batch
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Size
+from fastimg.loaders.preparation import Preparation
 from fastimg.loaders.runtime.times import LoaderTimes
 
 from .config import LoaderConfig
@@ -64,6 +65,12 @@ class BatchSource(Protocol):
         A `Loader` takes any size; of other backends it can be at most the one that the loader was created with. Memory
         and workers are kept where images are not larger than before, and `state_dict` does not contain the size. Raises
         ValueError for an invalid size, and TypeError if the decoder has only one size.
+        """
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Have threads make what the preparation has for each batch, which is a `PreparedBatch` then.
+
+        Called before the first iteration. A loader without threads of its own, or without slots, makes nothing.
         """
 
     def state_dict(self) -> dict[str, int | str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.augment import Policy, apply, draw
+from fastimg.augment import Policy, ahead, apply, draw
 from fastimg.augment.lines import LevelLine, line_of
 from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.reference import augment, normalisation_table
@@ -64,6 +64,21 @@ class TestInterpreted:
             plan, batch = draw(NAMED[name], np.arange(count), 1, 2), images(count, *shape)
             expected = apply(plan, batch, dtype=dtype, backend="reference")
             assert torch.equal(apply(plan, batch, dtype=dtype, backend="fused"), expected)
+
+    @pytest.mark.parametrize("name", [*NAMED, "trivial", "jitter, trivial", "flips"])
+    def test_a_plan_whose_words_have_come_with_the_batch(self, name, monkeypatch):
+        """None are sent; kernels read them where they are."""
+        policy, batch = (POLICIES | NAMED)[name], images(9, 13, 24)
+        plan = draw(policy, np.arange(9), 1, 2)
+        expected = apply(plan, batch, dtype=torch.bfloat16, backend="reference")
+        monkeypatch.setattr(ahead, "backend_of", lambda device: "fused")
+        known = ahead.work_out(plan, 13, 24, batch.device)
+        words = np.zeros(ahead.count_words(known), np.int32)
+        ahead.write(known, words)
+        monkeypatch.setattr(fused, "to_device", None)
+        assert torch.equal(
+            apply(ahead.sent(known, torch.from_numpy(words)), batch, dtype=torch.bfloat16, backend="fused"), expected
+        )
 
     def test_any_colour_and_any_hue(self):
         policy = Policy(hue=0.5)
@@ -360,6 +375,17 @@ class TestOnAGPU:
             plan, batch = draw(NAMED[name], np.arange(32), 1, 2), images(32, *shape).cuda()
             expected = apply(plan, batch, dtype=torch.bfloat16, backend="reference")
             assert torch.equal(apply(plan, batch, dtype=torch.bfloat16, backend="fused"), expected)
+
+    @pytest.mark.parametrize("name", POLICIES | NAMED)
+    def test_words_that_have_come_with_the_batch(self, name):
+        policy, batch = (POLICIES | NAMED)[name], images(32, 100, 88).cuda()
+        plan = draw(policy, np.arange(32), 1, 2)
+        expected = apply(plan, batch, dtype=torch.bfloat16)
+        known = ahead.work_out(plan, 100, 88, batch.device)
+        words = np.zeros(ahead.count_words(known), np.int32)
+        ahead.write(known, words)
+        there = ahead.sent(known, torch.from_numpy(words).cuda())
+        assert torch.equal(apply(there, batch, dtype=torch.bfloat16), expected)
 
     @pytest.mark.parametrize("name", POLICIES)
     def test_no_synchronisation(self, name, sync_debug_mode):

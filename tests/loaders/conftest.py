@@ -234,6 +234,26 @@ def files_given_back() -> Iterator[None]:
     assert not Counter(list_open_files()) - before
 
 
+class Numbering:
+    """A preparation that writes the keys of a batch, and three words more."""
+
+    def count_words(self, rows: int, shape: tuple[int, ...]) -> int:
+        return rows + 3
+
+    def make(
+        self, keys: npt.NDArray[np.int64], seed: int, epoch: int, shape: tuple[int, ...], words: npt.NDArray[np.int32]
+    ) -> object:
+        words[: len(keys)] = keys
+        words[len(keys) : len(keys) + 3] = 77
+        return seed, epoch, shape
+
+
+@pytest.fixture
+def numbering() -> Numbering:
+    """A preparation of batches: its words are their keys."""
+    return Numbering()
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Writes pictures, of any format, to a folder of one class, and opens it."""

@@ -16,7 +16,8 @@ def chunks(monkeypatch):
     fill = Pool._try_rows
 
     def noted(pool, number, chunk, scratch):
-        found.append((chunk.start, chunk.stop, number))
+        if not chunk.is_empty:
+            found.append((chunk.start, chunk.stop, number))
         return fill(pool, number, chunk, scratch)
 
     monkeypatch.setattr(Pool, "_try_rows", noted)
@@ -52,15 +53,15 @@ def test_a_lone_batch_is_for_all_threads(build, numbers, chunks):
 
 
 def test_the_consumer_wakes_one_thread(build, numbers, monkeypatch):
-    """While none takes rows, more batches wake no other thread."""
+    """While none makes them, more batches wake no other thread."""
     woken = []
 
-    def hand_out(pool, rows):
-        kept(pool, rows)
+    def make(pool, *given):
+        kept(pool, *given)
         woken.append(pool._wakes.qsize())
 
-    kept = Pool._hand_out
-    monkeypatch.setattr(Pool, "_hand_out", hand_out)
+    kept = Pool.make
+    monkeypatch.setattr(Pool, "make", make)
     monkeypatch.setattr(Pool, "_work", lambda *_: None)
     monkeypatch.setattr(Pool, "wait", lambda *_: None)
     with build(numbers(400), batch_size=100, workers=3) as loader:

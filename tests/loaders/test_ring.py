@@ -104,7 +104,9 @@ def test_the_cuda_ring_hands_over_copies_that_outlive_the_slot():
     seen, pointers = [], set()
     for step in range(12):
         slot = slots[step % 2]
+        slot.number = step
         content = fill(slot, step)
+        ring.begin(slot)
         tensors = ring.hand_over(slot)
         torch.cuda._sleep(20_000_000)
         seen.append(({name: tensor.clone() for name, tensor in tensors.items()}, content))

@@ -52,8 +52,8 @@ SECTIONS: Mapping[str, Sections] = {
             *("decay", "decay_epochs", "decay_rate"),
         ),
         "precision and devices": (
-            *("amp", "amp_dtype", "channels_last", "compile", "device", "strategy", "sync_bn", "grad_compression"),
-            "numa_binding",
+            *("amp", "amp_dtype", "channels_last", "compile", "cuda_graphs", "device", "strategy", "sync_bn"),
+            *("grad_compression", "numa_binding"),
         ),
         "on a Ray cluster": (
             *("backend", "address", "num_workers", "resources_per_worker", "elastic", "max_failures"),

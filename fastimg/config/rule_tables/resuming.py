@@ -17,6 +17,7 @@ MAY_CHANGE = frozenset(
         *("data", "cache_dir", "cache_limit"),  # places: whether it is the same data is seen by its content
         *("workers", "prefetch", "augment_stream", "numa_binding"),
         *("device", "strategy", "grad_compression", "compile", "opt_impl"),  # the same arithmetic, rounded otherwise
+        "cuda_graphs",
         *("grad_checkpointing", "channels_last", "deterministic"),
         *("backend", "address", "num_workers", "resources_per_worker", "elastic", "max_failures"),
     }

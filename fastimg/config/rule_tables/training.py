@@ -313,6 +313,7 @@ TRAIN_DEVICE = (
         lambda mode: mode == "reduce-overhead",
         "it uses CUDA graphs and has no effect on {device}; use --compile default",
     ),
+    Device("cuda_graphs", lambda graphs: graphs != "auto", "has no effect on {device}; leave it out"),
     Device("augment_stream", lambda stream: stream != "auto", "has no effect on {device}; leave it out"),
     Device(
         "numa_binding",

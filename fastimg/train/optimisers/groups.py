@@ -1,8 +1,9 @@
 """Parameter groups: which parameters decay, how fast each learns, and the rate that a step sets."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -76,6 +77,15 @@ def _norm_parameters(model: nn.Module) -> set[str]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group to its share of `lr`."""
+    """Set the learning rate of every group to its share of `lr`, for fused steps on a GPU rounded to float32.
+
+    CUDA graphs read it from a tensor, which fused kernels take as float32 only: rounded, it is the same without graphs.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+        rate = lr * group.get("lr_scale", 1.0)
+        group["lr"] = float(np.float32(rate)) if takes_float32(group) else rate
+
+
+def takes_float32(group: Mapping[str, Any]) -> bool:
+    """Whether a step of these parameters is fused and runs on a GPU."""
+    return bool(group.get("fused")) and group["params"][0].is_cuda

@@ -53,6 +53,7 @@ class WaitingFacts:
     drained: float | None = None  # share of the steps in which the GPU had nothing left to do; None on a CPU
     compile: str | None = None  # the mode of --compile
     accumulates: bool = False  # --grad-accum-steps above 1
+    graphs: bool = False  # whether whole steps are CUDA graphs
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ def hint(facts: WaitingFacts) -> Hint | None:
     return Hint(kind, "; ".join(words), None if first is None else first * facts.ranks)
 
 
-def larger_launches(compile_mode: str | None, accumulates: bool) -> list[str]:
+def larger_launches(compile_mode: str | None, accumulates: bool, graphs: bool = False) -> list[str]:
     """What makes a GPU wait less for launches."""
     found = ["a larger --batch-size"]
     if compile_mode is None:
         found.append("--compile, which launches fewer kernels")
-    if compile_mode in (None, "default", "max-autotune-no-cudagraphs") and not accumulates:
+    if compile_mode in (None, "default", "max-autotune-no-cudagraphs") and not accumulates and not graphs:
         found.append("--compile reduce-overhead, which launches a whole pass at once")
     return found
 
@@ -101,7 +102,7 @@ def larger_launches(compile_mode: str | None, accumulates: bool) -> list[str]:
 def _launching(facts: WaitingFacts) -> Hint | None:
     if facts.drained is None or facts.drained <= DRAINED:
         return None
-    remedies = larger_launches(facts.compile, facts.accumulates)
+    remedies = larger_launches(facts.compile, facts.accumulates, facts.graphs)
     fewer = facts.workers // 2
     if facts.backend == "native" and facts.encoded and fewer and (facts.busy or 1.0) < IDLE:
         remedies.append(f"--workers {fewer}: threads that decode take Python's lock from the one that launches")

@@ -21,6 +21,7 @@ from fastimg.models.registry import Model, Pair, TextSide
 from fastimg.system.terminal import print_rows
 from fastimg.train.checkpoints.writer import PAUSE
 from fastimg.train.choices.batch_size import SHARE
+from fastimg.train.graphs import why_not
 from fastimg.train.optimisers.construction import implementation
 from fastimg.train.patience import rule
 from fastimg.train.run import Run, Setup
@@ -86,6 +87,7 @@ def effective_rows(
         "average": _average(config),
         "evaluation": _evaluation(config, val_part is not None),
         "compile": f"{config.compile}, before the first step" if config.compile else None,
+        "CUDA graphs": _graphs(setup),
         "order": _order(config, part),
         "loader": setup.data.loader.describe(),
         "device": f"{_devices(ranks)}, {setup.precision.reason}, {layout}, seed {config.seed}",
@@ -94,6 +96,14 @@ def effective_rows(
         "run": shown(setup.directory),
     }
     return {name: value for name, value in rows.items() if value is not None}
+
+
+def _graphs(setup: Setup) -> str | None:
+    """Whether steps are recorded; nothing on a CPU."""
+    if setup.ranks.device.type != "cuda":
+        return None
+    reason = why_not(setup)
+    return f"none: {reason}" if reason else "whole steps, recorded in the fourth and fifth"
 
 
 def _of_validation(config: Train, setup: Setup, val_part: DatasetPart | None) -> str:

@@ -13,6 +13,7 @@ from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.remote.stores import url_of
 from fastimg.system.progress import Display
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.graphs import why_not
 from fastimg.train.run import Run
 
 from . import accounting
@@ -94,4 +95,5 @@ def _facts(run: Run, window: TrainingTime) -> WaitingFacts:
         drained=window.drained_share,
         compile=config.compile,
         accumulates=config.grad_accum_steps > 1,
+        graphs=ranks.device.type == "cuda" and not why_not(setup),
     )

@@ -139,6 +139,7 @@ def test_settings_without_effect_become_their_defaults():
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_settings_only_for_cuda_devices(device):
     values = {"compile": "reduce-overhead", "augment_stream": "own", "decode": "gpu", "numa_binding": "off"}
+    values["cuda_graphs"] = "off"
     for field, value in values.items():
         refuse_device(Train(**{field: value}), "cuda", TRAIN_DEVICE)
         with pytest.raises(UsageError, match=f"^{flag(field)} {value}: .* {device}"):

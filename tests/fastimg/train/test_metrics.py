@@ -120,7 +120,8 @@ def test_a_logit_that_is_not_a_number_is_never_right(classes):
 def test_the_first_loss_that_is_not_finite(losses, first, before):
     bad = FirstBad(torch.device("cpu"))
     for step, loss in enumerate(losses, start=before + 1):
-        bad.note(torch.tensor(loss), step)
+        bad.begin(step)
+        bad.note(torch.tensor(loss))
     assert bad.read(ALONE) == (first and before + first)
 
 

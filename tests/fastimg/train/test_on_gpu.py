@@ -20,6 +20,9 @@ from safetensors.torch import load_file
 
 import fastimg
 from fastimg import cli as command_line
+from fastimg.augment import ahead
+from fastimg.data import planning
+from fastimg.loaders import Loader
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.checkpoints.format import load_model
 
@@ -97,6 +100,23 @@ def test_it_trains_like_a_cpu(train: Callable[..., tuple[Path, str]]) -> None:
     assert one.keys() == two.keys() and all(bool(weights.isfinite().all()) for weights in one.values())
     first, second = (momentum(run) for run in (gpu, cpu))
     assert float(torch.nn.functional.cosine_similarity(first, second, dim=0)) > 0.9
+
+
+def test_plans_whose_words_came_with_the_batch(
+    train: Callable[..., tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same weights as with plans that the trainer draws, and sends for each batch."""
+    flags = ("--aa", "trivial", "--reprob", "0.2", "--mixup", "0.2", "--progressive", "32:64", "--deterministic")
+    arrived = []
+    inner = ahead.sent
+    monkeypatch.setattr(planning, "sent", lambda plan, words: arrived.append(words.device.type) or inner(plan, words))
+    (one, _) = train("threads", *flags, "--epochs", "12")
+    assert len(arrived) == 12 * 3 and set(arrived) == {DEVICE}
+    monkeypatch.setattr(Loader, "prepare", lambda self, preparation: None)
+    (other, _) = train("trainer", *flags, "--epochs", "12")
+    assert len(arrived) == 12 * 3
+    first, second = (load_file(run / "last/model.safetensors") for run in (one, other))
+    assert all(torch.equal(weights, second[name]) for name, weights in first.items())
 
 
 def test_it_learns_with_everything_on(train: Callable[..., tuple[Path, str]]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +11,16 @@ import torch
 
 from fastimg.augment.cpu import images
 from fastimg.bench import rig as bench
+from fastimg.data import planning
 from fastimg.data.datasets import DatasetPart
-from fastimg.loaders import open_dataset
+from fastimg.loaders import Loader, open_dataset
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.train import loop, setup, step
 from fastimg.train.assembly import Blueprint, assemble
 from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.choices import batch_size
+from fastimg.train.counts import StepCounts
 from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.reporting import lines
@@ -124,6 +127,34 @@ def test_what_is_measured_is_what_trains(train, trained, monkeypatch, flags, pre
     assert_same(outcome(rig.run), expected)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-b", "5", "--aa", "trivial", "--reprob", "0.5"),
+        ("-b", "4", "--grad-accum-steps", "2", "--aa", "rand-m9-mstd0.5-inc1", "--mixup", "0.2", "--cutmix", "1"),
+        ("-b", "4", "--sampler", "balanced", "--progressive", "32:64", "--progressive-epochs", "1:2"),
+    ],
+)
+def test_plans_are_drawn_by_the_loaders_threads(train, monkeypatch, flags):
+    """As the trainer draws them where a loader has no threads: the weights are the same."""
+    drawn = []
+    inner = planning.draw
+
+    def noted(policy, keys, *rest):
+        drawn.append(threading.current_thread().name)
+        return inner(policy, keys, *rest)
+
+    monkeypatch.setattr(planning, "draw", noted)
+    monkeypatch.setattr(planning.Planning, "count_words", lambda self, rows, shape: 0)  # draws one plan, to count
+    by_threads = outcome(train((*flags, "--epochs", "3"), FLOAT, "threads"))
+    drawn.remove("MainThread")  # the batch that compiles the augmentation
+    assert drawn and all(name.startswith("fastimg-loader") for name in drawn)
+    monkeypatch.setattr(Loader, "prepare", lambda self, preparation: None)
+    drawn.clear()
+    assert_same(outcome(train((*flags, "--epochs", "3"), FLOAT, "trainer")), by_threads)
+    assert set(drawn) == {"MainThread"}
+
+
 def test_augmented_batches_share_memory(train, monkeypatch):
     """A batch is released before the next but one is made, so two buffers serve all; values are as without them."""
     places = []
@@ -162,12 +193,17 @@ class Alike(Ranks):
     def sum(self, tensor):
         return tensor.mul_(self.world_size)
 
+    def begin_sum(self, tensor):
+        return lambda: self.sum(tensor)
+
 
 @pytest.fixture
 def fifteen(train):
     """A run on fifteen ranks with equal gradients."""
     run = train(("-b", "4"), FLOAT)
-    object.__setattr__(run.setup, "ranks", Alike(0, 15, 15, torch.device("cpu"), "gloo"))
+    alike = Alike(0, 15, 15, torch.device("cpu"), "gloo")
+    object.__setattr__(run.setup, "ranks", alike)
+    run.progress.counts = StepCounts(alike, run.setup.nominal_batch)
     for parameter in run.progress.parameters:
         parameter.grad = torch.ones_like(parameter)
     return run
@@ -176,7 +212,8 @@ def fifteen(train):
 @pytest.mark.parametrize("heard", [0, signal.SIGINT, signal.SIGTERM])
 def test_fifteen_ranks_that_hear_a_signal(fifteen, heard):
     """15 x SIGINT is not SIGTERM, with the meter's sums as with the step's."""
-    assert average_gradients(fifteen, rows=2, request=heard) == heard
+    fifteen.progress.counts.begin(2, heard, whole=False)
+    assert average_gradients(fifteen) == heard
     assert all((parameter.grad == 2.0).all() for parameter in fifteen.progress.parameters)  # 4 / 2 samples
     assert lines.show(fifteen, None, lines.send(fifteen, heard, None)) == heard
 

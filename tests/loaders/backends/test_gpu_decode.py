@@ -201,6 +201,13 @@ class TestInterpreted:
         assert len(lanes) == len(loader) == 2 and [slot.buffer.data_ptr() for slot in loader._slots] == memory
         loader.close()
 
+    def test_words_of_a_preparation_travel_with_the_batch(self, files, numbering):
+        with Loader(files, DeviceDecode(RANDOM, Libjpeg()), LoaderConfig(batch_size=6, workers=2, seed=4)) as loader:
+            loader.prepare(numbering)
+            for batch in loader:
+                assert batch.made == (4, 0, (16, 16, 3)) and list(batch.fields) == []
+                assert batch.words.tolist()[:6] == batch.ids.tolist()
+
     def test_closing_while_a_batch_is_decoded(self, files):
         class Slow(Libjpeg):
             def decode(self, parsed, stream):
