@@ -175,6 +175,16 @@ def test_batches_in_which_no_sample_lacks_a_target(train, recorder, trained, mon
     assert recorder.recorded == 4 and len(run.setup.tasks.all) == 2
 
 
+@pytest.mark.parametrize("kept", [(), ("--cache-teacher", "2", "--cache-dir", "CACHE")])
+def test_a_teacher_or_what_it_said_is_recorded_too(train, recorder, trained, tmp_path, kept):
+    kept = [tmp_path / "cache" if word == "CACHE" else word for word in kept]
+    flags = ("--opt", "sgd", "--teacher", trained.run, *kept)
+    plain, _ = train("plain", flags)
+    run, _ = train("graphs", flags, recorder=recorder)
+    assert_same(run, plain)
+    assert recorder.replayed == 2 * (20 - 3) and run.setup.distillation is not None
+
+
 @pytest.mark.parametrize("dies", [4, 13])
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(train, recorder, monkeypatch, dies):
     """It takes its first three steps without graphs, where the other run replays."""
