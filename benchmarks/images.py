@@ -1,6 +1,6 @@
 """Images for benchmarks: a given folder, or generated JPEGs that cost as much to decode as photographs.
 
-    python benchmarks/images.py FOLDER OUT --megabytes 24    # JPEGs of FOLDER, tiled as by `convert`, to OUT
+python benchmarks/images.py FOLDER OUT --megabytes 24    # JPEGs of FOLDER, tiled as by `convert`, to OUT
 """
 
 import argparse
