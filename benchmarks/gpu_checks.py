@@ -178,6 +178,8 @@ def _decoding_rates(bench: Bench) -> None:
     loaders = {
         mode: bench.loader(16 * bench.sizes.batch, bench.sizes.batch, bench.device, None, mode) for mode in MODES
     }
+    for loader in loaders.values():
+        loader.compile()  # as training of as many images as ImageNet has does by itself
     speeds = measure.interleaved(
         {mode: partial(epoch_rate, loader) for mode, loader in loaders.items()}, bench.sizes.repeats
     )

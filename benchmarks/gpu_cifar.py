@@ -18,10 +18,11 @@ def cifar(bench: Bench) -> None:
         arguments += ["--data", str(bench.cifar)] if bench.cifar else ["--repeat", "35"]
     else:
         arguments += ["--width", "8", "--epochs", "1", "--batch-size", "128"]
-    if has_graphs():
+    if on_cuda and has_graphs():
         arguments += ["--cuda-graphs", "off", "auto"]
     else:
-        bench.console.print(f"{bench.section}: CUDA graphs: skipped: train has no --cuda-graphs")
+        why = "train has no --cuda-graphs" if on_cuda else "they need CUDA"
+        bench.console.print(f"{bench.section}: CUDA graphs: skipped: {why}")
     with tempfile.TemporaryDirectory(prefix="fastimg-cifar-") as folder:
         rows = recipe.main([*arguments, "--out", str(Path(folder) / "cifar.jsonl")])
     data = "CIFAR-10" if bench.cifar else "scikit-learn's digits"

@@ -13,7 +13,7 @@ import torch
 from bench import Bench, SkippedError
 from gpu_checks import run_tests
 from gpu_clocks import clocks
-from gpu_graphs import replays
+from gpu_graphs import replaying
 from gpu_plan import Variant
 from gpu_steps import config_of
 from gpu_summary import read
@@ -89,7 +89,7 @@ def _weights(bench: Bench, variant: Variant) -> dict[str, torch.Tensor]:
     source, stream = batches(rig.loader), AugmentStream(rig.device, rig.config.augment_stream)
     try:
         compile_ahead(rig.run, lambda words: None)
-        with replays(variant.cuda_graphs):
+        with replaying(variant.cuda_graphs):
             for _ in itertools.repeat(None, bench.sizes.gate_steps):
                 optimiser_step(rig.run, source, rig.config.grad_accum_steps, stream)
         measure.synchronise(rig.device)

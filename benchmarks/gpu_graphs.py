@@ -1,5 +1,6 @@
 """Steps as CUDA graphs in the benchmark: the trainer's setting, and whether graphs were really replayed."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -11,6 +12,7 @@ from bench import SkippedError
 from fastimg.config.commands import Train
 
 _SETTING = "cuda_graphs"
+_replayed = 0  # graphs, in this process
 
 
 def has_graphs() -> bool:
@@ -18,32 +20,38 @@ def has_graphs() -> bool:
     return _SETTING in {field.name for field in fields(Train)}
 
 
-def graphs_setting(graphs: bool) -> dict[str, Any]:
-    """The setting of `Train` with or without graphs. Raises SkippedError if it has none, and graphs are asked for."""
-    if has_graphs():
-        return {_SETTING: "auto" if graphs else "off"}
-    if graphs:
+def graphs_setting(graphs: bool, device: torch.device) -> dict[str, Any]:
+    """The setting of `Train` with or without graphs. Raises SkippedError if they are asked for and cannot be."""
+    if graphs and device.type != "cuda":
+        raise SkippedError("CUDA graphs need CUDA")
+    if graphs and not has_graphs():
         raise SkippedError("train has no --cuda-graphs")
-    return {}
+    _count_replays()
+    return {_SETTING: "auto" if graphs else "off"} if has_graphs() and device.type == "cuda" else {}
+
+
+@functools.cache
+def _count_replays() -> None:
+    """Count what is replayed from now on, also of graphs whose `replay` is kept when they are recorded."""
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        global _replayed
+        _replayed += 1
+        replay(graph)
+
+    torch.cuda.CUDAGraph.replay = counted  # type: ignore[method-assign]
+
+
+def replays() -> int:
+    """How many graphs this process has replayed since it first asked for a setting."""
+    return _replayed
 
 
 @contextmanager
-def replays(expected: bool) -> Iterator[list[int]]:
-    """Count the replays of CUDA graphs within: one entry for each.
-
-    Raises SkippedError at the end if some were `expected` and there were none: the steps ran eagerly.
-    """
-    counted: list[int] = []
-    kept = torch.cuda.CUDAGraph.replay
-
-    def replay(graph: torch.cuda.CUDAGraph) -> None:
-        counted.append(1)
-        kept(graph)
-
-    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
-    try:
-        yield counted
-    finally:
-        torch.cuda.CUDAGraph.replay = kept  # type: ignore[method-assign]
-    if expected and not counted:
+def replaying(expected: bool) -> Iterator[None]:
+    """Raises SkippedError at the end if graphs were `expected` and none was replayed: the steps ran eagerly."""
+    before = replays()
+    yield
+    if expected and replays() == before:
         raise SkippedError("these steps ran eagerly, not as CUDA graphs")

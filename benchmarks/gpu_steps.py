@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from bench import Bench
 from gpu_clocks import clocks
-from gpu_graphs import graphs_setting, has_graphs, replays
+from gpu_graphs import graphs_setting, has_graphs, replaying
 from gpu_plan import Variant, fastest, more, variant
 from gpu_summary import read
 
@@ -116,7 +116,7 @@ def _rate(bench: Bench, variant: Variant) -> dict[str, Any]:
         began = time.perf_counter()
         compile_ahead(rig.run, lambda words: None)
         compiled = time.perf_counter() - began
-        with replays(variant.cuda_graphs):
+        with replaying(variant.cuda_graphs):
             times, seconds = step_times(rig, bench.sizes.seconds)
     finally:
         rig.close()
@@ -144,7 +144,7 @@ def config_of(bench: Bench, variant: Variant, **changes: Any) -> Train:
         amp=variant.dtype != "float32",
         amp_dtype="auto" if variant.dtype == "float32" else variant.dtype,
         compile=variant.compile,
-        **graphs_setting(variant.cuda_graphs),
+        **graphs_setting(variant.cuda_graphs, bench.device),
         device=bench.device.type,
         lr=1e-4,  # small, so that the weights stay finite; their values do not matter
         val_fraction=0.0,

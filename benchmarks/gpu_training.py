@@ -51,12 +51,12 @@ class _Windows:
         def work() -> None:
             found.append(real_rate(self.rig, self.warm, seconds=seconds))
 
-        with replays(expected=False) as replayed:
-            if self.sampler is None:
-                work()
-            else:
-                self.locked.append(self.sampler.share(work)[0])
-        self.replayed.append(len(replayed))
+        replayed = replays()
+        if self.sampler is None:
+            work()
+        else:
+            self.locked.append(self.sampler.share(work)[0])
+        self.replayed.append(replays() - replayed)
         after, passed = os.times(), time.perf_counter() - began
         self.cores.append((after.user + after.system - before.user - before.system) / passed)
         if self.rig.drained is not None:

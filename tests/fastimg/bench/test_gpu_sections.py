@@ -164,15 +164,18 @@ def test_rows_as_graphs_say_so_where_nothing_is_replayed(tmp_path: Path, monkeyp
     row = plan.Variant("test_resnet", "float32", None, 8, True)
     steps._measure(bench, [row])
     (record,) = records_of(bench.out)
-    assert record["skipped"] in ("train has no --cuda-graphs", "these steps ran eagerly, not as CUDA graphs")
-    assert record["cuda_graphs"] is True and not bench.failed
+    assert record["skipped"] == "CUDA graphs need CUDA" and record["cuda_graphs"] is True and not bench.failed
     replayed: list[str] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type("Graph", (), {"replay": lambda graph: replayed.append("")}))
-    with graphs.replays(expected=True) as counted:
-        torch.cuda.CUDAGraph().replay()
-    assert counted == [1] and replayed == [""]
-    torch.cuda.CUDAGraph().replay()
-    assert counted == [1]
+    graphs._count_replays.cache_clear()
+    graphs.graphs_setting(False, torch.device("cuda"))
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(graphs.SkippedError, match="ran eagerly"), graphs.replaying(expected=True):
+        pass
+    with graphs.replaying(expected=True):
+        graph.replay()
+    assert replayed == [""]
+    graphs._count_replays.cache_clear()
 
 
 def test_tests_that_failed_in_the_last_call_are_looked_up() -> None:
