@@ -30,7 +30,7 @@ def decoding_alone(bench: Bench) -> None:
     """
     sizes = bench.sizes
     rows = []
-    for threads in (1, sizes.threads[-1]):
+    for threads in dict.fromkeys((1, sizes.threads[-1])):
         speed = measure.interleaved({"": partial(_decoded, bench, threads)}, sizes.repeats)[""]
         each = round(speed.median / threads, 1)
         rows.append({"threads": threads, "images_per_second": speed, "per_thread": each})

@@ -11,6 +11,7 @@ from typing import Any
 
 import measure
 from bench import Bench
+from gpu_loaders import warm_steps
 from torch.profiler import ProfilerActivity, profile
 
 from fastimg.bench.rig import Rig
@@ -51,15 +52,15 @@ def _traced(rig: Rig, steps: int) -> bytes:
     source = batches(rig.loader)
     stream = AugmentStream(rig.device, rig.config.augment_stream)
     try:
-        for _ in range(rig.loader.config.prefetch or 0):
+        for _ in range(warm_steps(rig)):
             optimiser_step(rig.run, source, rig.config.grad_accum_steps, stream)
         measure.synchronise(rig.device)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if rig.device.type == "cuda" else [])]
-        with tempfile.TemporaryDirectory() as folder, profile(activities=activities) as profiler:
+        with profile(activities=activities) as profiler:
             for _ in itertools.repeat(None, steps):
                 optimiser_step(rig.run, source, rig.config.grad_accum_steps, stream)
             measure.synchronise(rig.device)
-            profiler.stop()
+        with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(file))
             return file.read_bytes()

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from fastimg.doctor import torch_facts
+from fastimg.loaders.jpeg.rewriting.splice import can_splice
 from fastimg.system import disks
 
 from .gpu_runs import BENCHMARKS, STEP, records_of
@@ -98,6 +99,16 @@ def test_functions_of_sections_exist() -> None:
     for section in importlib.import_module("gpu_plan").SECTIONS.values():
         module, _, attribute = section.function.partition(":")
         assert callable(getattr(importlib.import_module(module), attribute))
+
+
+def test_photographs_that_travel_are_tiled_and_few_enough(photographs: Path, tmp_path: Path) -> None:
+    images = importlib.import_module("images")
+    sizes = [path.stat().st_size for path in sorted(photographs.iterdir())]
+    count, total = images.write_tiled(photographs, tmp_path / "all", 10 * sum(sizes))
+    assert count == len(sizes) and total == sum(path.stat().st_size for path in (tmp_path / "all").iterdir())
+    count, total = images.write_tiled(photographs, tmp_path / "half", sum(sizes) // 2)
+    assert 0 < count <= len(sizes) // 2 and total <= sum(sizes) // 2
+    assert all(can_splice(path.read_bytes()) for path in (tmp_path / "half").iterdir())
 
 
 def test_images_that_cannot_be_read_fail_their_item_only(tmp_path: Path) -> None:
