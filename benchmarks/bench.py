@@ -48,6 +48,7 @@ class Sizes:
     step_batches: tuple[int, ...]  # of the grid of training steps
     augment_batch: int
     loader_batches: int  # of a loader epoch
+    epoch_batches: int  # of an epoch of training, so long that its start does not count
     threads: tuple[int, ...]
     archs: tuple[str, ...]
     real_archs: tuple[str, ...]  # also trained from files
@@ -59,12 +60,14 @@ class Sizes:
     warm_steps: int  # more than the loader's slots
     repeats: int
     seconds: float  # minimum duration of a training rate
+    window: float  # the same, of training from data
+    gate_steps: int  # after which weights are compared
 
     @classmethod
     def choose(cls, device: torch.device, quick: bool) -> "Sizes":
         """The sizes for a GPU, for a CPU, or, with `quick`, just large enough to run the code."""
         cores = available_cpus()
-        threads = tuple(n for n in (8, 16) if n <= cores) or (cores,)
+        threads = tuple(n for n in (8, 12, 16) if n <= cores) or (cores,)
         if quick:
             return replace(QUICK, threads=(1,))
         return replace(ON_GPU if device.type == "cuda" else ON_CPU, threads=threads)
@@ -77,10 +80,11 @@ ON_GPU = Sizes(
     batch=256,
     step_batches=(256, 1024),
     augment_batch=1024,
-    loader_batches=32,
+    loader_batches=128,
+    epoch_batches=2048,
     threads=(1,),
     archs=("resnet50", "resnet18", "vit_small_patch16_224", "efficientnet_b0"),
-    real_archs=("resnet50", "resnet18"),
+    real_archs=("resnet18", "resnet50"),
     check_archs=("resnet18", "vit_tiny_patch16_224"),
     check_batch=64,
     compile_archs=("resnet18", "vit_tiny_patch16_224"),
@@ -89,6 +93,8 @@ ON_GPU = Sizes(
     warm_steps=6,
     repeats=3,
     seconds=1.5,
+    window=3.0,
+    gate_steps=12,
 )
 ON_CPU = replace(
     ON_GPU,
@@ -97,11 +103,14 @@ ON_CPU = replace(
     step_batches=(16,),
     augment_batch=64,
     loader_batches=8,
+    epoch_batches=8,
     archs=("resnet18",),
     real_archs=("resnet18",),
     check_batch=16,
     steps=4,
     warm_steps=4,
+    window=1.5,
+    gate_steps=3,
 )
 QUICK = Sizes(
     images=24,
@@ -111,6 +120,7 @@ QUICK = Sizes(
     step_batches=(8,),
     augment_batch=8,
     loader_batches=4,
+    epoch_batches=16,
     threads=(1,),
     archs=("test_resnet", "test_vit"),
     real_archs=("test_resnet",),
@@ -122,6 +132,8 @@ QUICK = Sizes(
     warm_steps=1,
     repeats=1,
     seconds=0.05,
+    window=0.05,
+    gate_steps=2,
 )
 
 
@@ -133,6 +145,7 @@ class Bench:  # more than 12 fields: what the process was started with
     sizes: Sizes
     quick: bool
     folder: Path  # of images
+    shards: Path  # of the same images; not there if they could not be written
     data_name: str  # in records, which contain no paths
     out: Path
     console: Console
@@ -142,7 +155,8 @@ class Bench:  # more than 12 fields: what the process was started with
     status: Path  # lines about items that have begun
     deadline: float  # of time.monotonic()
     skip: frozenset[str] = frozenset()  # items that an earlier process has begun
-    rows: tuple[str, ...] = ()  # of the grid of training steps, instead of all
+    rows: tuple[str, ...] = ()  # of the training steps, instead of all
+    cifar: Path | None = None  # folder of CIFAR-10
     torch_seconds: float = 0.0  # duration of its import
     failed: list[str] = field(default_factory=list)
 
@@ -176,7 +190,9 @@ class Bench:  # more than 12 fields: what the process was started with
                 line = json.dumps({"item": name, "seconds": seconds, "behind": behind, "fields": fields(name)})
                 with self.status.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
+                began = time.monotonic()
                 self._one(items[name], fields(name))
+                self.console.print(f"{self.section}: {name}: {time.monotonic() - began:.1f} s", markup=False)
                 waiting.remove(name)
         except DeviceLostError:
             waiting.clear()  # another process continues with them
@@ -208,7 +224,7 @@ class Bench:  # more than 12 fields: what the process was started with
 
     def without_paths(self, text: str) -> str:
         """A text for a record, with placeholders for the folders of this machine."""
-        for path, name in ((self.folder, "DATA"), (measure.ROOT, "."), (Path.home(), "~")):
+        for path, name in ((self.folder, "DATA"), (self.shards, "SHARDS"), (measure.ROOT, "."), (Path.home(), "~")):
             if path != path.parent:  # the home folder may be /
                 text = text.replace(str(path), name)
         return text

@@ -3,6 +3,7 @@
     python benchmarks/cifar.py --data FOLDER --airbench package           # `pip install airbench`, its `train94`
     python benchmarks/cifar.py --data FOLDER --airbench airbench94.py     # of KellerJordan/cifar10-airbench
     python benchmarks/cifar.py --device cuda --out FILE                   # fastimg alone, for benchmarks/gpu.py
+    python benchmarks/cifar.py --device cuda --cuda-graphs off auto       # fastimg eager and as CUDA graphs, in turn
 
 FOLDER is anything that `fastimg train` reads, or a folder with the two files that airbench's script makes of CIFAR-10,
 train.pt and test.pt; the default is scikit-learn's digits. Images are resized to 32 pixels once, and both train on the
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     environment = measure.environment()
     with tempfile.TemporaryDirectory() as folder:
         counts = _write(args, Path(folder))
-        names = ["fastimg", "airbench"] if args.airbench else ["fastimg"]
+        names = [*_ours(args), *(["airbench"] if args.airbench else [])]
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in range(args.runs):
             order = names if number % 2 == 0 else names[::-1]
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
                 for found in _process(together, range(first, first + count), args, Path(folder)):
                     runs[found["by"]].append(found)
                     console.print(
-                        f"{found['by']:8} {found['seconds']:8.2f} s   {found['accuracy']:.2%}", highlight=False
+                        f"{found['by']:15} {found['seconds']:8.2f} s   {found['accuracy']:.2%}", highlight=False
                     )
     rows = []
     for name, found in runs.items():
@@ -88,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         numbers = [key for key, value in found[0].items() if isinstance(value, float)]
         raw = {f"{key}_of_each_run": [round(one[key], 4) for one in found] for key in numbers}
         if args.airbench:
-            ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(*runs.values(), strict=True)]
-            row["ratio"] = round(statistics.median(ratios), 3)  # fastimg's time divided by airbench's, for each pair
+            ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(found, runs["airbench"], strict=True)]
+            row["ratio"] = round(statistics.median(ratios), 3)  # its time divided by airbench's, for each pair
         rows.append(row)
         setting = {
             "data": args.data.name if args.data else "digits",
@@ -113,6 +114,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="shards or a folder of images; default: scikit-learn's digits")
     parser.add_argument("--airbench", type=Path, help="airbench94.py, or `package`, to run beside it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--cuda-graphs", nargs="+", choices=("off", "auto"), default=[], help="fastimg with each of these settings"
+    )
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage, for both")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024)
@@ -142,6 +146,7 @@ def _process(
     own += ["--device", args.device, "--width", str(args.width), "--epochs", str(args.epochs)]
     own += ["--batch-size", str(args.batch_size), "--warmups", str(args.warmups)]
     own += ["--airbench", str(args.airbench)] if args.airbench else []
+    own += ["--cuda-graphs", *args.cuda_graphs] if args.cuda_graphs else []
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             [sys.executable, __file__, *own], stdout=subprocess.PIPE, stderr=errors, text=True
@@ -155,7 +160,8 @@ def _process(
 
 def _trainings(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The results of what --one and --seeds name, after the warm-ups."""
-    makers = {"fastimg": _fastimg, "airbench": _airbench}
+    makers: dict[str, Callable[[argparse.Namespace], Run]] = {"airbench": _airbench}
+    makers |= {name: partial(_fastimg, cuda_graphs=graphs) for name, graphs in _ours(args).items()}
     with contextlib.redirect_stdout(sys.stderr):  # what airbench prints
         runs = {name: makers[name](args) for name in args.one.split(",")}
         for number in range(args.warmups):
@@ -166,6 +172,12 @@ def _trainings(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             with contextlib.redirect_stdout(sys.stderr):
                 found = run(seed)
             yield {"by": name, **found}
+
+
+def _ours(args: argparse.Namespace) -> dict[str, str | None]:
+    """fastimg's trainings by name, and their setting of --cuda-graphs; None: the default."""
+    names = {None: "fastimg", "off": "fastimg eager", "auto": "fastimg graphs"}
+    return {names[graphs]: graphs for graphs in args.cuda_graphs or [None]}
 
 
 def _write(args: argparse.Namespace, folder: Path) -> dict[str, int]:
@@ -207,7 +219,7 @@ def _pixels(dataset: Any, indices: npt.NDArray[np.int64] | None) -> Split:
     return torch.cat([i for i, _ in kept]).numpy(), torch.cat([t for _, t in kept]).numpy()
 
 
-def _fastimg(args: argparse.Namespace) -> Run:
+def _fastimg(args: argparse.Namespace, cuda_graphs: str | None) -> Run:
     """`fastimg train --recipe cifar-fast`, in this process."""
     from fastimg.train import setup
     from fastimg.train.loop import train
@@ -221,7 +233,6 @@ def _fastimg(args: argparse.Namespace) -> Run:
         whiten(*given)
         spent = time.perf_counter() - began
 
-    setup.whiten = timed
     _read_once()
     values = settings("cifar-fast") | {
         "data": args.folder / "images",
@@ -232,10 +243,12 @@ def _fastimg(args: argparse.Namespace) -> Run:
         "device": args.device,
         "output": args.folder / "runs",
         "log_interval": 1000,
+        **({"cuda_graphs": cuda_graphs} if cuda_graphs else {}),
     }
 
     def run(seed: int) -> dict[str, Any]:
-        config = Train(**values, seed=abs(seed), name=f"seed {seed}")
+        setup.whiten = timed
+        config = Train(**values, seed=abs(seed), name=f"seed {seed} {cuda_graphs or ''}".strip())
         said = io.StringIO()
         result = train(config, Console(file=said, width=1000))
         precision = re.search(r"((?:bf16|fp16) autocast|float32)[^,]*", said.getvalue())
@@ -256,6 +269,8 @@ def _fastimg(args: argparse.Namespace) -> Run:
 def _read_once() -> None:
     """Keep the images that one training has read for the next: reading does not count."""
     anything: Any = ResidentImages
+    if anything.load.__name__ == "loaded":  # by another of these trainings
+        return
     read, load = anything._read_sizes, anything.load
     sizes: dict[int, Any] = {}
     pixels: dict[int, torch.Tensor] = {}

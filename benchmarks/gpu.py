@@ -1,13 +1,14 @@
 """Everything that needs a GPU, in two commands of less than ten minutes. Needs no network and no dataset.
 
-    python benchmarks/gpu.py                          the numbers, most important first
-    python benchmarks/gpu.py --second                 other types, FSDP2, decoders, the tests marked gpu, compile modes
+    python benchmarks/gpu.py --data FOLDER            the numbers, most important first
+    python benchmarks/gpu.py --data FOLDER --second   the tests marked gpu, decoders, other libraries, more steps
     python benchmarks/gpu.py --only steps,parity      sections by name, or first, second, checks, measures, all
-    python benchmarks/gpu.py --only steps --rows "resnet50 bf16 default 256,resnet18 fp16 1024"
+    python benchmarks/gpu.py --only steps --rows "resnet50 bf16 default graphs 256,resnet18 fp16 1024"
     python benchmarks/gpu.py --plan                   what would run, in which order and for how long
     python benchmarks/gpu.py --device cpu --quick     only tests the code; the numbers mean nothing
 
-It runs from a checkout, without installing anything. Each section runs in its own process with a time limit: if it
+FOLDER has photographs, tiled; `images.py` makes some of yours, or else noise like photographs. It runs from a checkout,
+without installing anything. Each section runs in its own process with a time limit: if it
 hangs, crashes or fails, the other sections still run, and its measurements up to then are kept. Records are appended to
 --out as they are made. The exit status is 1 if something failed, 2 if nothing can run here, and 128 plus the signal's
 number if it was interrupted.
@@ -33,12 +34,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gpu_plan import FIRST, GROUPS, NEEDED, OPTIONAL, SECOND, SECTIONS, Section, grid, missing, variant  # noqa: E402
+from gpu_plan import FIRST, GROUPS, NEEDED, OPTIONAL, SECOND, SECTIONS, Section, fastest, missing, variant  # noqa: E402
 from gpu_process import Child, Ended, StoppedError, stoppable  # noqa: E402
 from gpu_section import LOST, NO_CUDA, Task  # noqa: E402
 from gpu_summary import read, summary  # noqa: E402
 
 _AGAIN = 10.0  # minimum seconds left for a new process to continue with a section's items
+_BEFORE_IMAGES = "versions"  # a section that measures the disk and the memory
 _PREPARING = 600.0  # time limit in seconds for making images and compiling their decoder while other sections run
 _MADE = {True: 24, False: 2000}  # images by --quick
 
@@ -67,6 +69,7 @@ class Benchmark:
             device=args.device,
             quick=args.quick,
             folder=str(args.data.resolve() if args.data else self.scratch / "photographs"),
+            shards=str(self.scratch / "shards"),
             data_name=args.data.resolve().name if args.data else "made by images.py",
             made=made,
             out=str(self.out),
@@ -74,7 +77,8 @@ class Benchmark:
             status=str(self.scratch / f"{name}.status"),
             seconds=seconds,
             skip=tuple(skip),
-            rows=tuple(self.args.rows or ()),
+            rows=tuple(args.rows or ()),
+            cifar=str(args.cifar.resolve()) if args.cifar else "",
             width=shutil.get_terminal_size((140, 24)).columns if sys.stdout.isatty() else 140,
         )
 
@@ -104,6 +108,8 @@ def main() -> int:
         parser.error("--images has no effect with --data; leave it out")
     if args.data is not None and not args.data.is_dir():
         parser.error(f"--data {args.data}: no such folder")
+    if args.cifar is not None and not args.cifar.is_dir():
+        parser.error(f"--cifar {args.cifar}: no such folder")
     if args.only is not None and args.second:
         parser.error("--second has no effect with --only; write --only second, or leave it out")
     if args.rows is not None and "steps" not in (args.only or (SECOND if args.second else FIRST)):
@@ -167,7 +173,7 @@ def _main(benchmark: Benchmark) -> int:
 
 def _run_all(benchmark: Benchmark) -> int:
     saved = 0.0  # seconds that earlier sections left unused
-    if not any(section.name == "versions" for section in benchmark.sections):
+    if not any(section.name == _BEFORE_IMAGES for section in benchmark.sections):
         _prepare(benchmark)
     for section in benchmark.sections:
         began = time.monotonic()
@@ -185,7 +191,7 @@ def _run_all(benchmark: Benchmark) -> int:
         took = time.monotonic() - began
         saved = max(0.0, saved + section.seconds - took)
         say(f"{section.name}: {took:.1f} s of {seconds:.0f}")
-        if section.name == "versions":  # which measures the disk and the memory
+        if section.name == _BEFORE_IMAGES:
             _prepare(benchmark)
     return 0
 
@@ -253,10 +259,9 @@ def _plan(args: argparse.Namespace, sections: Sequence[Section]) -> None:
         absent = missing(section.needs)
         note = f" (skipped: needs {', '.join(absent)})" if absent else ""
         say(f"{number:>2}. {section.name:<18}{section.seconds:>4} s  {section.what}{note}")
-    if any(section.name == "steps" for section in sections) and not args.quick:
-        archs, batches = ("resnet50", "resnet18", "vit_small_patch16_224", "efficientnet_b0"), (256, 1024)
-        if args.device == "cuda":
-            say(f"    steps, in this order: {'; '.join(v.text() for v in grid(archs, batches, 'cuda'))}")
+    if any(section.name == "steps" for section in sections) and args.device == "cuda" and not args.quick:
+        rows = fastest(("resnet18", "resnet50"), 256, "cuda")
+        say(f"    steps, in this order: {'; '.join(row.text() for row in rows)}")
     seconds = sum(section.seconds for section in sections if not missing(section.needs))
     say(f"    at most {seconds} s together ({seconds / 60:.1f} min); images are made meanwhile")
 
@@ -315,6 +320,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plan", action="store_true", help="print what would run and for how long; run nothing")
     parser.add_argument("--data", type=Path, help="folder of images; without it JPEGs are made in a temporary folder")
     parser.add_argument("--images", type=int, help="how many JPEGs to make; 2000, or 24 with --quick or on a CPU")
+    parser.add_argument(
+        "--cifar", type=Path, help="folder of CIFAR-10 as cifar.py reads it; else scikit-learn's digits"
+    )
     parser.add_argument("--wheels", type=Path, help="folder of wheels to unpack and use")
     parser.add_argument("--out", type=Path, help="results; default: results/gpu-NAME-DATE.jsonl")
     parser.add_argument("--verbose", action="store_true", help="print the id of each process")

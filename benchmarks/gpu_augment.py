@@ -29,6 +29,13 @@ _CYCLES = 40_000_000  # cycles of a sleep: 20 ms at 2 GHz
 
 
 def augment(bench: Bench) -> None:
+    """Augmentation, then the ceiling of nvJPEG's hardware: both use the device alone."""
+    from gpu_nvjpeg import ceiling
+
+    bench.each({"augmentation": partial(_augment, bench), "nvJPEG": partial(ceiling, bench)}, seconds=120)
+
+
+def _augment(bench: Bench) -> None:
     """Augmentation, uint8 -> bf16: its time on the device and on the host, and the time of a copy of the same size.
 
     Calls are enqueued while the device sleeps, so that the host is ahead of it. The time between events is then the
@@ -38,7 +45,6 @@ def augment(bench: Bench) -> None:
     device = bench.device
     dtype = torch.bfloat16
     images, origin = natural(bench, sizes.augment_batch)
-    noise, _ = bench.random_batch(sizes.augment_batch)
     ids = torch.arange(sizes.augment_batch)
     plans = {policy: draw(policy, ids, 0, 0) for policy in (FLIPS, TRIVIAL)}
     moved = images.numel() * 3  # one byte read, two written
@@ -49,7 +55,6 @@ def augment(bench: Bench) -> None:
         _BY_TRITON: counted_by_triton(lambda: apply(plans[TRIVIAL], images, TRIVIAL, dtype)),
         "flip, normalise": lambda: apply(plans[FLIPS], images, FLIPS, dtype),
         "normalise": lambda: apply(None, images, FLIPS, dtype),
-        "TrivialAugment, flip, normalise; random pixels": lambda: apply(plans[TRIVIAL], noise, TRIVIAL, dtype),
     }
     found: dict[str, list[Enqueued]] = {name: [] for name in calls}
     for number in range(2 + max(1, 5 * (sizes.repeats - 1))):
@@ -65,7 +70,6 @@ def augment(bench: Bench) -> None:
         row = {"what": name, "milliseconds": spread, "ratio_to_floor": round(spread.median / floor, 2)}
         rows.append({**row, "host_microseconds": host, "host_ahead": all(timed.host_ahead for timed in times)})
     rows = [{**row, "images": "" if row["what"] == _FLOOR else origin} for row in rows]
-    rows[-1]["images"] = "random pixels"
     rows[1]["by"] = backends.named(device)
     rows[0] |= clocks(device)
     bench.report(f"{sizes.augment_batch}x3x{sizes.crop}x{sizes.crop} uint8 -> bf16, {moved / 1e6:.0f} MB", rows)

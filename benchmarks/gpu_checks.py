@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,8 @@ import measure
 import torch
 import torch.distributed as dist
 from bench import MODES, Bench, SkippedError
-from gpu_measures import epoch_rate
+from gpu_loaders import epoch_rate
+from gpu_summary import read
 from images import list_images
 from step import Stepper
 from torch._dynamo.utils import counters
@@ -26,7 +27,6 @@ from torch.distributed.fsdp import fully_shard
 
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.extras import install
-from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.optimisers.construction import build_optimizer
 
@@ -178,6 +178,8 @@ def _decoding_rates(bench: Bench) -> None:
     loaders = {
         mode: bench.loader(16 * bench.sizes.batch, bench.sizes.batch, bench.device, None, mode) for mode in MODES
     }
+    for loader in loaders.values():
+        loader.compile()  # as training of as many images as ImageNet has does by itself
     speeds = measure.interleaved(
         {mode: partial(epoch_rate, loader) for mode, loader in loaders.items()}, bench.sizes.repeats
     )
@@ -257,30 +259,45 @@ def _plain_jpeg(data: bytes) -> bool:
 
 
 def marked_tests(bench: Bench) -> None:
-    """Run the tests marked `gpu`, those of training first, and name those that failed.
+    """Run the tests marked `gpu` that have not passed at this commit, those of training first; name those that failed.
 
-    If time runs out, the tests that have ended are reported, and how many have not.
+    If time runs out, the tests that have ended are reported, and how many have not: the next call runs those.
     """
     bench.need_cuda()
     files = marked_files(measure.ROOT / "tests")
+    passed = _passed_before(bench)
+    run_tests(bench, list(map(str, files)), processes=4, title="pytest -m gpu", leave_out=passed)
+
+
+def _passed_before(bench: Bench) -> list[str]:
+    """The tests that a record names as passed on this kind of GPU at this commit."""
+    keys = ("gpu", "torch", "commit")
+    here = [bench.environment.get(key) for key in keys]
+    kept = [r for r in read(bench.out) if r.get("section") == bench.section and "passed_tests" in r]
+    return [name for r in kept if [r["environment"].get(key) for key in keys] == here for name in r["passed_tests"]]
+
+
+def run_tests(bench: Bench, tests: Sequence[str], processes: int, title: str, leave_out: Sequence[str] = ()) -> None:
+    """Run those of `tests`, files or names, that are marked `gpu`, in so many processes, and report what they gave."""
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "gpu_test_log", "--no-header"]
     options += ["-p", "no:benchmark"]  # pytest-benchmark warns beside xdist, and a warning is an error here
     options += ["--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist"):
-        options += ["-n", str(min(12, max(1, 3 * available_cpus() // 4))), "--dist", "worksteal"]
+        options += ["-n", str(processes), "--dist", "worksteal"]
     else:  # pyproject.toml's options are for xdist
         options += ["-o", "addopts=--import-mode=importlib --strict-markers -ra"]
+    options += [f"--deselect={name}" for name in leave_out]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "tests.jsonl"
         paths = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
         environment = {**os.environ, "PYTHONPATH": paths, gpu_test_log.VARIABLE: str(log)}
-        command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
         code = _run_tests(command, environment, max(1.0, bench.left() - _TELLING))
         if code is None:
-            bench.console.print("time is up: `gpu.py --only tests --limit tests=570` has time for all tests")
+            bench.console.print("time is up: the next `gpu.py --only tests` with the same --out runs the others")
         noted = gpu_test_log.read(log)
     if code == 5:
-        raise SkippedError("pytest found no test marked gpu")
+        raise SkippedError("pytest found no test marked gpu that is still to pass")
     outcomes = noted.outcomes
     counts = {name: list(outcomes.values()).count(name) for name in ("passed", "failed", "skipped")}
     failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
@@ -289,7 +306,8 @@ def marked_tests(bench: Bench) -> None:
     ok = not failed and code in (0, None)
     reasons = {bench.without_paths(reason): None for reason in noted.reasons.values()}  # each once, in order
     row |= {"failures": " ".join(failed), "reasons": " | ".join(reasons), "running": " ".join(noted.running)}
-    bench.report("pytest -m gpu", [{**row, "ok": ok}])
+    bench.report(title, [{**row, "left_out": len(leave_out), "ok": ok}])
+    bench.keep({"title": title, "passed_tests": [name for name, outcome in outcomes.items() if outcome == "passed"]})
 
 
 _TELLING = 8.0  # seconds in which pytest prints the failures so far

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from gpu_plan import SECTIONS
+from gpu_plan import SECTIONS, missing
 
 # Exit statuses in addition to 0 and 1 (something failed, and is recorded).
 LOST, NO_CUDA = 3, 4
@@ -27,6 +27,7 @@ class Task:
     device: str
     quick: bool
     folder: str  # of images
+    shards: str  # folder for shards of them
     data_name: str
     made: int  # number of images to make in the folder; 0 if they exist
     out: str
@@ -35,6 +36,7 @@ class Task:
     seconds: float  # until it is stopped
     skip: tuple[str, ...] = ()  # items that an earlier process has begun
     rows: tuple[str, ...] = ()  # of steps, instead of all
+    cifar: str = ""  # folder of CIFAR-10
     width: int = 140  # columns
 
     def command(self) -> list[str]:
@@ -79,6 +81,7 @@ def _run(task: Task, began: float) -> int:
         sizes=Sizes.choose(device, task.quick),
         quick=task.quick,
         folder=Path(task.folder),
+        shards=Path(task.shards),
         data_name=task.data_name,
         out=Path(task.out),
         console=Console(width=task.width, markup=False, highlight=False),
@@ -89,6 +92,7 @@ def _run(task: Task, began: float) -> int:
         deadline=began + task.seconds - _MARGIN,
         skip=frozenset(task.skip),
         rows=tuple(task.rows),
+        cifar=Path(task.cifar) if task.cifar else None,
         torch_seconds=seconds,
     )
     module, _, name = section.function.partition(":")
@@ -121,11 +125,11 @@ def environment() -> dict[str, object]:
 
 
 def _prepare(task: Task) -> int:
-    """Make JPEGs and compile their decoder while sections run that measure nothing on the CPU."""
+    """Make JPEGs and shards, and compile their decoder, while sections run that measure nothing on the CPU."""
     os.nice(10)
     import torch
     from bench import QUICK, Sizes
-    from images import dataset, untiled_beside, write_photographs
+    from images import dataset, untiled_beside, write_photographs, write_shard
 
     from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
     from fastimg.loaders.jpeg.decoding.crops import compile_for
@@ -138,6 +142,8 @@ def _prepare(task: Task) -> int:
         untiled = untiled_beside(folder)
         untiled.mkdir()
         write_photographs(folder, task.made, size, available_cpus(), untiled)
+    if not missing(["xxhash"]):
+        write_shard(folder, Path(task.shards))
     for scaling in (True, False):
         decoder = ImageDecoder(RandomResizedCrop(size=sizes.crop), dct_scaling=scaling)
         loader = Loader(dataset(folder, 8), decoder, LoaderConfig(batch_size=4), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The trainer's own step on synthetic data, over a grid of models, types, compile modes and batch sizes."""
+"""The trainer's own step on synthetic data: eager, compiled and as CUDA graphs, by models, types and batch sizes."""
 
 import itertools
 import resource
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from bench import Bench
 from gpu_clocks import clocks
-from gpu_plan import Variant, grid, more, variant
+from gpu_graphs import graphs_setting, has_graphs, replaying
+from gpu_plan import Variant, fastest, more, variant
 from gpu_summary import read
 
 from fastimg.bench.rig import Rig, build
@@ -37,26 +38,39 @@ _LEAST = {None: 4.0, "default": 25.0, "reduce-overhead": 25.0, "max-autotune-no-
 
 
 def steps(bench: Bench) -> None:
-    """Run the rows asked for, or the grid, in their order until the time is over."""
+    """Run the rows asked for, or those that may be the fastest of each model, in their order until the time is over."""
     rows = [variant(row) for row in bench.rows]
-    _measure(bench, rows or grid(bench.sizes.archs, bench.sizes.step_batches, bench.device.type))
+    _measure(bench, rows or fastest(bench.sizes.real_archs, bench.sizes.batch, bench.device.type))
 
 
 def more_steps(bench: Bench) -> None:
-    """float32 and the compile modes that the results do not yet contain for this GPU, torch and commit."""
+    """The rows that neither these results nor those that are kept contain for this GPU and torch."""
     variants = more(bench.sizes.archs, bench.sizes.step_batches, bench.device.type)
-    done = measured(read(bench.out), bench.environment)
+    done = measured([*read(measure.RESULTS / "gpu.jsonl"), *read(bench.out)], bench.environment)
     _measure(bench, [variant for variant in variants if variant not in done])
 
 
 def measured(records: Iterable[dict[str, Any]], environment: dict[str, Any]) -> set[Variant]:
-    """The variants with a rate in the records, measured in the same environment."""
+    """The variants with a rate in the records, of the same GPU and torch, beside which nothing else ran."""
     found = set()
     for record in records:
-        same = all(record.get(key) == environment.get(key) for key in ("gpu", "torch", "commit"))
+        same = all(record.get(key) == environment.get(key) for key in ("gpu", "torch")) and "note" not in record
         if record.get("section") == "steps" and "images_per_second" in record and same:
-            found.add(Variant(record["arch"], record["dtype"], record["compile"], record["batch"]))
+            how = record["compile"], record["batch"], record.get("cuda_graphs", False)
+            found.add(Variant(record["arch"], record["dtype"], *how))
     return found
+
+
+def fastest_measured(bench: Bench, arch: str) -> Variant:
+    """The variant of a model with the highest rate in this run; if none was measured, one that is likely to have it."""
+    rows = [r for r in read(bench.out, bench.run) if r["section"] == "steps" and r.get("arch") == arch]
+    rates = {r["images_per_second"]: r for r in rows if "images_per_second" in r and r["batch"] == bench.sizes.batch}
+    if rates:
+        best = rates[max(rates)]
+        return Variant(arch, best["dtype"], best["compile"], best["batch"], best["cuda_graphs"])
+    if bench.device.type != "cuda":
+        return Variant(arch, "float32", None, bench.sizes.batch)
+    return Variant(arch, "bf16", "default", bench.sizes.batch, has_graphs())
 
 
 def _measure(bench: Bench, variants: Sequence[Variant]) -> None:
@@ -80,7 +94,8 @@ def _variant(bench: Bench, variant: Variant) -> None:
         if not ran_out(error):
             raise
         record["error"] = "out of memory"
-    _forget(bench.device)
+    finally:
+        _forget(bench.device)
     beside = {key: bench.environment.get(key) for key in _BESIDE}
     bench.keep({**record, **beside, **clocks(bench.device)})
     said = record.get("error") or f"{record['images_per_second']:,.0f} img/s, {record['ms']:.4g} ms"
@@ -101,7 +116,8 @@ def _rate(bench: Bench, variant: Variant) -> dict[str, Any]:
         began = time.perf_counter()
         compile_ahead(rig.run, lambda words: None)
         compiled = time.perf_counter() - began
-        times, seconds = step_times(rig, bench.sizes.seconds)
+        with replaying(variant.cuda_graphs):
+            times, seconds = step_times(rig, bench.sizes.seconds)
     finally:
         rig.close()
     spread = measure.Spread.of(times)
@@ -128,6 +144,7 @@ def config_of(bench: Bench, variant: Variant, **changes: Any) -> Train:
         amp=variant.dtype != "float32",
         amp_dtype="auto" if variant.dtype == "float32" else variant.dtype,
         compile=variant.compile,
+        **graphs_setting(variant.cuda_graphs, bench.device),
         device=bench.device.type,
         lr=1e-4,  # small, so that the weights stay finite; their values do not matter
         val_fraction=0.0,
@@ -137,7 +154,7 @@ def config_of(bench: Bench, variant: Variant, **changes: Any) -> Train:
 
 def synthetic_rig(bench: Bench, variant: Variant) -> Rig:
     """The trainer's run on random pixels that are already on the device."""
-    samples = variant.batch * 64
+    samples = variant.batch * bench.sizes.epoch_batches
     names = tuple(f"class {number}" for number in range(_CLASSES))
     labels = (np.arange(samples) % _CLASSES).tolist()
     nothing = FilesDataset(Path("synthetic"), [""] * samples, names, labels)  # is not read

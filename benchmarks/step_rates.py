@@ -59,12 +59,13 @@ class BadRecordError(Exception):
 
 
 def collected(files: list[Path]) -> tuple[list[StepRate], int]:
-    """The rates in files of gpu.py, and the number of records that were skipped: failures, CPUs, and noted ones."""
+    """The rates in files of gpu.py, and how many records were skipped: failures, CPUs, CUDA graphs, and noted ones."""
     rates: list[StepRate] = []
     left_out = 0
     kinds: dict[str, step_rates.Kind] = {}
     for where, record in _records(files):
-        if "error" in record or "note" in record or record.get("gpu") in (None, "", "cpu"):
+        no_rate = "error" in record or "skipped" in record or "note" in record
+        if no_rate or record.get("cuda_graphs") or record.get("gpu") in (None, "", "cpu"):
             left_out += 1
             continue
         missing = [key for key in KEYS if key not in record and key != "kind"]

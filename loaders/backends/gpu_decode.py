@@ -15,7 +15,7 @@ import torch
 from fastimg.loaders.batch import Field
 from fastimg.loaders.crop import RandomCrop, Size, Window, describe_size, fill_of
 from fastimg.loaders.decode import Header, decode, read_header, stored_box, upright
-from fastimg.loaders.decoder import Decoder, Row
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.rewriting.splice import splice
@@ -27,6 +27,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .nvcodec import BatchDecoder, NvCodec
 from .ragged import LEFT_ALONE, PLACE, fill_table, table_words
 from .ragged_ring import Codec, Cut, RaggedRing
+from .tile_cuts import TileCuts
 
 _MAX_TAPS = 128  # across and down together; 4000 x 3000 to 224 x 224 takes 63 bilinear, 126 bicubic
 
@@ -95,6 +96,51 @@ class DeviceDecode(Decoder):
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See `Decoder`."""
         return self.images.draw(seed, epoch, ids)
+
+    def fill(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """See `Decoder`: groups of samples, of whose JPEGs one compiled call cuts out what the device gets."""
+        failures: list[Failure] = []
+        for group in scratch.groups(len(ids)):
+            part = {name: array[group] for name, array in rows.items()}
+            failed = self._fill_group(reader, ids[group], draws[group], part, scratch)
+            failures += [(group.start + place, error) for place, error in failed]
+            if any(not isinstance(error, ImageError) for _, error in failed):
+                break
+        return failures
+
+    def _fill_group(
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        images, side, tables = self.images, _side(self.images), rows["table"]
+        encoded = reader.read_group(ids, scratch)
+        queue = scratch.own(TileCuts)
+        cuts = queue.cut(encoded, images.crop, draws, images.max_pixels, side, tables, self.codec.parse)
+        failures: list[Failure] = []
+        for place, cut in enumerate(cuts):
+            if cut is not None:
+                rows["cut"][place] = cut
+                continue
+            row = {name: array[place, ...] for name, array in rows.items()}
+            numbers = draws[place].tolist()
+            error = attempt(self._fill_held, reader, ids[place], encoded[place], numbers, row, scratch)
+            if error is not None:
+                failures.append((place, error))
+                if not isinstance(error, ImageError):
+                    break
+        return failures
+
+    def _fill_held(
+        self,
+        reader: SampleReader,
+        index: int,
+        held: memoryview | None,
+        draws: Sequence[float],
+        row: Row,
+        scratch: Scratch,
+    ) -> None:
+        self.fill_row(held or reader.read(index, scratch), draws, row, scratch)
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""

@@ -53,7 +53,7 @@ def fill_table(window: Window, size: int, interpolation: Interpolation, table: T
     """Write the table of `window` for an output of `size` pixels. False if it does not fit; it is then unusable."""
     _, _, width, height = window.box
     cubic = interpolation == "bicubic"
-    return bool(_fill(width, height, *window.size, *window.at, size, cubic, table))
+    return bool(fill_words(width, height, *window.size, *window.at, size, cubic, table))
 
 
 def fill_tables(windows: npt.NDArray[np.int64], size: int, interpolation: Interpolation, tables: Table) -> bool:
@@ -103,7 +103,7 @@ def resize(places: torch.Tensor, tables: torch.Tensor, out: torch.Tensor) -> Non
 
 
 @compiled
-def _fill(
+def fill_words(
     width: Any, height: Any, to_width: Any, to_height: Any, left: Any, top: Any, size: Any, cubic: bool, table: Any
 ) -> bool:
     starts = HEADER + 2 * size
@@ -125,7 +125,7 @@ def _fill_all(windows: Any, size: Any, cubic: bool, tables: Any) -> bool:
         left, top = windows[row, 6], windows[row, 7]
         if width == 0:
             tables[row, :] = 0
-        elif not _fill(width, height, to_width, to_height, left, top, size, cubic, tables[row]):
+        elif not fill_words(width, height, to_width, to_height, left, top, size, cubic, tables[row]):
             return False
     return True
 

@@ -3,12 +3,14 @@
     slot full -> thread: codec decodes the batch -> side stream: copy, `ragged.resize` -> event -> consumer's stream
 
 The ring has its own thread, so that decoding continues while the consumer computes: a codec's call returns only when
-the batch is decoded, or nearly. Memory is allocated at the first batch of each slot; the codec owns its decoded images.
+the batch is decoded, or nearly. It decodes into one of two sets of images while the other is resized. Memory is
+allocated at the first batch of each slot; the codec owns its decoded images.
 """
 
 import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -24,7 +26,7 @@ from fastimg.loaders.errors import OVER, ImageError, WorkerError
 from fastimg.loaders.ring import Slot, SlotLayout
 from fastimg.loaders.runtime.times import Spans
 
-from .nvcodec import BatchDecoder, DecodedImage
+from .nvcodec import SETS, BatchDecoder, DecodedImage
 from .ragged import LEFT_ALONE, Box, place, resize
 
 _OWN = frozenset({"place", "table"})  # fields of a slot for the ring only, not part of the batch
@@ -33,7 +35,7 @@ _OWN = frozenset({"place", "table"})  # fields of a slot for the ring only, not 
 class Cut(NamedTuple):
     """A JPEG for the codec to decode, and the box of its pixels that is needed."""
 
-    jpeg: bytes
+    jpeg: bytes | memoryview
     parsed: object | None  # by the codec; None: it cannot decode this JPEG
     box: Box  # of stored pixels
     orientation: int  # EXIF, not applied yet
@@ -91,6 +93,11 @@ class SideStream:
         if self._stream is not None:
             self._stream.wait_event(event)
 
+    def settle(self, event: Any) -> None:
+        """Block the host until the event is done."""
+        if self._stream is not None:
+            event.synchronize()
+
     def record(self, event: Any) -> None:
         """Record the event: it is done when everything enqueued so far is done."""
         if self._stream is not None:
@@ -131,6 +138,7 @@ class RaggedRing:
         self.view(layout)
         self._room = layout.nbytes - self._sent, math.prod(self._shape)  # bytes of a lane's memory
         self._side = SideStream(device)
+        self._read = deque(self._side.event() for _ in range(SETS))  # of the codec's images: they have been resized
         self._lanes: dict[int, _Lane] = {}  # by the slot's id; slots live as long as their loader
         self._made: dict[int, BaseException | None] = {}  # by the slot's id: None if the batch is made, or its error
         self._queue: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
@@ -264,13 +272,15 @@ class RaggedRing:
                     out[start:stop].copy_(inputs[start:stop], non_blocking=True)
             resize(tensors["place"], tensors["table"], out)
             self._side.record(lane.ready)
+            self._side.record(self._read[-1])
 
     def _decode(self, slot: Slot) -> None:
         """Decode the slot's cuts and note where their pixels are; the host decodes those that the codec refuses."""
         cuts = [(row, cut) for row, cut in enumerate(slot.arrays["cut"]) if isinstance(cut, Cut)]
-        self._side.finish()  # the codec does not wait until the previous batch's images have been read
+        self._side.settle(self._read[0])  # the codec itself does not wait until what it overwrites has been read
         parsed = [cut.parsed for _, cut in cuts if cut.parsed is not None]
         decoded = iter(self._codec.device.decode(parsed, self._side.handle))
+        self._read.rotate(-1)  # to the end, where it is recorded anew
         refused = []
         for row, cut in cuts:
             image = None if cut.parsed is None else next(decoded)

@@ -43,8 +43,9 @@ class SyntheticLoader(LoaderAdapter):
         whole = self._pixels.view(-1)[: math.prod(shape)].view(shape)
         for step in range(plan.steps):
             decoded = plan.rows(step).decoded
-            pixels = whole
-            if decoded < len(pixels):  # the last batch of an evaluation
-                pixels = pixels.clone()
-                pixels[decoded:] = 0
+            if decoded == len(whole):
+                yield DecodedBatch(whole, complete=True)
+                continue
+            pixels = whole.clone()  # the last batch of an evaluation
+            pixels[decoded:] = 0
             yield DecodedBatch(pixels)

@@ -8,6 +8,7 @@ import contextlib
 import random
 import threading
 import time
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from fastimg.loaders import DataError, ImageError, Loader
 from fastimg.loaders import loader as loader_module
 from fastimg.loaders import ring as ring_module
-from fastimg.loaders.backends.nvcodec import DecodedImage
+from fastimg.loaders.backends.nvcodec import SETS, DecodedImage
 from fastimg.loaders.batch import LABEL_FIELDS, Field
 from fastimg.loaders.ring import CudaRing, Slot, SlotLayout
 from fastimg.loaders.runtime import times
@@ -173,11 +174,14 @@ class Codec:
     """Decodes immediately into reused memory, regardless of pending work of its stream, as hardware engines do."""
 
     def __init__(self):
-        self.memory = [*[0] * ROWS, 255]  # the last value stands for places that were never written
+        self.memory = [*[0] * (SETS * ROWS), 255]  # the last value stands for places that were never written
+        self.calls = 0
 
     def decode(self, parsed, stream):
-        self.memory[: len(parsed)] = parsed
-        return [DecodedImage(address, 1, 1, (0, 0, 0)) for address in range(len(parsed))]
+        first = self.calls % SETS * ROWS
+        self.calls += 1
+        self.memory[first : first + len(parsed)] = parsed
+        return [DecodedImage(first + number, 1, 1, (0, 0, 0)) for number in range(len(parsed))]
 
 
 class Decoding(RaggedRing):
@@ -186,6 +190,7 @@ class Decoding(RaggedRing):
     def __init__(self, codec):
         super().__init__(cuts(SIZE), torch.device("cpu"), ragged_ring.Codec(codec, None, 1))
         self._side._stream = DEVICE.stream()
+        self._read = deque(self._side.event() for _ in self._read)
 
     def _lane(self, slot):
         lane = super()._lane(slot)
@@ -533,7 +538,7 @@ def decoding(device, monkeypatch):
         def resize(places, tables, out):
             def kernel():
                 for row, place in enumerate(places[:, 0].tolist()):
-                    out[row] = codec.memory[min(place, ROWS)]
+                    out[row] = codec.memory[min(place, SETS * ROWS)]
 
             DEVICE.current.work.append(kernel)
 
@@ -558,10 +563,10 @@ def test_every_kernel_reads_what_was_decoded_for_it(decoding, stop_early):
         assert copies >= len(seen) if stop_early else copies == len(seen)
 
 
-@pytest.mark.parametrize("forgotten", ["finish", "release"])
+@pytest.mark.parametrize("forgotten", ["settle", "release"])
 def test_decoding_too_early_is_noticed(decoding, monkeypatch, forgotten):
-    if forgotten == "finish":  # the codec then overwrites memory from which the previous batch is still read
-        monkeypatch.setattr(ragged_ring.SideStream, "finish", lambda self: None)
+    if forgotten == "settle":  # the codec then overwrites memory from which the batch before the last is still read
+        monkeypatch.setattr(ragged_ring.SideStream, "settle", lambda self, event: None)
     else:
         monkeypatch.setattr(RaggedRing, "release", lambda self: None)
     wrong = 0

@@ -74,21 +74,25 @@ class TestAdapter:
         assert found[1] is None and np.array_equal(pixels_of(found[0]), pixels_of(found[2]))
         assert codec.decode([], 0) == []
 
-    def test_memory_is_reused(self, codec):
+    def test_memory_of_the_set_before_is_reused(self, codec):
+        """Two sets take turns: the images of the last call stay as they are."""
         jpegs = [encoded(i, (90, 70)) for i in range(4)]
-        first = codec.decode([codec.parse(j) for j in jpegs], 0)
-        for turn in ([3, 2, 1, 0], [1], [0, 1, 2, 3, 0]):  # fewer images, then more
-            found = codec.decode([codec.parse(jpegs[i]) for i in turn], 0)
-            for image, i in zip(found, turn, strict=True):
+        all_of_them = [codec.decode([codec.parse(j) for j in jpegs], 0) for _ in range(2)]
+        for number, turn in enumerate(([3, 2, 1, 0], [1], [0, 1, 2, 3, 0], [2, 2], [3], [0, 1])):  # fewer, then more
+            all_of_them.append(codec.decode([codec.parse(jpegs[i]) for i in turn], 0))
+            for image, i in zip(all_of_them[-1], turn, strict=True):
                 np.testing.assert_array_equal(pixels_of(image), stored(jpegs[i]))
-            assert found[0].address == first[0].address
-        assert len(codec._images) == 5
+            assert all_of_them[-1][0].address == all_of_them[number][0].address != all_of_them[-2][0].address
+        np.testing.assert_array_equal(pixels_of(all_of_them[-2][0]), stored(jpegs[3]))
+        assert [len(images) for images in codec._sets] == [1, 2]
 
     def test_large_images_are_not_kept(self, codec, monkeypatch):
         monkeypatch.setattr("fastimg.loaders.backends.nvcodec._KEPT_BYTES", 50 * 50 * 3)
-        codec.decode([codec.parse(encoded(i, size)) for i, size in enumerate([(40, 40), (400, 400)])], 0)
-        codec.decode([codec.parse(encoded(3, (41, 41)))], 0)
-        assert [image.capacity < 50 * 50 * 3 for image in codec._images] == [True]
+        for _ in range(2):
+            codec.decode([codec.parse(encoded(i, size)) for i, size in enumerate([(40, 40), (400, 400)])], 0)
+        for _ in range(2):
+            codec.decode([codec.parse(encoded(3, (41, 41)))], 0)
+        assert [[image.capacity < 50 * 50 * 3 for image in images] for images in codec._sets] == [[True], [True]]
 
 
 class TestInterpreted:

@@ -49,7 +49,7 @@ def splice(
     """
     data = view_of(jpeg)
     out = np.frombuffer(buffer, np.uint8) if buffer is not None else np.empty(data.size + 2, np.uint8)
-    size, left, top = _splice(data, new_header(), box[0], box[1], box[2], box[3], out)
+    size, left, top = splice_tiles(data, new_header(), box[0], box[1], box[2], box[3], out)
     if size < 0:
         raise ValueError(f"the box {box} is not inside the image")
     if size == 0:
@@ -59,7 +59,7 @@ def splice(
 
 def may_splice() -> bool:
     """Whether to splice rather than to decode a whole image: see `may_call`."""
-    return may_call(_splice)
+    return may_call(splice_tiles)
 
 
 def can_splice(jpeg: bytes | bytearray | memoryview) -> bool:
@@ -152,7 +152,7 @@ def _copy_header(data: Any, headers: Any, width: int, height: int, out: Any) -> 
 
 
 @compiled
-def _splice(data: Any, headers: Any, x: int, y: int, width: int, height: int, out: Any) -> tuple[int, int, int]:
+def splice_tiles(data: Any, headers: Any, x: int, y: int, width: int, height: int, out: Any) -> tuple[int, int, int]:
     """Write the splice. Returns its size (0: use the whole file; -1: the box is outside the image) and the offset."""
     if not parse_header(data, headers) or not is_tiled(headers):
         return 0, 0, 0

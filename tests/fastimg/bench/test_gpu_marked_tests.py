@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fastimg.system import measurement
+
 from .gpu_runs import BENCHMARKS
 
 pytestmark = pytest.mark.usefixtures("benchmarks_on_path")
@@ -37,7 +39,6 @@ def marked_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (folder / "test_other.py").write_text("def test_other(): assert False")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu")
     monkeypatch.setattr(checks.measure, "ROOT", tmp_path)
-    monkeypatch.setattr(checks, "available_cpus", lambda: 2)
     rows: list[dict[str, Any]] = []
     bench = types.SimpleNamespace(
         need_cuda=lambda: None,
@@ -45,6 +46,12 @@ def marked_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         console=Console(quiet=True),
         report=lambda title, found: rows.extend(found),
         without_paths=lambda text: text,
+        out=tmp_path / "out.jsonl",
+        section="tests",
+        environment={"gpu": "a", "commit": "b"},
+    )
+    bench.keep = lambda record: measurement.append(
+        bench.out, {**record, "section": "tests", "environment": bench.environment}
     )
 
     def run() -> dict[str, Any]:
@@ -59,6 +66,12 @@ def test_marked_tests_are_counted_and_failures_named(marked_tests: Any) -> None:
     assert [row[name] for name in ("tests", "passed", "failed", "skipped", "not_ended")] == [3, 1, 1, 1, 0]
     assert row["failures"] == "tests/test_marked.py::test_bad" and row["exit_status"] == 1 and row["ok"] is False
     assert row["reasons"] == "RuntimeError: at 54:8: image = 1 ^ out of range for int16"
+
+
+def test_what_has_passed_is_not_run_again(marked_tests: Any) -> None:
+    marked_tests()
+    row = marked_tests()
+    assert [row[name] for name in ("tests", "passed", "failed", "skipped", "left_out")] == [2, 0, 1, 1, 1]
 
 
 def test_marked_tests_that_ended_before_time_was_up_count(marked_tests: Any, monkeypatch: pytest.MonkeyPatch) -> None:

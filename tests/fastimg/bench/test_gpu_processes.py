@@ -86,7 +86,7 @@ def test_a_section_continues_after_the_item_that_crashed(
     command.write_text(f"#!/bin/sh\nexec '{python}' '{tmp_path}/crashing.py' \"$@\"\n")
     command.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(command))
-    args = types.SimpleNamespace(device="cpu", quick=True, data=None, images=None, rows=None, verbose=False)
+    args = types.SimpleNamespace(device="cpu", quick=True, data=None, images=None, rows=None, cifar=None, verbose=False)
     benchmark = gpu.Benchmark(args, [section], tmp_path / "out.jsonl", "now", tmp_path)
     assert gpu._run(benchmark, section, 120) == 0
     records = records_of(tmp_path / "out.jsonl")
@@ -111,7 +111,7 @@ def test_a_section_that_fills_its_time_may_be_stopped_at_its_limit(
 ) -> None:
     gpu, plan, process = (importlib.import_module(name) for name in ("gpu", "gpu_plan", "gpu_process"))
     section = plan.Section(name="steps", function="", seconds=60, what="", fills=fills)
-    args = types.SimpleNamespace(device="cpu", quick=True, data=None, images=None, rows=None, verbose=False)
+    args = types.SimpleNamespace(device="cpu", quick=True, data=None, images=None, rows=None, cifar=None, verbose=False)
     benchmark = gpu.Benchmark(args, [section], tmp_path / "out.jsonl", "now", tmp_path)
     item = {"item": "x", "seconds": 60, "behind": 1, "fields": {"arch": "x"}}
     stopped = process.Ended(128 + signal.SIGTERM, "stopped at its limit of 60 s", item)

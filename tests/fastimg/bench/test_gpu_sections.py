@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from fastimg.doctor import torch_facts
+from fastimg.loaders.jpeg.rewriting.splice import can_splice
 from fastimg.system import disks
 
 from .gpu_runs import BENCHMARKS, STEP, records_of
@@ -31,6 +32,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         untiled = images.untiled_beside(folder)
         untiled.mkdir()
         images.write_photographs(folder, 12, (160, 120), 2, untiled)
+        images.write_shard(folder, folder.with_name("shards"))
         yield folder
 
 
@@ -43,6 +45,7 @@ def bench_of(folder: Path, tmp_path: Path, section: str = "section", deadline: f
         sizes=bench.Sizes.choose(cpu, True),
         quick=True,
         folder=folder,
+        shards=folder.with_name("shards"),
         data_name=bench.MADE,
         out=tmp_path / "out.jsonl",
         console=Console(file=io.StringIO()),
@@ -61,8 +64,10 @@ SECTIONS = {
     "compile": ("gpu_checks:compiled", "compiled against eager, 3 steps"),
     "fsdp2": ("gpu_checks:fsdp2", "sharded against plain, 3 steps"),
     "gpu-decode": ("gpu_checks:gpu_decode", "levels of 0-255, against fastimg's decoder"),
-    "loader": ("gpu_measures:loader", "the loader alone, to the device"),
-    "overlap": ("gpu_measures:overlap", "test_resnet, batch 8, 1 threads"),
+    "training": ("gpu_training:training", "training, batch 8, 64 px, epochs of 16 batches"),
+    "gates": ("gpu_gates:gates", "machine"),
+    "steps": ("gpu_steps:steps", ""),
+    "overlap": ("gpu_training:overlap", "test_resnet, batch 8, 1 threads"),
     "parity": ("gpu_parity:parity", "augmentation = reference, bit for bit"),
     "versions": ("gpu_versions:versions", "seconds per import, in this order"),
     "augment-operations": ("gpu_augment:operations", "an operation for all of 8 images of 64 pixels"),
@@ -94,6 +99,16 @@ def test_functions_of_sections_exist() -> None:
     for section in importlib.import_module("gpu_plan").SECTIONS.values():
         module, _, attribute = section.function.partition(":")
         assert callable(getattr(importlib.import_module(module), attribute))
+
+
+def test_photographs_that_travel_are_tiled_and_few_enough(photographs: Path, tmp_path: Path) -> None:
+    images = importlib.import_module("images")
+    sizes = [path.stat().st_size for path in sorted(photographs.iterdir())]
+    count, total = images.write_tiled(photographs, tmp_path / "all", 10 * sum(sizes))
+    assert count == len(sizes) and total == sum(path.stat().st_size for path in (tmp_path / "all").iterdir())
+    count, total = images.write_tiled(photographs, tmp_path / "half", sum(sizes) // 2)
+    assert 0 < count <= len(sizes) // 2 and total <= sum(sizes) // 2
+    assert all(can_splice(path.read_bytes()) for path in (tmp_path / "half").iterdir())
 
 
 def test_images_that_cannot_be_read_fail_their_item_only(tmp_path: Path) -> None:
@@ -134,19 +149,64 @@ def test_steps_where_memory_runs_out_or_a_model_fails(tmp_path: Path, monkeypatc
     assert c.keys() >= STEP and bench.failed == ["steps"]
     measured = steps.measured(importlib.import_module("gpu_summary").read(bench.out), bench.environment)
     assert measured == {plan.Variant("c", "bf16", "default", 8)}
-    assert not steps.measured([{**c, "gpu": "another"}], bench.environment)
+    assert not steps.measured([{**c, "gpu": "another"}, {**c, "note": "beside others"}], bench.environment)
+    assert steps.fastest_measured(bench, "c") == plan.Variant("c", "bf16", "default", 8)
 
 
-def test_the_grid_begins_with_the_most_informative_rows() -> None:
+def test_the_rows_begin_with_the_most_informative() -> None:
     plan = importlib.import_module("gpu_plan")
-    grid = plan.grid(("resnet50", "resnet18"), (256, 1024), "cuda")
-    assert [v.text() for v in grid[:5]] == [
-        *("resnet50 bf16 256", "resnet18 bf16 256", "resnet50 fp16 256", "resnet18 fp16 256", "resnet50 bf16 1024")
+    rows = plan.fastest(("resnet18", "resnet50"), 256, "cuda")
+    assert [row.text() for row in rows[:5]] == [
+        *("resnet18 fp16 256", "resnet18 fp16 graphs 256", "resnet18 bf16 default 256"),
+        *("resnet18 bf16 default graphs 256", "resnet50 fp16 256"),
     ]
+    grid = plan.grid(("resnet50", "resnet18"), (256, 1024), "cuda")
     assert len(grid) == len(set(grid)) == 2 * 2 * 2 + 2 * 3 * 2
     assert [bool(v.compile) for v in grid] == sorted(bool(v.compile) for v in grid)
     assert {v.compile for v in grid} == {None, "default", "reduce-overhead", "max-autotune-no-cudagraphs"}
-    assert plan.more(("resnet50",), (256,), "cuda")[0] == plan.Variant("resnet50", "float32", None, 256)
+    assert plan.more(("resnet50",), (256,), "cuda")[-1] == plan.Variant("resnet50", "float32", None, 256)
+
+
+def test_rows_as_graphs_say_so_where_nothing_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line: the section does not fail."""
+    graphs, steps = importlib.import_module("gpu_graphs"), importlib.import_module("gpu_steps")
+    plan = importlib.import_module("gpu_plan")
+    bench = bench_of(tmp_path, tmp_path, "steps")
+    row = plan.Variant("test_resnet", "float32", None, 8, True)
+    steps._measure(bench, [row])
+    (record,) = records_of(bench.out)
+    assert record["skipped"] == "CUDA graphs need CUDA" and record["cuda_graphs"] is True and not bench.failed
+    replayed: list[str] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("Graph", (), {"replay": lambda graph: replayed.append("")}))
+    graphs._count_replays.cache_clear()
+    graphs.graphs_setting(False, torch.device("cuda"))
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(graphs.SkippedError, match="ran eagerly"), graphs.replaying(expected=True):
+        pass
+    with graphs.replaying(expected=True):
+        graph.replay()
+    assert replayed == [""]
+    graphs._count_replays.cache_clear()
+
+
+def test_tests_that_failed_in_the_last_call_are_looked_up() -> None:
+    gates = importlib.import_module("gpu_gates")
+    file = "tests/fastimg/bench/test_gpu_sections.py"
+    assert gates._has_test(f"{file}::test_tests_that_failed_in_the_last_call_are_looked_up[case]")
+    assert not gates._has_test(f"{file}::TestClass::test_of_before") and not gates._has_test("tests/none.py::test")
+
+
+def test_a_trace_is_as_long_as_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = importlib.import_module("gpu_traces")
+    bench = bench_of(tmp_path, tmp_path, "training")
+    monkeypatch.setattr(traces, "_traced", lambda rig, steps: bytes(1000 * steps))
+    monkeypatch.setattr(traces.gzip, "compress", lambda text, mtime: text)
+    monkeypatch.setattr(traces, "_MOST", 3000)
+    traces.keep_trace(bench, None, "resnet18")
+    assert len((tmp_path / "out-resnet18.trace.json.gz").read_bytes()) == 2000
+    monkeypatch.setattr(traces, "_MOST", 10)
+    with pytest.raises(RuntimeError, match="a trace of one step takes 1,000 bytes"):
+        traces.keep_trace(bench, None, "resnet18")
 
 
 def test_the_summary_has_ten_lines_best_first(tmp_path: Path) -> None:
@@ -159,12 +219,13 @@ def test_the_summary_has_ten_lines_best_first(tmp_path: Path) -> None:
     ]
     records += [{**step, "arch": "a", "compile": None, "dtype": "fp16", "images_per_second": 1500.0}]
     records += [{**step, "arch": "a", "compile": None, "batch": 1024, "error": "out of memory"}]
-    records += [{"section": "loader", "threads": n, "images_per_second": 100.0 * n, "per_thread": 1} for n in (8, 16)]
+    loaded = {"section": "training", "source": "files"}
+    records += [{**loaded, "threads": n, "images_per_second": 100.0 * n, "per_thread": 1} for n in (8, 16)]
     records += [{"section": "parity", "check": "flip", "ok": False}, {"section": "parity", "check": "all", "ok": True}]
     records += [{"section": "steps", "not_reached": ["a bf16 8", "b bf16 8"]}]
     lines = module.summary(records, ["failed: parity", "done"])
     assert len(lines) == 10
-    assert lines[0].startswith("a: 2,000 img/s (bf16 default, batch 256, 50 ms); not compiled 1,500 img/s (fp16,")
+    assert lines[0].startswith("a: 2,000 img/s (bf16 default, batch 256, 50 ms); eager 1,500 img/s (fp16,")
     assert lines[0].endswith("; bf16 1,000, fp16 1,500")
     assert [line[:2] for line in lines[:6]] == [f"{arch}:" for arch in "abcdef"]
     assert lines[-4:-2] == ["parity: FAILED, 1 of 2: flip", "no time for: steps 2 (a bf16 8, ...)"]
@@ -177,12 +238,14 @@ def test_the_summary_has_ten_lines_best_first(tmp_path: Path) -> None:
 def test_rows_that_are_named_are_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, plan = importlib.import_module("gpu_steps"), importlib.import_module("gpu_plan")
     grid = plan.grid(("resnet50", "resnet18"), (256, 1024), "cuda")
+    grid += plan.fastest(("resnet18", "resnet50"), 256, "cuda")
     assert [plan.variant(row.text()) for row in grid] == grid
     for text in (
         "resnet50",
         "resnet50 bf16",
         "resnet50 int8 256",
         "resnet50 bf16 fastest 256",
+        "resnet50 bf16 graphs default 256",
         "a bf16 default 256 more",
     ):
         with pytest.raises(ValueError, match="write a model, a type"):
@@ -191,7 +254,7 @@ def test_rows_that_are_named_are_the_steps(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(steps, "_measure", lambda bench, rows: measured.extend(row.text() for row in rows))
     bench = bench_of(tmp_path, tmp_path, "steps")
     steps.steps(bench)
-    assert measured == ["test_resnet float32 8", "test_vit float32 8"]
+    assert measured == ["test_resnet float32 8", "test_resnet float32 graphs 8"]
     bench.rows = ("resnet18 fp16 reduce-overhead 64", "test_vit float32 8")
     measured.clear()
     steps.steps(bench)
@@ -203,7 +266,7 @@ def test_rows_that_are_named_are_the_steps(tmp_path: Path, monkeypatch: pytest.M
     [
         (
             ["--only", "steps", "--rows", "resnet50 bf16 fast 256"],
-            "write a model, a type, a mode or nothing, and a batch",
+            "write a model, a type, a mode or nothing, graphs or nothing, and a batch",
         ),
         (["--only", "augment", "--rows", "resnet50 bf16 256"], "--rows has no effect without the section steps"),
     ],

@@ -88,7 +88,7 @@ def test_clocks_unknown_to_nvidia_smi_are_left_out() -> None:
 
 
 def test_copies_under_compute() -> None:
-    measures = importlib.import_module("gpu_measures")
+    measures = importlib.import_module("gpu_traces")
 
     def event(cat: str, name: str, ts: float, dur: float, stream: int, nbytes: int = 0) -> dict[str, object]:
         return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": {"stream": stream, "bytes": nbytes}}

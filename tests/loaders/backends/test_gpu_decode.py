@@ -27,14 +27,17 @@ from fastimg.loaders import (
     RandomResizedCrop,
     WorkerError,
 )
-from fastimg.loaders.backends.nvcodec import DecodedImage, installed
+from fastimg.loaders.backends.nvcodec import SETS, DecodedImage, installed
 from fastimg.loaders.batch import Field
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.epochs.epochs import Epochs
 from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.runtime.scratch import Encoded, Scratch
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
 from fastimg.loaders.backends.gpu_decode import DeviceDecode
+from fastimg.loaders.backends.tile_cuts import TileCuts
+from fastimg.loaders.decoder import Decoder, SampleReader
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -45,7 +48,8 @@ class Libjpeg:
     """A codec in place of the GPU's. It refuses JPEGs of height 47 when parsing, and gray ones when decoding."""
 
     def __init__(self, device="cpu"):
-        self.device, self.kept, self.calls = torch.device(device), [], []
+        self.device, self.calls = torch.device(device), []
+        self.sets = [[] for _ in range(SETS)]  # of images that may still be read
 
     def parse(self, jpeg):
         return None if simplejpeg.decode_jpeg_header(jpeg)[0] == 47 else jpeg
@@ -53,10 +57,10 @@ class Libjpeg:
     def decode(self, parsed, stream):
         assert (stream == 0) == (self.device.type == "cpu")
         self.calls.append(len(parsed))
-        self.kept = [None if _gray(jpeg) else self._decoded(jpeg) for jpeg in parsed]
+        self.sets = [*self.sets[1:], [None if _gray(jpeg) else self._decoded(jpeg) for jpeg in parsed]]
         if stream:
             torch.cuda.synchronize()
-        return [None if pixels is None else _decoded(pixels) for pixels in self.kept]
+        return [None if pixels is None else _decoded(pixels) for pixels in self.sets[-1]]
 
     def _decoded(self, jpeg):
         return torch.from_numpy(simplejpeg.decode_jpeg(jpeg, "RGB")).to(self.device)
@@ -139,6 +143,25 @@ class TestInterpreted:
         # The codec gets all other images, but not the CMYK, the PNG, the broken one, or an evaluation's padding.
         rows = torch.cat([ids[weight > 0] if evaluates else ids for *_, ids, weight in found]).numpy()
         assert sum(codec.calls) == np.isin(rows, [11, 12, 13, 18], invert=True).sum() >= 16
+
+    def test_groups_are_cut_by_compiled_code(self, files, monkeypatch):
+        """What is compiled before the threads begin gives the same batches."""
+        expected, plain = epochs(files, RANDOM, count=2)
+        taken = []
+        real = TileCuts.cut
+
+        def cut(cuts, *given):
+            taken.append(real(cuts, *given))
+            return taken[-1]
+
+        monkeypatch.setattr(TileCuts, "cut", cut)
+        loader = Loader(files, DeviceDecode(RANDOM, Libjpeg()), LoaderConfig(batch_size=6, workers=2))
+        loader.compile()
+        taken.clear()
+        found = [copied(batch) for _ in range(2) for batch in loader]
+        loader.close()
+        assert same(found, expected) and loader.unreadable == plain.unreadable
+        assert sum(part is not None for group in taken for part in group) >= 30
 
     def test_a_jpeg_of_too_many_taps(self, files, monkeypatch):
         expected, _ = epochs(files, RANDOM)
@@ -272,6 +295,66 @@ def test_on_a_device(files, codec):
         difference = (ours[1].cpu().int() - theirs[1].int()).abs().float().mean()
         assert difference < 4 if codec == "nvcodec" else difference == 0
         assert all(torch.equal(a.cpu(), b) for a, b in zip(ours[2:], theirs[2:], strict=True))
+
+
+def filled(fill, decoder, dataset, draws):
+    """What `fill` does to rows for each sample, once for each draw [k * samples, d]: rows and failures."""
+    rows = {field.name: np.zeros((len(draws), *field.shape), field.dtype) for field in decoder.fields}
+    ids = np.arange(len(draws)) % len(dataset)
+    failures = fill(decoder, SampleReader(dataset), ids.tolist(), draws, rows, Scratch())
+    return rows, [(place, str(error)) for place, error in failures]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
+@pytest.mark.parametrize("crop", [RandomResizedCrop(size=16), CenterCrop(size=16, resize=18)], ids=["random", "centre"])
+def test_a_group_is_cut_as_its_images_are_one_by_one(files, crop):
+    """The same bytes, boxes, windows, tables and pixels, whatever the orientation, for what the device gets or not."""
+    decoder = DeviceDecode(ImageDecoder(crop), Libjpeg())
+    draws = decoder.draw(0, 0, np.arange(10 * len(files)))
+    found, failed = filled(DeviceDecode.fill, decoder, files, draws)
+    expected, failed_alone = filled(Decoder.fill, decoder, files, draws)
+    assert failed == failed_alone and len(failed) == 10
+    assert all(np.array_equal(found[name], expected[name]) for name in ("inputs", "place", "table"))
+    cuts = [cut for cut in expected["cut"] if cut]
+    assert list(found["cut"]) == list(expected["cut"]) and len(cuts) == 10 * 17
+    assert len({cut.orientation for cut in cuts}) == 8
+
+
+def group_of(contents):
+    """Encoded samples as a group has them."""
+    encoded = Encoded()
+    encoded.begin(len(contents))
+    for place, content in enumerate(contents):
+        encoded.grow(place, len(content))[: len(content)] = np.frombuffer(content, np.uint8)
+    encoded.take(np.array([len(content) for content in contents]), np.ones(len(contents), np.bool_))
+    return encoded
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
+def test_damaged_files_are_cut_within_their_room():
+    """Bytes changed, and files that end early: what is handed on is a JPEG no longer than the file and two bytes."""
+    rng, whole = np.random.default_rng(0), [tile(encoded(i, (96, 64), orientation=1 + i)).jpeg for i in range(8)]
+    whole.append(encoded(9, (50, 40)))
+    crop, cuts, tables = RANDOM.crop, TileCuts(), np.zeros((60, 2000), np.int32)
+    taken = 0
+    for _ in range(200):
+        contents = []
+        for number in rng.integers(0, len(whole), 60):
+            content = np.frombuffer(whole[number], np.uint8).copy()
+            content[rng.integers(0, len(content), rng.integers(0, 6))] = rng.integers(0, 256)
+            contents.append(content[: len(content) if rng.random() < 0.7 else rng.integers(0, len(content))].tobytes())
+        draws = RANDOM.draw(int(rng.integers(1 << 30)), 0, np.arange(60))
+        parts = cuts.cut(group_of(contents), crop, draws, 10_000, 16, tables, len)
+        for content, part in zip(contents, parts, strict=True):
+            if part is not None:
+                taken += 1
+                assert (
+                    part.parsed == len(part.jpeg)
+                    and part.jpeg[:2] == b"\xff\xd8"
+                    and len(part.jpeg) <= len(content) + 2
+                )
+                assert part.box[0] >= 0 and part.box[1] >= 0 and min(part.box[2:]) >= 1
+    assert taken > 5000
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
