@@ -113,9 +113,7 @@ def _decode(
             return int(
                 _refine_ac(plane, words, bounds, interval, columns, rows, ac_rows, scan.first, scan.last, scan.low)
             )
-        return int(
-            _first_ac(plane, words, bounds, interval, columns, rows, ac_rows, scan.first, scan.last, scan.low)
-        )
+        return int(_first_ac(plane, words, bounds, interval, columns, rows, ac_rows, scan.first, scan.last, scan.low))
     # One array for all components, with the offset and size of each.
     shapes = []
     pieces = []

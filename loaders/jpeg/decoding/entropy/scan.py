@@ -55,16 +55,15 @@ ROW, DAMAGED = 1, 2
 # The blocks of a scan are gone through by the address of its stream: numba counts references to an array, and to a
 # field that is one, with the bus locked, whenever either is passed or named.
 _SIZE = STREAM.itemsize
+_FIELDS: Any = STREAM.fields
 (_POSITION, _END, _BEGIN, _BOUNDS, _INTERVAL, _NUMBER, _AHEAD, _BASE, _TABLE) = (
-    STREAM.fields[name][1]
-    for name in ("position", "end", "begin", "bounds", "interval", "number", "ahead", "base", "table")
+    _FIELDS[name][1] for name in ("position", "end", "begin", "bounds", "interval", "number", "ahead", "base", "table")
 )
 (_BLOCK, _BLOCKS, _COLUMN, _ROW, _ACROSS, _LEFT, _RIGHT, _TOP, _OUT, _SPARE) = (
-    STREAM.fields[name][1]
-    for name in ("block", "blocks", "column", "row", "across", "left", "right", "top", "out", "spare")
+    _FIELDS[name][1] for name in ("block", "blocks", "column", "row", "across", "left", "right", "top", "out", "spare")
 )
 (_TABLES, _COMPONENT, _PREVIOUS, _K, _STATUS) = (
-    STREAM.fields[name][1] for name in ("tables", "component", "previous", "k", "status")
+    _FIELDS[name][1] for name in ("tables", "component", "previous", "k", "status")
 )
 
 
