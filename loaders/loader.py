@@ -21,7 +21,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.remote.fetched_files import fetched_files
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.inference_mode import outside_inference_mode
-from fastimg.loaders.runtime.times import LoaderTimes, Tally
+from fastimg.loaders.runtime.times import LoaderTimes, Tally, named
 
 from .arguments import refuse_index, refuse_unknown, resolve
 from .background import Background, look_again
@@ -222,7 +222,7 @@ class Loader(Epochs):
         ring.view(layout)
         held = HeldBatches()
         views = job.decoder.view_fields
-        named = _NAMED.union(views.values())
+        attributes = _NAMED.union(views.values())
         kind = Batch if self._preparation is None else PreparedBatch
         try:
             for step in range(min(len(slots), plan.steps)):
@@ -244,7 +244,7 @@ class Loader(Epochs):
                     weight=tensors["weight"],
                     samples=int(np.count_nonzero(slot.arrays["weight"])),
                     ready=ring.ready,
-                    fields={name: tensor for name, tensor in tensors.items() if name not in named},
+                    fields={name: tensor for name, tensor in tensors.items() if name not in attributes},
                     repeats=host(plan.repeats(step)),
                     by_view={name: tensors[field].permute(1, 0, 4, 2, 3) for name, field in views.items()},
                 )
@@ -478,23 +478,24 @@ class Loader(Epochs):
 
     def _fill(self, pool: Pool, job: Job, plan: EpochPlan, step: int, slot: Slot) -> None:
         """Write what is known of a batch's samples, draw their crops, and have the threads fill the rows."""
-        ids, weight, decoded = rows = plan.rows(step)
-        slot.number = step
-        slot.arrays["ids"][:] = ids
-        slot.arrays["targets"][:] = self.dataset.labels[ids]
-        slot.arrays["weight"][:] = weight
-        slot.failed.clear()
-        slot.rerouted.clear()
-        if decoded < len(ids):
-            for name, blank in job.blanks.items():
-                slot.arrays[name][decoded:] = blank
-        keys = keyed(ids, plan.repeats(step))
-        if self._preparation is not None:
-            words = slot.arrays[WORDS].reshape(-1) if WORDS in slot.arrays else _NO_WORDS
-            shape = _shape(job.decoder)
-            slot.made = self._preparation.make(keys, self.config.seed, plan.crop_epoch, shape, words)
-        draws = job.decoder.draw(self.config.seed, plan.crop_epoch, keys)[:decoded]
-        pool.fill(slot, job, draws, plan.prefetch_ids(step, rows))
+        with named("work out a batch"):
+            ids, weight, decoded = rows = plan.rows(step)
+            slot.number = step
+            slot.arrays["ids"][:] = ids
+            slot.arrays["targets"][:] = self.dataset.labels[ids]
+            slot.arrays["weight"][:] = weight
+            slot.failed.clear()
+            slot.rerouted.clear()
+            if decoded < len(ids):
+                for name, blank in job.blanks.items():
+                    slot.arrays[name][decoded:] = blank
+            keys = keyed(ids, plan.repeats(step))
+            if self._preparation is not None:
+                words = slot.arrays[WORDS].reshape(-1) if WORDS in slot.arrays else _NO_WORDS
+                shape = _shape(job.decoder)
+                slot.made = self._preparation.make(keys, self.config.seed, plan.crop_epoch, shape, words)
+            draws = job.decoder.draw(self.config.seed, plan.crop_epoch, keys)[:decoded]
+            pool.fill(slot, job, draws, plan.prefetch_ids(step, rows))
 
 
 def _shape(decoder: Decoder) -> tuple[int, ...]:
