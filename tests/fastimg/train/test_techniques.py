@@ -98,7 +98,7 @@ def test_gradual_unfreezing(run):
     """One epoch with only the head, then all of it, lower blocks more slowly; and the same if resumed."""
     _, start = run("start", "-b", "8")
     flags = ("-b", "8", "--weights", start, "--freeze", "backbone", "--freeze-epochs", "1", "--layer-decay", "0.5")
-    ran, thawed = run("thawed", *flags)
+    ran, thawed = run("thawed", *flags, "--checkpoint-hist", "2")
     assert "all but the classifier, for 1 epoch" in ran.out and "layer decay 0.5" in ran.out
     assert "epoch 2/2  --freeze backbone ends: all parameters train from here on" in ran.out
     first = sorted((thawed / "checkpoints").iterdir())[0]
@@ -114,7 +114,7 @@ def test_sgd_after_unfreezing(run):
     """Parameters that begin to train later are in a group with others, which have momentum by then."""
     _, start = run("start", "-b", "8")
     flags = ("-b", "8", "--weights", start, "--freeze", "2", "--freeze-epochs", "1", "--opt", "sgd")
-    _, thawed = run("thawed", *flags)
+    _, thawed = run("thawed", *flags, "--checkpoint-hist", "2")
     first = sorted((thawed / "checkpoints").iterdir())[0]
     held, after = (load_file(path / "model.safetensors") for path in (first, thawed / "last"))
     assert not torch.equal(held["conv1.0.weight"], after["conv1.0.weight"])
