@@ -171,7 +171,7 @@ def synthetic_rate(rig: Rig, budget: Budget, clock: Clock = time.perf_counter) -
 def real_rate(rig: Rig, warm: int, clock: Clock = time.perf_counter, seconds: float = SECONDS, steps: int = 2) -> float:
     """Images per second end to end, over at least so many seconds and steps.
 
-    The first `warm` steps, which use up what was read ahead, are not counted.
+    The first `warm` steps, which use up what was read ahead, are not counted; nor are those that record CUDA graphs.
     """
     with_data = batches(rig.loader)
     try:
@@ -185,7 +185,7 @@ def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock, least: fl
     accumulate = rig.config.grad_accum_steps
     account = run.accounting.account
     stream = AugmentStream(rig.device, rig.config.augment_stream)
-    for _ in range(warm):
+    for _ in range(max(warm, run.progress.work.warm - run.progress.step)):
         optimiser_step(run, source, accumulate, stream)
     synchronise(rig.device)
     account.skip()  # what was counted before

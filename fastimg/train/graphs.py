@@ -228,7 +228,6 @@ class StepGraphs:
             run.progress.work.forward_backward(batch)
             return
         assert pair.passes is not None
-        run.accounting.backlog.mark()
         pair.passes()
         pair.read = self._recorder.moment()
 
@@ -243,6 +242,7 @@ class StepGraphs:
             return
         self._fill_rates()
         pair.update()
+        self._run.accounting.backlog.mark()  # if this is done before the next step's graph is launched, the GPU waits
 
     def _recorded(self, pair: _Pair, batch: MicroBatch) -> bool:
         """Record a pair's graphs. Returns whether that was possible."""

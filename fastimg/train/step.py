@@ -11,6 +11,7 @@ with the run is in tensors that were filled before. So CUDA graphs may repeat th
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import ClassVar
 
@@ -54,7 +55,8 @@ def optimiser_step(
         with named("augment"):
             with stream.step(batch):
                 counted = progress.counts.begin(rows, asked(), whole=count == 1) if last else ()
-                micro_batch = work.inputs(augment(run, batch, seed, work.room(batch)))
+                prepared = augment(run, batch, seed, work.room(batch))
+                micro_batch = work.inputs(taught(run, batch, prepared))
             stream.keep(batch, *counted, *micro_batch.tensors)
         seed_generators(seed, ranks.device)
         # Sync point between ranks, inside the last backward pass: gradients are averaged.
@@ -82,10 +84,16 @@ def augment(run: Run, batch: Batch, seed: int, out: torch.Tensor | None = None) 
     if policy.mixes:
         images, mixture = mix_images(plan, images, weight)
         targets = setup.tasks.mixed(targets, mixture)
-    taught = None
-    if setup.distillation is not None:
-        taught = setup.distillation.looked_up(batch, run.progress.epoch, setup.data.loader.unreadable)
-    return MicroBatch(images, targets, weight, beside=inputs_beside(batch, dtype), taught=taught)
+    return MicroBatch(images, targets, weight, beside=inputs_beside(batch, dtype))
+
+
+def taught(run: Run, batch: Batch, prepared: MicroBatch) -> MicroBatch:
+    """With the logits that the teacher gave once, if they are kept."""
+    setup = run.setup
+    if setup.distillation is None:
+        return prepared
+    logits = setup.distillation.looked_up(batch, run.progress.epoch, setup.data.loader.unreadable)
+    return replace(prepared, taught=logits)
 
 
 def forward_backward(run: Run, batch: MicroBatch, launched: Callable[[], None] = lambda: None) -> None:

@@ -103,13 +103,16 @@ def _launching(facts: WaitingFacts) -> Hint | None:
     if facts.drained is None or facts.drained <= DRAINED:
         return None
     remedies = larger_launches(facts.compile, facts.accumulates, facts.graphs)
+    when = "while the host was still launching the backward pass"
+    if facts.graphs:
+        when = "when the host launched their graphs"
     fewer = facts.workers // 2
     if facts.backend == "native" and facts.encoded and fewer and (facts.busy or 1.0) < IDLE:
         remedies.append(f"--workers {fewer}: threads that decode take Python's lock from the one that launches")
     return Hint(
         "launch-bound",
-        f"launch-bound: in {facts.drained:.0%} of the steps the GPU had nothing left to do while the host was still "
-        f"launching the backward pass, so the host's speed decides; try {', or '.join(remedies)}",
+        f"launch-bound: in {facts.drained:.0%} of the steps the GPU had nothing left to do {when}, so the host's speed "
+        f"decides; try {', or '.join(remedies)}",
     )
 
 

@@ -69,8 +69,10 @@ def test_what_helps_a_gpu_that_waits_for_launches(monkeypatch):
     compiling = Advice(change="--compile", factor=1.4, tried=False)
     monkeypatch.setattr(advice, "_compiling", lambda rig: compiling)
 
-    def changes(**flags):
+    def changes(graphs="off", **flags):
         rig: Any = SimpleNamespace(config=Train(**flags), device=torch.device("cuda"))
+        rig.run = SimpleNamespace(setup=None)
+        monkeypatch.setattr(advice, "why_not", lambda setup: "" if graphs == "auto" else "--cuda-graphs off")
         images: Any = None
         return [one.change for one in advice._estimates(images, rig, slow)]
 
@@ -79,6 +81,7 @@ def test_what_helps_a_gpu_that_waits_for_launches(monkeypatch):
     assert changes(grad_accum_steps=2) == ["a larger --batch-size", "--compile"]
     assert changes(compile="default") == ["a larger --batch-size", at_once]
     assert changes(compile="max-autotune") == ["a larger --batch-size"]
+    assert changes("auto") == ["a larger --batch-size", "--compile"]
 
 
 def test_raw_pixels_have_the_gain_of_the_table(monkeypatch):

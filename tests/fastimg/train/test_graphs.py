@@ -15,6 +15,7 @@ from fastimg.train import assembly, graphs, loop, setup
 from fastimg.train import step as training_step
 from fastimg.train.graphs import StepGraphs, why_not
 from fastimg.train.optimisers import groups
+from fastimg.train.optimisers.lookahead import Lookahead
 
 FLOAT = Precision("cpu", None, "float32")
 BF16 = Precision("cpu", torch.bfloat16, "bf16")
@@ -68,23 +69,30 @@ class Standin:
 
     def record(self, work):
         type(self).recorded += 1
+        places = self.places()
 
         def replay():
             type(self).replayed += 1
-            progress = self.run.progress
-            step, epoch = progress.step, progress.epoch
-            rates = [group["lr"] for group in self.run.setup.optimisation.optimizer.param_groups]
-            progress.step = progress.epoch = Stale()
-            for group in self.run.setup.optimisation.optimizer.param_groups:
-                group["lr"] = Stale()
-            try:
+            assert self.places() == places, "a graph would read or write elsewhere"
+            progress, counts = self.run.progress, self.run.progress.counts
+            with pytest.MonkeyPatch.context() as patch:
+                for name in ("step", "epoch"):
+                    patch.setattr(progress, name, Stale())
+                patch.setattr(counts, "denominator", lambda: counts._own)
+                for group in self.run.setup.optimisation.optimizer.param_groups:
+                    patch.setitem(group, "lr", Stale())
                 work()
-            finally:
-                progress.step, progress.epoch = step, epoch
-                for group, rate in zip(self.run.setup.optimisation.optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate
 
         return replay
+
+    def places(self):
+        """The addresses of what the two parts of a step read and write; lookahead's averages are not theirs."""
+        run = self.run
+        tensors = [*run.setup.trained.parameters(), *run.setup.trained.buffers(), run.progress.counts._own]
+        tensors += [run.progress.meter.sums, run.progress.first_bad._least, run.progress.first_bad._number]
+        for state in run.setup.optimisation.optimizer.state.values():
+            tensors += [v for name, v in state.items() if torch.is_tensor(v) and name != Lookahead.KEY]
+        return [tensor.data_ptr() for tensor in tensors]
 
 
 @pytest.fixture
@@ -165,6 +173,16 @@ def test_batches_in_which_no_sample_lacks_a_target(train, recorder, trained, mon
     run, _ = train("graphs", flags, recorder=recorder, data=trained.images)
     assert_same(run, plain)
     assert recorder.recorded == 4 and len(run.setup.tasks.all) == 2
+
+
+@pytest.mark.parametrize("kept", [(), ("--cache-teacher", "2", "--cache-dir", "CACHE")])
+def test_a_teacher_or_what_it_said_is_recorded_too(train, recorder, trained, tmp_path, kept):
+    kept = [tmp_path / "cache" if word == "CACHE" else word for word in kept]
+    flags = ("--opt", "sgd", "--teacher", trained.run, *kept)
+    plain, _ = train("plain", flags)
+    run, _ = train("graphs", flags, recorder=recorder)
+    assert_same(run, plain)
+    assert recorder.replayed == 2 * (20 - 3) and run.setup.distillation is not None
 
 
 @pytest.mark.parametrize("dies", [4, 13])

@@ -35,6 +35,8 @@ def test_a_gpu_that_waits_for_launches():
         "kernels, or --compile reduce-overhead, which launches a whole pass at once"
     )
     assert told(wait=0.0, drained=0.6, backend="resident", busy=None).kind == "launch-bound"
+    replayed = told(wait=0.0, drained=0.6, busy=0.9, graphs=True).text
+    assert "when the host launched their graphs" in replayed and "reduce-overhead" not in replayed
     assert told(drained=1.0).kind == "decode-bound"  # it waits for data above all
     for drained in (None, 0.0, 0.5):
         assert hint(replace(FACTS, wait=0.0, drained=drained)) is None

@@ -218,6 +218,48 @@ def test_fifteen_ranks_that_hear_a_signal(fifteen, heard):
     assert lines.show(fifteen, None, lines.send(fifteen, heard, None)) == heard
 
 
+@pytest.mark.parametrize(("rows", "whole", "denominator", "correction"), [(2, True, 2.0, None), (6, False, 4.0, 2 / 3)])
+def test_what_losses_and_gradients_of_fifteen_ranks_are_divided_by(rows, whole, denominator, correction):
+    """Of one batch by the ranks' mean number of samples; of several by the nominal batch, with a correction."""
+    counts = StepCounts(Alike(0, 15, 15, torch.device("cpu"), "gloo"), nominal=4)
+    for _ in range(2):
+        counts.begin(rows, 0, whole=whole)
+        assert float(counts.denominator()) == denominator
+        factor = counts.correction()
+        assert factor is None if correction is None else float(factor) == pytest.approx(correction)
+        assert counts.end() == 0
+
+
+def test_the_denominator_of_one_rank_stays_where_it_is():
+    counts = StepCounts(ALONE, nominal=4)
+    found = []
+    for rows, whole in ((4, True), (3, True), (0, True), (4, True), (3, False)):
+        counts.begin(rows, rows, whole=whole)
+        found.append((float(counts.denominator()), counts.correction(), counts.denominator().data_ptr()))
+        assert counts.end() == rows
+    assert [values[:2] for values in found] == [(4.0, None), (3.0, None), (1.0, None), (4.0, None), (4.0, 4 / 3)]
+    assert len({place for _, _, place in found}) == 1
+
+
+def test_the_sum_over_ranks_begins_with_the_batch_and_ends_behind_the_forward_pass(train, trained, monkeypatch):
+    said = []
+
+    class Told(Alike):
+        def begin_sum(self, tensor):
+            said.append("begins")
+            return lambda: (said.append("ends"), self.sum(tensor))[1]
+
+    run = assembled(train(("-b", "4"), FLOAT), trained)
+    told = Told(0, 15, 15, torch.device("cpu"), "gloo")
+    object.__setattr__(run.setup, "ranks", told)
+    run.progress.counts = StepCounts(told, run.setup.nominal_batch)
+    run.progress.parallel.register_forward_hook(lambda *_: said.append("forward"))
+    next(iter(run.progress.parallel.parameters())).register_hook(lambda gradient: said.append("backward"))
+    optimiser_step(run, iter(run.setup.data.loader), 1, AugmentStream(torch.device("cpu")))
+    assert said == ["begins", "forward", "ends", "backward"]
+    run.setup.data.loader.close()
+
+
 def test_a_step_takes_no_more_batches_than_it_was_given(train, trained):
     run = assembled(train(("-b", "4", "--grad-accum-steps", "2"), FLOAT), trained)
     stream, batches = AugmentStream(torch.device("cpu")), iter(run.setup.data.loader)
