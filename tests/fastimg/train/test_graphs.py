@@ -210,7 +210,7 @@ def test_what_cannot_be_recorded_goes_on_as_it_is(train, recorder):
     class Refused(recorder):
         def record(self, work):
             work()  # as when the update fails after the passes were captured: gradients are there
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+            raise RuntimeError("operation not permitted when stream is capturing\nand a trace")
 
     class Careful(recorder):
         def record(self, work):
@@ -227,7 +227,7 @@ def test_what_cannot_be_recorded_goes_on_as_it_is(train, recorder):
         assert said.count("steps go on without CUDA graphs") == 1 and reason in said
         assert_same(run, plain)
     _, said = train("Refused", flags, recorder=Refused)
-    assert "without CUDA graphs: operation not permitted when stream is capturing" in said and "more" not in said
+    assert "without CUDA graphs: operation not permitted when stream is capturing" in said and "and a trace" not in said
 
 
 def setup_of(parameters, opt="sgd", **settings):
