@@ -227,7 +227,7 @@ def test_threads_take_many_small_rows_at_once(alike, monkeypatch):
         with Loader(alike, batch_size=40, crop=RandomResizedCrop(size=size), drop_last=True, workers=2) as loader:
             assert sum(batch.samples for batch in loader) == 80
         assert set(taken) == expected
-    assert Job(ImageDecoder(RandomResizedCrop(size=8)), None).least == 1
+    assert Job(ImageDecoder(RandomResizedCrop(size=8)), None, batches=2).least == 1
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(20_000, True), (10_000, False)])
