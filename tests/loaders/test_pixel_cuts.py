@@ -326,3 +326,14 @@ def test_closing_waits_for_a_consumer_that_fills_rows(alike, build, no_threads, 
     closing.join(10)
     consumer.join(10)
     assert not closing.is_alive() and not consumer.is_alive() and raised
+
+
+@pytest.mark.parametrize("side", [8, 100])
+def test_a_rank_whose_batch_is_all_padding(tmp_path, build, side):
+    """Rows that the consumer fills, too, and larger ones."""
+    dataset = written(tmp_path / "few.beton", [picture(np.random.default_rng(5), 12, 10) for _ in range(5)])
+    options = {"order": "sequential", "world_size": 3, "batch_size": 4}
+    for rank, samples in ((0, 4), (1, 1), (2, 0)):
+        with build(dataset, ImageDecoder(CenterCrop(size=side, resize=side)), rank=rank, **options) as loader:
+            assert [(batch.samples, bool(batch.inputs.any())) for batch in loader] == [(samples, samples > 0)]
+    dataset.close()
