@@ -311,6 +311,9 @@ class Pool:
                 chunk = self._take(thread, wakes=False)  # a thread that was woken for this one takes the next
             if chunk is None:
                 return False
+            if chunk.is_empty:
+                with job.making:  # while another thread makes batches: this one takes their rows, and need not look
+                    pass
             self._fill_chunk(len(self._threads), thread, chunk, self._scratch)
             return True
         finally:
