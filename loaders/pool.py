@@ -255,7 +255,7 @@ class Pool:
         share = max(-(-rows // threads), job.batches * rows // (2 * threads))
         size = max(rows // (4 * threads), min(job.group, share), 1)
         if job.least > size:
-            return -(-rows // max(1, rows // job.least))
+            return max(1, -(-rows // max(1, rows // job.least)))
         return -(-rows // -(-rows // size)) if rows else size  # all alike
 
     def _hand_out(self, rows: _Rows) -> None:
@@ -311,6 +311,9 @@ class Pool:
                 chunk = self._take(thread, wakes=False)  # a thread that was woken for this one takes the next
             if chunk is None:
                 return False
+            if chunk.is_empty:
+                with job.making:  # while another thread makes batches: this one takes their rows, and need not look
+                    pass
             self._fill_chunk(len(self._threads), thread, chunk, self._scratch)
             return True
         finally:
@@ -328,7 +331,8 @@ class Pool:
             return False
         with self._lock:
             job.cancelled = True
-            job.unmade.clear()  # which refers to the loader
+            job.unmade.clear()  # which refers to the loader, as an error's traceback may
+            job.failure = None
             if job is self._job:
                 self._batches.clear()
             self._changed.notify_all()
@@ -417,7 +421,7 @@ class Pool:
         job = chunk.job
         with self._lock:
             slot.pending -= not chunk.is_empty
-            if failure is not None and job.failure is None:
+            if failure is not None and job.failure is None and not job.cancelled:
                 job.failure = failure
             if slot.pending == 0 and not chunk.is_empty and job.failure is None and not job.cancelled:
                 self._on_full(slot)

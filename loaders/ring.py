@@ -163,6 +163,9 @@ class _Copies:
     """The copies of one iteration, in the order of batches."""
 
     def __init__(self) -> None:
+        # An RLock: the garbage collector may release the ring in a thread that enqueues copies. One for each iteration:
+        # an interrupt just after `acquire` leaves it locked.
+        self.lock = threading.RLock()
         self.full: dict[int, Slot] = {}  # by the batch's number: slots that are full, and whose copy is not enqueued
         self.enqueued = 0  # batches whose copies are
         self.reclaimed = 0  # batches that the consumer has given back
@@ -193,8 +196,6 @@ class CudaRing:
         self._copied = [torch.cuda.Event(blocking=True) for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._consumed = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._spans = Spans()
-        # An RLock: the garbage collector may release the ring in a thread that enqueues copies.
-        self._lock = threading.RLock()
         self._copies = _Copies()
         self._last = 0  # the buffer of the last batch handed over
         self._consumer: torch.cuda.Stream | None = None  # the consumer's stream while it has a batch
@@ -204,7 +205,7 @@ class CudaRing:
     @property
     def copy_seconds(self) -> float:
         """See `Ring`."""
-        with self._lock:
+        with self._copies.lock:
             self._spans.settle()
             return self._spans.seconds
 
@@ -216,7 +217,7 @@ class CudaRing:
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields on the device, valid until `reclaim`."""
         if slot.number >= self._copies.enqueued:  # another thread is about to enqueue it
-            with self._lock:
+            with self._copies.lock:
                 self._enqueue()
         assert slot.number < self._copies.enqueued, "a slot that was not begun, or is handed over out of turn"
         index = slot.number % len(self._buffers)
@@ -236,7 +237,7 @@ class CudaRing:
 
     def release(self) -> None:
         """A consumer that stopped early has not returned its batch: work that it enqueued may still read it."""
-        with self._lock:
+        with self._copies.lock:
             if self._consumer is not None:
                 self._consumed[self._last].record(self._consumer)
             self._finish()
@@ -252,11 +253,12 @@ class CudaRing:
 
         Nothing waits for the lock here: the thread that filled a slot may hold one that others need.
         """
-        while self._copies.has_next(len(self._buffers)) and self._lock.acquire(blocking=False):
+        copies = self._copies
+        while copies.has_next(len(self._buffers)) and copies.lock.acquire(blocking=False):
             try:
                 self._enqueue()
             finally:
-                self._lock.release()
+                copies.lock.release()
 
     def _enqueue(self) -> None:
         """Enqueue the copies whose turn has come. The caller holds the lock."""

@@ -362,7 +362,7 @@ def test_a_slot_that_another_thread_is_about_to_copy_is_handed_over(device):
     ring.hand_over(slots[0])
     ring.reclaim()
     slots[0].number = 2
-    with ring._lock:
+    with ring._copies.lock:
         in_another_thread(lambda: ring.begin(slots[0])).join()
         assert ring._copies.enqueued == 2
         ring.hand_over(slots[1])
@@ -371,6 +371,34 @@ def test_a_slot_that_another_thread_is_about_to_copy_is_handed_over(device):
         assert consumer.is_alive()
     consumer.join()
     assert ring._copies.enqueued == 3
+
+
+def test_an_interrupt_while_the_consumer_enqueues_copies(device):
+    """It may come just after the lock was taken. In the next iteration other threads can take it all the same."""
+
+    class Interrupted:
+        def __init__(self, lock):
+            self.lock = lock
+
+        def acquire(self, blocking):
+            self.lock.acquire(blocking)
+            raise KeyboardInterrupt
+
+        def __enter__(self):
+            self.lock.acquire()
+
+        def __exit__(self, *_):
+            self.lock.release()
+
+    ring, slots = device(0), numbered(2)
+    ring._copies.lock = Interrupted(ring._copies.lock)
+    with pytest.raises(KeyboardInterrupt):
+        ring.begin(slots[0])
+    ring.release()
+    thread = threading.Thread(target=lambda: [ring.begin(slot) for slot in slots])
+    thread.start()
+    thread.join()
+    assert ring._copies.enqueued == 2
 
 
 def test_a_ring_that_is_released_while_it_enqueues_copies(device):

@@ -1,7 +1,9 @@
 """Batches that are worked out by the loader's threads: in order, whatever the threads do, and none after the end."""
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -97,6 +99,35 @@ def test_an_early_end_while_a_batch_is_worked_out(build, numbers, read, real, st
     assert decoder.calls == 4
     assert sorted(real(read(loader))) == list(range(N))
     loader.close()
+
+
+def test_a_loader_abandoned_while_a_batch_is_worked_out_is_collected(build, numbers, stamp, threads):
+    """The thread's batch is refused then: that error refers to the loader, and nothing may keep it."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Held(stamp):
+        calls = 0
+
+        def draw(self, seed, epoch, ids):
+            self.calls += 1
+            if self.calls == 4:
+                begun.set()
+                assert go_on.wait(30)
+            return super().draw(seed, epoch, ids)
+
+    loader = build(numbers(N), Held(), order="sequential", prefetch=3)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    assert begun.wait(30)
+    timer = threading.Timer(0.05, go_on.set)
+    timer.start()
+    batches.close()
+    timer.join()
+    gone = weakref.ref(loader)
+    del batches, loader
+    gc.collect()
+    assert gone() is None and threads() == []
 
 
 def test_an_error_while_a_batch_is_worked_out(build, numbers, read, real, stamp):

@@ -2,6 +2,7 @@
 
 import io
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -326,3 +327,37 @@ def test_closing_waits_for_a_consumer_that_fills_rows(alike, build, no_threads, 
     closing.join(10)
     consumer.join(10)
     assert not closing.is_alive() and not consumer.is_alive() and raised
+
+
+@pytest.mark.parametrize("side", [8, 100])
+def test_a_rank_whose_batch_is_all_padding(tmp_path, build, side):
+    """Rows that the consumer fills, too, and larger ones."""
+    dataset = written(tmp_path / "few.beton", [picture(np.random.default_rng(5), 12, 10) for _ in range(5)])
+    options = {"order": "sequential", "world_size": 3, "batch_size": 4}
+    for rank, samples in ((0, 4), (1, 1), (2, 0)):
+        with build(dataset, ImageDecoder(CenterCrop(size=side, resize=side)), rank=rank, **options) as loader:
+            assert [(batch.samples, bool(batch.inputs.any())) for batch in loader] == [(samples, samples > 0)]
+    dataset.close()
+
+
+def test_a_consumer_of_tiny_rows_waits_for_a_thread_that_makes_batches(alike, build, numbering, monkeypatch):
+    """It takes rows of theirs then, and does not look for them all the time."""
+    taken = []
+    fill_chunk = Pool._fill_chunk
+
+    def noted(pool, number, thread, chunk, scratch):
+        if thread is threading.main_thread():
+            taken.append(chunk.is_empty)
+        fill_chunk(pool, number, thread, chunk, scratch)
+
+    def make(*given):
+        time.sleep(0.01)
+        return kept(*given)
+
+    kept = numbering.make
+    monkeypatch.setattr(numbering, "make", make)
+    monkeypatch.setattr(Pool, "_fill_chunk", noted)
+    with build(alike, ImageDecoder(CenterCrop(size=8, resize=8)), batch_size=10, workers=3) as loader:
+        loader.prepare(numbering)
+        assert sum(batch.samples for batch in loader) == 90
+    assert sum(taken) <= 4 * 9
