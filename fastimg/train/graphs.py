@@ -63,7 +63,8 @@ def work_of(run: Run) -> StepWork:
     device = run.setup.ranks.device
     if device.type != "cuda" or why_not(run.setup):
         return EagerWork(run)
-    return StepGraphs(run, partial(CudaRecorder, device))
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return StepGraphs(run, partial(CudaRecorder, device, stream))
 
 
 class Recorder(Protocol):
@@ -83,11 +84,15 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs, with one pool of memory."""
+    """Records CUDA graphs on a stream, with one pool of memory.
 
-    def __init__(self, device: torch.device) -> None:
+    A run has one such stream: freed memory stays with the stream that it was allocated on, and so do the workspaces of
+    cuBLAS.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
@@ -255,14 +260,18 @@ class StepGraphs:
             optimiser, scaler = setup.optimisation.optimizer, setup.optimisation.scaler
             optimiser.zero_grad(set_to_none=True)
             scaler.update(scaler.scale(torch.ones((), device=setup.ranks.device)))
-            memory = "there is no memory for them beside what steps without graphs have taken"
-            self._give_up(memory if ran_out(error) else reason_of(error))
+            for note in ("grad_scale", "found_inf"):  # a step that failed leaves them, and the next multiplies by them
+                vars(optimiser).pop(note, None)
+            pair.passes = pair.update = None
+            self._give_up(_cause(error))
             return False
         return True
 
     def _give_up(self, reason: str) -> None:
+        """Go on without graphs. The memory of those that there are is free for the step that has begun."""
         self._run.progress.work = EagerWork(self._run)
         self._shapes.clear()
+        self._shape = _Shape()
         self._say(f"steps go on without CUDA graphs: {reason}")
 
     def _update_at_rates(self) -> None:
@@ -276,6 +285,18 @@ class StepGraphs:
             torch._foreach_zero_(self._rates)
             torch._foreach_add_(self._rates, rates)
             self._filled = rates
+
+
+def _cause(error: BaseException) -> str:
+    """Why a recording ended: the first error. As it closes the recording, torch raises one more that names no reason.
+
+    No variable of the caller may keep that error: its traceback has what the passes left in memory.
+    """
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    if ran_out(error):
+        return "there is no memory for them beside what steps without graphs have taken"
+    return reason_of(error)
 
 
 def _stated(truth: Truth, lacks: bool) -> Truth:

@@ -123,6 +123,13 @@ class Writer:
             self._write_waiting()
         self.settle()
 
+    def complete(self) -> None:
+        """Write what waits, and wait until it is written. Of a run that ends with an error of its own; raises none."""
+        if self._waiting and self._error is None:
+            self.join()
+            self._start()
+        self.join()
+
     def __enter__(self) -> Self:
         return self
 
@@ -132,10 +139,7 @@ class Writer:
         if error is None:
             self.finish()
         elif isinstance(error, Exception):
-            if self._waiting and self._error is None:
-                self.join()
-                self._start()
-            self.join()
+            self.complete()
         else:  # a second Ctrl-C: what is being written is still completed
             self.join()
 

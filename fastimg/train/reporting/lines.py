@@ -194,7 +194,7 @@ def _diverged(run: Run, loss: float) -> UserError:
     setup = run.setup
     progress = run.progress
     bad = progress.first_bad.read(setup.ranks) or progress.step  # the latest, where only a sum became infinite
-    progress.writer.join()
+    progress.writer.complete()  # an epoch that waits in memory is a checkpoint, too
     last = setup.directory / "last"
     if not last.exists():
         kept = "no checkpoint was written before it"

@@ -1,6 +1,7 @@
 """Steps that are recorded and replayed give the bits of steps as they are. Without a GPU, a stand-in records."""
 
 import contextlib
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -230,6 +231,68 @@ def test_what_cannot_be_recorded_goes_on_as_it_is(train, recorder):
     assert "without CUDA graphs: operation not permitted when stream is capturing" in said and "and a trace" not in said
 
 
+@pytest.mark.parametrize("opt", ["sgd", "adamw"])
+def test_an_update_that_cannot_be_recorded_leaves_nothing_of_its_scaler(train, recorder, opt):
+    """With fp16 torch writes the scale on the optimiser, and takes it away only after a step that went well."""
+
+    class Refused(recorder):
+        def record(self, work):
+            type(self).recorded += 1
+            if type(self).recorded == 2:
+                optimizer = self.run.setup.optimisation.optimizer
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(optimizer, "step", self.refuse)
+                    work()
+            return lambda: None
+
+        def refuse(self):
+            raise RuntimeError("no kernel for it")
+
+    plain, _ = train("plain", ("--opt", opt), HALF)
+    run, said = train("graphs", ("--opt", opt), HALF, Refused)
+    assert "without CUDA graphs: no kernel for it" in said
+    assert_same(run, plain)
+
+
+def test_graphs_that_are_given_up_leave_their_memory_before_the_step(train, recorder, monkeypatch):
+    """The second pair fails: the step that goes on as it is may need what the first pair's graphs hold."""
+    alive = []
+
+    class Second(recorder):
+        def record(self, work):
+            if len(alive) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            replay = super().record(work)
+            alive.append(weakref.ref(replay))
+            return replay
+
+    def passes(self, batch):
+        held.append(sum(replay() is not None for replay in alive))
+        return as_it_is(self, batch)
+
+    held = []
+    as_it_is = training_step.EagerWork.forward_backward
+    monkeypatch.setattr(training_step.EagerWork, "forward_backward", passes)
+    run, said = train("graphs", ("--opt", "sgd"), recorder=Second)
+    assert said.count("there is no memory for them") == 1 and len(alive) == 2
+    assert held == [0] * (run.progress.step - 4)
+
+
+def test_the_first_error_of_a_recording_is_told(train, recorder):
+    """torch closes a recording that failed with an error of its own."""
+
+    class Closing(recorder):
+        def record(self, work):
+            try:
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand advice")
+            finally:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    _, said = train("graphs", ("--opt", "sgd"), recorder=Closing)
+    assert "without CUDA graphs: CUDA error: operation not permitted when stream is capturing" in said
+    assert "previous error" not in said
+
+
 def setup_of(parameters, opt="sgd", **settings):
     values = {"cuda_graphs": "auto", "strategy": "auto", "grad_accum_steps": 1, "compile": None, "opt": opt}
     values |= {"grad_checkpointing": False, "world_size": 1, "text": None, "pair": None, "embedding": None}
@@ -301,14 +364,13 @@ def test_a_cuda_recorder_waits_on_both_sides(monkeypatch):
         said.append(f"captures {pool} on {stream.name}, {capture_error_mode}")
         yield
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("step"))
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "a pool")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", captured)
-    recorder = graphs.CudaRecorder(torch.device("cuda", 0))
+    recorder = graphs.CudaRecorder(torch.device("cuda", 0), Stream())
     with recorder.beside():
         said.append("work")
     replay = recorder.record(lambda: said.append("recorded"))

@@ -19,12 +19,15 @@ from fastimg.config.commands import Train
 from fastimg.config.values.durations import Interval, interval
 from fastimg.config.yaml_file import dump, load
 from fastimg.errors import UsageError
+from fastimg.train import loop
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.checkpoints import saving
 from fastimg.train.checkpoints import writer as writing
 from fastimg.train.checkpoints.host_copy import HostCopy
 from fastimg.train.checkpoints.writer import Pace
 from fastimg.train.loop import train
+from fastimg.train.run import Run
 
 
 def arguments(data: Path, output: Path, *more: str) -> list[str]:
@@ -254,6 +257,23 @@ def test_a_run_that_diverges_is_not_saved(trained: Any, cli: Any, tmp_path: Path
     assert ran.code == 1 and "the loss became" in ran.err
     for path in (tmp_path / "run/checkpoints").glob("[0-9]*"):
         assert all(torch.isfinite(value).all() for value in load_file(path / "model.safetensors").values())
+
+
+def test_a_run_that_diverges_names_the_checkpoint_that_was_still_in_memory(
+    trained: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best epoch of a run of seconds waits there."""
+
+    def then_diverges(run: Run, best: bool) -> None:
+        saving.save_epoch(run, best)
+        with torch.no_grad():
+            next(run.setup.trained.parameters()).fill_(torch.nan)
+
+    monkeypatch.setattr(loop, "save_epoch", then_diverges)
+    ran = cli(*arguments(trained.images, tmp_path, *RARELY))
+    last = tmp_path / "run/last"
+    assert ran.code == 1 and f"the last good checkpoint is {last}" in " ".join(ran.err.split())
+    assert saved_steps(tmp_path / "run") == {6} and last.resolve() == (tmp_path / "run/best").resolve()
 
 
 def test_a_disk_that_fills_up_with_records_is_one_sentence(
