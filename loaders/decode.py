@@ -229,7 +229,10 @@ def decode_deep(data: bytes | memoryview, header: Header) -> DeepPixels | None:
             pixels = _without_alpha(read_deep_png(data))
         elif image.format == "TIFF" and 16 in image.tag_v2.get(_BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
             turn = image.tag_v2.get(ORIENTATION, 1)  # type: ignore[attr-defined]
-            pixels = upright(_deep_tiff(data), turn if turn in range(1, 9) else 1)
+            stored = _deep_tiff(data)
+            if stored.shape[:2] != (image.height, image.width):
+                raise ImageError(f"states {image.width} x {image.height} pixels, and other axes in its description")
+            pixels = upright(stored, turn if turn in range(1, 9) else 1)
         else:
             return None
     return upright(pixels, header.orientation)

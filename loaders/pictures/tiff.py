@@ -1,7 +1,7 @@
 """The header of a TIFF without compression -> what is needed of it, as a record (TIFF 6.0, parts 1 and 2).
 
-Only what is usual is taken: one picture, upright, of 8 bits, gray, in colours or with a palette, whose strips lie one
-behind the other. Tiles, planes, several pages, and tags by which Pillow would do more are left to others.
+Only what is usual is taken: one picture, upright, of 8 or 16 bits, gray, in colours or with a palette, whose strips lie
+one behind the other. Tiles, planes, several pages, and tags by which Pillow would do more are left to others.
 """
 
 from typing import Any
@@ -24,6 +24,8 @@ _FILL_ORDER, _PREDICTOR, _COLOURS, _EXTRA, _FORMAT = 266, 317, 320, 338, 339
 _WHITE, _PRIMARIES = 318, 319
 _KIND, _X_RESOLUTION, _Y_RESOLUTION, _UNIT, _PAGE, _PROFILE = 254, 282, 283, 296, 297, 34675
 _GRAY, _RGB, _PALETTE = 1, 2, 3  # values of _PHOTOMETRIC; of gray, 0 is black
+_DESCRIPTION = 270
+_SHAPE = np.frombuffer(b'{"shape": [#, #, 3]}', np.uint8)  # what tifffile describes colours with; #: height and width
 _NONE = -1  # no further channel; 0 is one of which nothing is known, 2 one that is not multiplied into the others
 _TEXTS = (269, 270, 271, 272, 285, 305, 306, 315, 316, 33432)
 
@@ -135,7 +137,55 @@ def parse_tiff(data: Any, pictures: Any) -> bool:
 @compiled
 def parse_deep_tiff(data: Any, pictures: Any) -> bool:
     """`parse_tiff` of 16 bits, without palette and alpha."""
-    return bool(_parse(data, pictures, 16) and (pictures[0].colour & ~LOW_FIRST) in (GRAY, RGB))
+    if not _parse(data, pictures, 16):
+        return False
+    colour = pictures[0].colour & ~LOW_FIRST
+    return bool(colour == GRAY or (colour == RGB and _is_plain_elsewhere(data, pictures[0])))
+
+
+@compiled
+def _is_plain_elsewhere(data: Any, picture: Any) -> bool:
+    """Whether tifffile, which otherwise reads colours of 16 bits, finds the same pixels.
+
+    It reads as many bytes of each strip as are stated, none of one at place 0, and takes axes and several pictures from
+    a description.
+    """
+    high_first = data[0] == 0x4D
+    begin = _number(data, 4, 4, high_first) + 2
+    end = begin + _ENTRY * _number(data, begin - 2, 2, high_first)
+    lengths = _find(data, begin, end, _STRIP_BYTES, high_first)
+    described = _find(data, begin, end, _DESCRIPTION, high_first)
+    if lengths < 0 or picture.first == 0:
+        return False
+    rows = min(_value(data, begin, end, _STRIP_ROWS, picture.height, high_first), picture.height)
+    at, size = _place(data, lengths, high_first), _BYTES[_number(data, lengths + 2, 2, high_first)]
+    for i in range(_number(data, lengths + 4, 4, high_first)):
+        if _number(data, at + i * size, size, high_first) != min(rows, picture.height - i * rows) * picture.pitch:
+            return False
+    if described < 0:
+        return True
+    at, count = _place(data, described, high_first), _number(data, described + 4, 4, high_first)
+    return bool(_states_shape(data[at : at + count], picture.height, picture.width))
+
+
+@compiled
+def _states_shape(text: Any, height: int, width: int) -> bool:
+    """Whether a description says the shape of these colours, and nothing else."""
+    at, wanted = 0, height
+    for letter in _SHAPE:
+        if letter != 0x23:
+            if at == text.size or text[at] != letter:
+                return False
+            at += 1
+            continue
+        value = 0
+        while at < text.size and 0x30 <= text[at] <= 0x39 and value < wanted:
+            value = 10 * value + int64(text[at]) - 0x30
+            at += 1
+        if value != wanted:
+            return False
+        wanted = width
+    return bool((text[at:] == 0).all())
 
 
 @compiled

@@ -40,7 +40,7 @@ def read_files(prefix: str, names: Sequence[str], encoded: Encoded) -> None:
     if not may_call(_read):
         return
     joined = os.fsencode("\0".join(names)) + b"\0"
-    if joined.count(b"\0") != len(names):  # a name that no file can have
+    if joined.count(b"\0") != len(names) or "\0" in prefix:  # a name that no file can have
         return
     encoded.reserve(_LEAST)
     flags = _FOLDER_FLAGS, _FLAGS

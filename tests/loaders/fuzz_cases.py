@@ -228,6 +228,60 @@ class WebPs(Pictures):
         return webps(np.random.default_rng(0), [(37, 29), (9, 40), (70, 3), (33, 65), (1, 1)] * 8)
 
 
+def deep_pictures():
+    """Small PNG, PGM and TIFF files of 16 bits of every kind."""
+    from fastimg.loaders.pictures.grouped_png import group_rows
+
+    rng = np.random.default_rng(0)
+    found = []
+    for colour, depth in PNG_KINDS:
+        if depth == 16:
+            for number, (width, height) in enumerate(((37, 29), (9, 40), (70, 3), (1, 1))):
+                found.append(png(rng, width, height, colour, 16, parts=1 + number, smooth=number != 1))
+    found += [group_rows(each, 16, 10).png for each in found[::2]]
+    for number, (kind, rows) in enumerate((kind, rows) for kind in ("L", "RGB", "LA", "RGBA") for rows in (None, 4)):
+        said = b"first line\0" if number % 3 else b'{"shape": [17, %d, 3]}\0' % (21 - number)
+        tags = {270: (2, said)}
+        found += [tiff(rng, 21 - number, 17, kind, order, rows, tags=tags, depth=16) for order in (False, True)]
+        found += [tiff(rng, 21 - number, 17, kind, order, rows, depth=16) for order in (False, True)]
+    found += [ppm(rng, width, height, gray=True, depth=16) for width, height in ((21, 17), (1, 30), (60, 9))]
+    return [*found, ppm(rng, 20, 17, depth=16)]
+
+
+class Deep:
+    """Crops of 16 bits that are cut in groups equal those that are decoded one by one, from whole images."""
+
+    def __init__(self, folder):
+        from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
+        from fastimg.loaders.decoders.deep_queue import DeepQueue
+        from fastimg.loaders.runtime.scratch import Scratch
+
+        self.seeds = deep_pictures()
+        self.queue, self.scratch, self.taken = DeepQueue(), Scratch(), 0
+        bicubic = RandomResizedCrop(size=(8, 13), interpolation="bicubic")
+        crops = (CenterCrop(size=9, resize=9), bicubic, CenterCrop(size=21, resize=(23, 21)))
+        self.decoders = [ImageDecoder(crop, MAX_PIXELS, channels=c, depth=16) for crop in crops for c in (1, 3)]
+        for number, seed in enumerate(self.seeds):  # whatever they need is compiled before memory is limited
+            self.check(seed, random.Random(number))
+        self.taken = 0
+
+    def make(self, draw):
+        return mutated(draw.choice(self.seeds), self.seeds, draw, png_fields)
+
+    def check(self, data, draw):
+        for decoder in self.decoders[draw.randrange(2) :: 2]:
+            draws = np.array([[draw.random() for _ in range(decoder.draw(0, 0, np.zeros(1, int)).shape[1])]])
+            ours, theirs = (np.full((1, *decoder.fields[0].shape), 7, np.uint16) for _ in range(2))
+            encoded = InMemory(data).read_group([0], self.scratch)
+            if self.queue.cut(encoded, decoder.crop, draws, MAX_PIXELS, self.scratch, ours)[0]:
+                decoder.fill_row(memoryview(data), draws[0].tolist(), {"inputs": theirs[0]}, self.scratch)
+                assert np.array_equal(ours, theirs)
+                self.taken += 1
+
+    def close(self):
+        return f"{self.taken} crops"
+
+
 class InMemory:
     """A reader of one sample, with the bytes that follow it in a buffer."""
 
@@ -543,6 +597,7 @@ KINDS = {
     "jpeg": Jpegs,
     "picture": Pictures,
     "webp": WebPs,
+    "deep": Deep,
     "npy": Arrays,
     "tar": Tars,
     "idx": Indexes,

@@ -89,28 +89,28 @@ def bmp(rng, width, height, bits=24, header=40, down=False, colours=0, gap=0, gr
     return start + about + bytes(header - 40) + palette.tobytes() + bytes(gap) + rows.tobytes()
 
 
-def ppm(rng, width, height, gray=False, head=None):
+def ppm(rng, width, height, gray=False, head=None, depth=8):
     """A PPM or PGM with random pixels."""
-    pixels = rng.integers(0, 256, (height, width, 1 if gray else 3), np.uint8).tobytes()
-    return (head or b"P%d\n%d %d\n255\n" % (5 if gray else 6, width, height)) + pixels
+    pixels = rng.integers(0, 256, (height, width, (1 if gray else 3) * depth // 8), np.uint8).tobytes()
+    return (head or b"P%d\n%d %d\n%d\n" % (5 if gray else 6, width, height, (1 << depth) - 1)) + pixels
 
 
-def tiff(rng, width, height, kind="RGB", high_first=False, rows=None, gap=0, long=True, tags=None):
-    """A TIFF with random pixels in strips of `rows`, `gap` bytes apart.
+def tiff(rng, width, height, kind="RGB", high_first=False, rows=None, gap=0, long=True, tags=None, depth=8):
+    """A TIFF with random pixels of samples of `depth` bits in strips of `rows`, `gap` bytes apart.
 
     `kind` is L, LA, P, RGB, RGBA or RGBX. `tags` are further ones, (type, values) by number; None leaves one out.
     """
     samples = {"L": 1, "LA": 2, "P": 1, "RGB": 3, "RGBA": 4, "RGBX": 4}[kind]
     photometric = {"L": 1, "P": 3, "R": 2}[kind.replace("LA", "L")[0]]
     rows = rows or height
-    pixels = rng.integers(0, 256, (height, width * samples), np.uint8)
+    pixels = rng.integers(0, 256, (height, width * samples * depth // 8), np.uint8)
     strips = [pixels[y : y + rows].tobytes() for y in range(0, height, rows)]
     order = ">" if high_first else "<"
     number = 4 if long else 3
     entries = {
         256: (number, [width]),
         257: (number, [height]),
-        258: (3, [8] * samples),
+        258: (3, [depth] * samples),
         259: (3, [1]),
         262: (3, [photometric]),
         273: (number, [0] * len(strips)),

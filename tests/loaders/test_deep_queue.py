@@ -8,12 +8,13 @@ import pytest
 import tifffile
 from PIL import Image
 
-from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, RandomCrop, RandomResizedCrop
+from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, ImageError, RandomCrop, RandomResizedCrop
 from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.decoders import deep_queue
 from fastimg.loaders.decoders.deep_queue import DeepQueue
 from fastimg.loaders.runtime.scratch import Scratch
 
+from .picture_files import tiff as tiff_of
 from .test_depth import levels, png
 
 
@@ -133,3 +134,33 @@ def test_what_is_left_to_others():
         b"P5 99999 99999 65535\n" + bytes(100),
     ]
     assert not any(taken(left))
+
+
+@pytest.mark.parametrize("high_first", [False, True])
+def test_what_tifffile_reads_in_another_way_is_left_to_it(high_first):
+    """Strips of other lengths than they must have; several pictures, or other axes, in a description."""
+
+    def made(kind="RGB", **tags):
+        numbers = {"lengths": 279, "description": 270, "begins": 273}
+        given = {numbers[name]: value for name, value in tags.items()}
+        return tiff_of(np.random.default_rng(0), 30, 31, kind, high_first, 8, tags=given, depth=16)
+
+    def described(text):
+        return made(description=(2, text + b"\0"))
+
+    row = 30 * 6
+    assert all(taken([made(), described(b'{"shape": [31, 30, 3]}'), made("L", lengths=None)]))
+    shapes = (b"[30, 31, 3]", b"[3, 31, 30]", b"[31, 30, 4]", b"[31, 300, 3]", b"[1, 31, 30, 3]", b"[31, 30]")
+    left = [described(b'{"shape": ' + shape + b"}") for shape in shapes]
+    left += [described(text) for text in (b'{"shape": [31, 30, 3], "axes": "XYS"}', b'{"shape": [31, 30, 3', b"a cat")]
+    left += [made(lengths=value) for value in (None, (4, [8 * row] * 4), (4, [8 * row] * 3 + [6 * row]), (4, [0] * 4))]
+    left.append(made(begins=(4, [0, 8 * row, 16 * row, 24 * row])))
+    assert not any(taken(left))
+
+
+def test_a_description_with_other_axes_than_the_picture_is_refused():
+    tags = {270: (2, b'{"shape": [31, 30, 3], "axes": "XYS"}\0')}
+    file = tiff_of(np.random.default_rng(0), 30, 31, tags=tags, depth=16)
+    decoder, out = ImageDecoder(CROPS[0], depth=16), np.zeros((24, 24, 3), np.uint16)
+    with pytest.raises(ImageError, match="other axes"):
+        decoder.fill_row(memoryview(file), (), {"inputs": out}, Scratch())

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-COUNTS = {"jpeg": 2000, "picture": 3000, "webp": 2000, "npy": 2000, "tar": 1000, "idx": 1000, "beton": 1000}
+COUNTS = {"jpeg": 2000, "picture": 3000, "webp": 2000, "deep": 2000, "npy": 2000}
+COUNTS |= {"tar": 1000, "idx": 1000, "beton": 1000}
 SECONDS = 20  # for one case; the slowest takes a few hundredths
 MEMORY = 256 << 20  # limit of a case's memory, in addition to the process's memory at its start
 

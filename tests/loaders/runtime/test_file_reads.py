@@ -52,6 +52,7 @@ def test_names_are_joined_as_by_the_library(tmp_path, monkeypatch):
         assert read(names, prefix=prefix) == [below.read_bytes(), here.read_bytes()]
     assert read(["", "a"], prefix="folder") == [None, below.read_bytes()]  # a folder
     assert read(["a\0b", "a"]) == [None, None]  # what no file is called is left to Python's functions
+    assert read(["a"], prefix="folder\0s") == [None]
 
 
 def test_files_that_cannot_be_read(tmp_path):
