@@ -21,6 +21,7 @@ from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.runtime import compiled
 from fastimg.loaders.runtime.compiled import may_call, saying_what_is_compiled
 from fastimg.loaders.runtime.compiling_nothing import compiling_nothing
+from fastimg.loaders.runtime.scratch import GROUP
 
 from .conftest import Numbers, Stamp
 
@@ -200,7 +201,7 @@ class Cropped(Stamp):
 def test_it_compiles_where_that_is_made_up_for(threads, ranks, random, monkeypatch):
     """Random crops are read for three epochs, others once; more threads need more samples."""
     least = ranks * -(-threads * 50_000 // (3 if random else 1))
-    for samples, expected in ((least - ranks, []), (least, [16])):
+    for samples, expected in ((least - ranks, []), (least, [GROUP])):
         looked_at = []
         monkeypatch.setattr(ahead, "compile_path", lambda decoder, dataset, ids, say, n=looked_at: n.append(len(ids)))
         ahead.compile_ahead(Cropped(random), Numbers(samples), None, ranks, threads)
@@ -218,9 +219,9 @@ def test_it_compiles_before_a_later_epoch_once_so_much_was_read(files, build, mo
             found.append(len(looked_at))
             for _ in loader:
                 pass
-        assert found == [0, 0, 0, 1, 1, 1] and looked_at == [16]
+        assert found == [0, 0, 0, 1, 1, 1] and looked_at == [GROUP]
         loader.compile()
-        assert looked_at == [16, 16]
+        assert looked_at == [GROUP, GROUP]
 
 
 def test_it_compiles_before_threads_start_and_once_for_each_size(build, monkeypatch):
@@ -271,7 +272,9 @@ def test_a_loader_says_so_by_logging(files, build, monkeypatch, caplog):
     with build(files, ImageDecoder(RandomResizedCrop(size=8))) as loader:
         for _ in loader:
             pass
-    assert [(record.name, record.message) for record in caplog.records] == [("fastimg.loaders", "compiling for 16")]
+    assert [(record.name, record.message) for record in caplog.records] == [
+        ("fastimg.loaders", f"compiling for {GROUP}")
+    ]
 
 
 def test_only_threads_that_compile_nothing_do_without():

@@ -103,7 +103,8 @@ def test_no_python_loop_over_samples_before_the_first_batch(tmp_path, encode, co
     for order in ORDERS:
         for part in (False, True):
             lines = [lines_executed(partial(first_batch, path, order, part)) for path in paths.values()]
-            assert lines[1] - lines[0] < 500, (order, part, lines)  # for 38,000 additional samples
+            # For 38,000 additional samples. Who fills the rows of tiny images, this thread or another, is chance.
+            assert lines[1] - lines[0] < 2_000, (order, part, lines)
 
 
 @pytest.fixture

@@ -157,7 +157,8 @@ def test_a_file_that_shrinks_is_told(stored, monkeypatch):
     monkeypatch.setattr(FileWatch, "read_group", lambda *_: None)  # which looks only from time to time
     rows, failures, _ = filled(ViewDecoder(FEW), stored)
     assert len(failures) == 1 and "shrank" in failures[0][1]
-    assert (rows["inputs"][:20] != 77).any(axis=(1, 2, 3, 4)).all()
+    pixels = [number for number in range(20) if number % 9 != 5]  # the JPEGs of a group are read after them
+    assert (rows["inputs"][pixels] != 77).any(axis=(1, 2, 3, 4)).all()
 
 
 def test_stored_pixels_need_nothing_else(tmp_path, monkeypatch):
