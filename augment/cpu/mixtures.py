@@ -28,7 +28,7 @@ def mix(
     drawn = words.numpy()
     counts = np.ones(batch, np.bool_) if weight is None else (weight > 0).numpy()
     share = np.empty(batch, np.float32)
-    function, kind = (_mix_singles, torch.float32) if images.dtype == torch.float32 else (_mix_brains, torch.uint16)
+    function, kind = (_mix_float32, torch.float32) if images.dtype == torch.float32 else (_mix_bfloat16, torch.uint16)
     source, target = (
         (tensor.permute(0, 2, 3, 1) if last else tensor).view(batch, -1, row).view(kind).numpy()
         for tensor in (images, out)
@@ -43,11 +43,11 @@ def mix(
 
 def seconds_to_compile() -> float:
     """About how long the functions for `mix` take to compile, of one type; 0 if they are there, or in the cache."""
-    return 0.0 if is_kept(_mix_singles) or is_kept(_mix_brains) else 2.0
+    return 0.0 if is_kept(_mix_float32) or is_kept(_mix_bfloat16) else 2.0
 
 
 @compiled
-def _mix_singles(
+def _mix_float32(
     images: Any,
     words: Any,
     shares: Any,
@@ -72,7 +72,7 @@ def _mix_singles(
 
 
 @compiled
-def _mix_brains(
+def _mix_bfloat16(
     images: Any,
     words: Any,
     shares: Any,

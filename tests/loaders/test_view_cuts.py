@@ -157,7 +157,7 @@ def test_a_file_that_shrinks_is_told(stored, monkeypatch):
     monkeypatch.setattr(FileWatch, "read_group", lambda *_: None)  # which looks only from time to time
     rows, failures, _ = filled(ViewDecoder(FEW), stored)
     assert len(failures) == 1 and "shrank" in failures[0][1]
-    pixels = [number for number in range(20) if number % 9 != 5]  # the JPEGs of a group are read after them
+    pixels = [number for number in range(30) if number % 9 != 5]  # the JPEGs of a group are read after them
     assert (rows["inputs"][pixels] != 77).any(axis=(1, 2, 3, 4)).all()
 
 
