@@ -139,6 +139,7 @@ def test_twenty_epochs_use_no_more_than_three(images, order):
     loader = Loader(
         dataset, ImageDecoder(RandomResizedCrop(size=64)), LoaderConfig(batch_size=8, order=order, workers=2)
     )
+    loader.compile()  # or code may be loaded in the middle
     held, running = [], []
     gc.collect()  # what earlier tests have left
     for _ in range(20):
@@ -158,6 +159,7 @@ def test_twenty_epochs_leave_no_object(images):
     dataset = open_dataset(images)
     same = ImageDecoder(CenterCrop(size=64, resize=64))  # random crops take more memory, the larger they are
     loader = Loader(dataset, same, LoaderConfig(batch_size=8, workers=2))
+    loader.compile()  # or code may be loaded in the middle
     objects, large = [], []
     gc.collect()
     tracemalloc.start()
